@@ -3,19 +3,31 @@
 # /data, /keys, /hub and /sessions and nothing else. An image holds an environment at /opt/bridle, built in
 # stages of its own: its packages are one layer, Bridle's own code another.
 
+FROM python:3.11-slim AS requirements
+# What pyproject.toml requires, as files: the packages are built again when one of these changes, and
+# not at each edit of pyproject.toml or of a pin that is not theirs.
+WORKDIR /src
+COPY pyproject.toml constraints.txt deploy/image/requirements.py ./
+# Extras of pyproject.toml; with `ray` the image can be a node of a Ray cluster.
+ARG EXTRAS="train postgres"
+RUN python3 requirements.py postgres >recorder.txt \
+ && python3 requirements.py ${EXTRAS} >bridle.txt \
+ && python3 requirements.py >vllm.txt \
+ && grep '^torch==' constraints.txt >torch.txt
+
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
-ENV PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
+ENV PIP_NO_CACHE_DIR=1
 WORKDIR /src
-COPY pyproject.toml constraints.txt ./
-COPY deploy/image/requirements.py deploy/image/strip deploy/image/
+COPY deploy/image/strip deploy/image/
 # Wheels put there are taken instead of the index's.
 COPY deploy/wheels /wheels
 
 FROM build AS recorder-packages
+COPY --from=requirements /src/recorder.txt ./
+COPY constraints.txt ./
 RUN python3 -m venv /opt/bridle \
- && python3 deploy/image/requirements.py postgres >requirements.txt \
- && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt \
+ && /opt/bridle/bin/pip install --find-links /wheels --constraint constraints.txt --requirement recorder.txt \
  && /opt/bridle/bin/pip uninstall --yes pip setuptools \
  && deploy/image/strip /opt/bridle \
  && /opt/bridle/bin/python -c "import fastapi, numpy.testing, psycopg, sqlalchemy, tokenizers, uvicorn, uvloop"
@@ -23,14 +35,16 @@ RUN python3 -m venv /opt/bridle \
 FROM build AS packages
 # PyTorch alone comes from this index, whose builds have no CUDA; empty: from the default one.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY --from=requirements /src/torch.txt ./
 RUN python3 -m venv /opt/bridle \
- && /opt/bridle/bin/pip install --no-deps --find-links /wheels ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
+ && /opt/bridle/bin/pip install --no-deps --find-links /wheels ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} \
+      --requirement torch.txt
 # What the example agents import; leave it empty for an image of your own agent.
 ARG AGENT_PACKAGES="langchain langchain-openai"
-# Extras of pyproject.toml; with `ray` the image can be a node of a Ray cluster.
-ARG EXTRAS="train postgres"
-RUN python3 deploy/image/requirements.py ${EXTRAS} >requirements.txt \
- && /opt/bridle/bin/pip install --find-links /wheels --requirement requirements.txt ${AGENT_PACKAGES} \
+COPY --from=requirements /src/bridle.txt ./
+COPY constraints.txt ./
+RUN /opt/bridle/bin/pip install --find-links /wheels --constraint constraints.txt --requirement bridle.txt \
+      ${AGENT_PACKAGES} \
  && deploy/image/strip /opt/bridle \
  && /opt/bridle/bin/python -c "import torch.testing, transformers.models.llama, peft, pyarrow.parquet, pyarrow.dataset, matplotlib.pyplot"
 
@@ -69,10 +83,9 @@ RUN useradd --uid 10001 --create-home bridle \
  && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub \
  && python3 -m venv /opt/bridle
 WORKDIR /src
-COPY pyproject.toml constraints.txt ./
-COPY deploy/image/requirements.py deploy/image/strip deploy/image/
-RUN python3 deploy/image/requirements.py >requirements.txt \
- && /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
+COPY --from=requirements /src/vllm.txt ./
+COPY constraints.txt ./
+RUN /opt/bridle/bin/pip install --no-cache-dir --constraint constraints.txt --requirement vllm.txt
 COPY . .
 RUN /opt/bridle/bin/pip install --no-cache-dir --no-deps . && rm -rf /src/*
 WORKDIR /app

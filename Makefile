@@ -100,7 +100,7 @@ docs: $(READY)  ## The documentation's site, strict, in runs/site; its links and
 
 test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
 	command -v chromium >/dev/null || apt-get install -y chromium
-	npm install --silent --no-audit --no-fund --prefix tests/browser
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/browser
 	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
 
 test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
@@ -108,7 +108,7 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 	$(BIN)/python tests/pythons.py $(PYTHONS)
 
 test-models: $(READY)  ## Genuine tokenizers and templates of many model families
-	$(BIN)/python -m pytest -m models
+	$(PARALLEL) -m models
 
 test-compose: $(READY)  ## docker compose up in real containers (installs Debian's docker when missing)
 	@# Where this machine's pip has PyTorch without CUDA, the image takes that build.

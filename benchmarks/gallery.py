@@ -73,6 +73,18 @@ def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> 
     return made
 
 
+def add_session(store: str, turns: int) -> str:
+    """Adds one session of so many turns to a store that :func:`fill` has made; returns its id."""
+    with Reader(store) as reader:
+        sessions = sum(1 for _ in reader.sessions())
+        run = reader.runs()[-1].id
+    with Writer(store) as writer:
+        added = _session(writer, run, sessions, sessions + 2, turns)
+    with Reader(store) as reader:
+        derive(LoadedSession.load(reader, added))
+    return added
+
+
 def _run(writer: Writer, number: int, sessions: int) -> str:
     at = EPOCH + 100_000 * (number - 1)
     run = RunRecord(f"run_gallery{number}", "train", at, f"gallery {number}", {"seed": number})

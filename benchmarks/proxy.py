@@ -14,11 +14,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -153,6 +155,47 @@ def measure(
     report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
     report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
+
+
+def added_meanwhile(
+    store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[], object]
+) -> tuple[float | None, float | None]:
+    """Milliseconds that a proxy which records into ``store`` adds to p50 and p99 of ``case``, while
+    ``meanwhile`` is called over and over; the engine alone is measured in between, undisturbed."""
+    proxy_core, load_core = _cores()
+    direct, proxied = Figures(), Figures()
+    with (
+        upstream_process(load_core) as engine,
+        proxy_process(engine, recording_proxy(store), core=proxy_core) as (_, url),
+    ):
+        for run in range(runs):
+            name = f"{case.name}-{run}"
+            direct.take(case.name, _ask(_load(case, f"{engine}/v1", seconds, name), load_core))
+            load = _load(case, f"{url}/s/{{session}}/v1", seconds, f"{name}-{time.time_ns()}")
+            with _repeated(meanwhile):
+                measured = _ask(load, load_core)
+            if measured.failed:
+                raise RuntimeError(f"{measured.failed} calls of {case.name} failed")
+            proxied.take(case.name, measured)
+    return _added(proxied.whole_ms[case.name], direct.whole_ms[case.name])
+
+
+@contextmanager
+def _repeated(work: Callable[[], object]) -> Iterator[None]:
+    """Calls ``work`` in a thread until the context is left, and raises what it raised."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            work()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            over.set()
+    running.result()
 
 
 def _report(own: Figures, direct: Figures, cases: Sequence[Case]) -> dict[str, Any]:

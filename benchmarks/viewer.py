@@ -1,12 +1,18 @@
-"""How long the viewer's pages take on a large store: until the first byte, and for list actions."""
+"""How long the viewer's pages take on a large store: until the first byte, and for list actions;
+and what a proxy adds to its calls while someone reads the pages of the store that it records into.
+"""
 
 from __future__ import annotations
 
+import html
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -14,73 +20,138 @@ from typing import Any, Final
 
 import httpx
 
-from bridle.bench.gallery import fill
+from bridle.bench.gallery import add_session, fill
+from bridle.bench.proxy import CASES, added_meanwhile
 
 PAGE_MS: Final = 200.0
 """The bar of a page's first byte."""
 ACTION_MS: Final = 300.0
 """The bar of what htmx asks for: a filter, an order, the next page of a list."""
+ADDED_MS: Final = (1.0, 4.0)
+"""The proxy's bars for what it adds to p50 and p99 of one caller's calls."""
 TURNS: Final = 4
+LONG: Final = 300
+"""Turns of one long session."""
+RESTS_S: Final = 0.5
+"""A reader's pause between two pages."""
 
 
 def measure(
-    sessions: int, repeats: int, store: Path | None = None, say: Callable[[str], None] = print
+    sessions: int,
+    repeats: int,
+    store: Path | None = None,
+    say: Callable[[str], None] = print,
+    *,
+    record_s: float = 5.0,
+    record_runs: int = 3,
 ) -> dict[str, Any]:
     """Milliseconds of each page (median and largest of ``repeats``), on ``store`` or a new one of
-    ``sessions`` sessions."""
-    with TemporaryDirectory() as folder:
+    ``sessions`` sessions; and of a proxy's calls, ``record_runs`` times for ``record_s`` seconds,
+    while the pages are read."""
+    with TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = store or Path(folder) / "store.db"
         if not path.exists():
             say(f"Recording {sessions} sessions.")
             fill(str(path), sessions, turns=TURNS)
-        argv = [sys.executable, "-m", "bridle", "viewer", "--store", str(path), "--port", "0"]
-        with subprocess.Popen([*argv, "--json"], stdout=subprocess.PIPE, text=True) as viewer:
-            try:
-                assert viewer.stdout is not None
-                url = json.loads(viewer.stdout.readline())["url"]
-                say("Reading pages.")
-                return _timed(url, repeats)
-            finally:
-                viewer.terminate()
+        copy = Path(folder) / "with-a-long-session.db"
+        shutil.copyfile(path, copy)
+        long = add_session(str(copy), turns=LONG)
+        with _viewer(copy) as client:
+            say("Reading pages.")
+            addresses = _addresses(client, long)
+            asked = {"hx-request": "true"}
+            timed = {
+                kind: {
+                    name: _first_byte(client, address, repeats, {} if kind == "pages" else asked)
+                    for name, address in of.items()
+                }
+                for kind, of in addresses.items()
+            }
+            say("Recording while pages are read.")
+            opened = itertools.cycle(addresses["pages"].values())
+
+            def read() -> None:
+                client.get(next(opened)).raise_for_status()
+                time.sleep(RESTS_S)
+
+            (case,) = (case for case in CASES if case.name == "c1")
+            added = added_meanwhile(copy, case, record_runs, record_s, read)
+    return {
+        **timed,
+        "bars_ms": {"pages": PAGE_MS, "actions": ACTION_MS},
+        "recording": {
+            "added_ms": dict(zip(("p50", "p99"), added, strict=True)),
+            "bars_ms": dict(zip(("p50", "p99"), ADDED_MS, strict=True)),
+        },
+    }
 
 
-def _timed(url: str, repeats: int) -> dict[str, Any]:
-    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
-        (session, run) = _examples(client)
-        pages = {
+def over_bars(report: Mapping[str, Any]) -> list[str]:
+    """The names of what is above its bar."""
+    bars = report["bars_ms"]
+    slow = [n for kind in bars for n, ms in report[kind].items() if ms["median_ms"] > bars[kind]]
+    added, most = report["recording"]["added_ms"], report["recording"]["bars_ms"]
+    return slow + [f"recording {name}" for name in most if added[name] > most[name]]
+
+
+@contextmanager
+def _viewer(store: Path) -> Iterator[httpx.Client]:
+    """A client of the pages of ``store``."""
+    argv = [sys.executable, "-m", "bridle", "viewer", "--store", str(store), "--port", "0"]
+    with subprocess.Popen([*argv, "--json"], stdout=subprocess.PIPE, text=True) as viewer:
+        try:
+            assert viewer.stdout is not None
+            url = json.loads(viewer.stdout.readline())["url"]
+            with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+                yield client
+        finally:
+            viewer.terminate()
+
+
+def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
+    session, run, group = (
+        _linked(client, *of)
+        for of in (("/sessions", "/sessions/"), ("/runs", "/runs/"), ("/groups", "/group?id="))
+    )
+    return {
+        "pages": {
             "sessions": "/sessions",
-            "session": f"/sessions/{session}",
-            "tree": f"/sessions/{session}/tree",
-            "session audit": f"/sessions/{session}/audit",
+            "session": session,
+            "tree": f"{session}/tree",
+            "session audit": f"{session}/audit",
+            "long session": f"/sessions/{long}",
+            "long tree": f"/sessions/{long}/tree",
             "groups": "/groups",
+            "group": group,
             "runs": "/runs",
-            "run": f"/runs/{run}",
+            "run": run,
             "audit": "/audit",
-        }
-        actions = {
+            "audit of a text": "/audit?text=lamp",
+        },
+        "actions": {
             "text filter": "/sessions?text=lamp",
+            "text that is nowhere": "/sessions?text=zzqzz",
             "break filter": "/sessions?broke=any",
+            "kind filter": "/sessions?kind=compaction",
+            "fate filter": "/sessions?fate=masked",
             "reward filter": "/sessions?reward=reward&least=0.5",
             "order by tokens": "/sessions?order=tokens",
             "order by reward": "/sessions?order=reward",
+            "order by duration": "/sessions?order=duration",
             "page 40": "/sessions?page=40",
-            "findings of a run": f"/runs/{run}/findings",
-        }
-        asked = {"hx-request": "true"}
-        return {
-            "pages": {name: _first_byte(client, path, repeats, {}) for name, path in pages.items()},
-            "actions": {n: _first_byte(client, p, repeats, asked) for n, p in actions.items()},
-            "bars_ms": {"pages": PAGE_MS, "actions": ACTION_MS},
-        }
+            "findings of a run": f"{run}/findings",
+            "lanes of a run": f"{run}/lanes",
+            "turns 200 to 211": f"/sessions/{long}/turns?first=200",
+            "tokens of a turn": f"/sessions/{long}/turns/{LONG}/tokens?observed=true",
+            "difference of a turn": f"/sessions/{long}/turns/{LONG // 2}/diff",
+        },
+    }
 
 
-def _examples(client: httpx.Client) -> tuple[str, str]:
-    """A session and a run that the pages link to."""
-    found = []
-    for listing in ("/sessions", "/runs"):
-        text = client.get(listing).raise_for_status().text
-        found.append(text.split(f'href="{listing}/', 1)[1].split('"', 1)[0])
-    return found[0], found[1]
+def _linked(client: httpx.Client, listing: str, below: str) -> str:
+    """The first address below ``below`` that a list links to."""
+    text = client.get(listing).raise_for_status().text
+    return html.unescape(below + text.split(f'href="{below}', 1)[1].split('"', 1)[0])
 
 
 def _first_byte(

@@ -112,6 +112,13 @@ class Client:
     ) -> None:
         await self._http.aclose()
 
+    async def put_run(
+        self, run_id: str, kind: str, *, name: str | None = None, status: str = "running"
+    ) -> None:
+        """Begins a run, which sessions then name; of one that has begun, sets how it ended."""
+        body = {"kind": kind, "status": status, **({"name": name} if name else {})}
+        await self._send("PUT", f"/runs/{run_id}", body)
+
     async def create_session(self, request: SessionRequest) -> Session:
         return _read(await self._send("POST", "/sessions", request.body()), Session)
 

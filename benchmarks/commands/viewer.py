@@ -18,24 +18,39 @@ def viewer(
     store: Annotated[
         Path | None, typer.Option(help="A store of an earlier run, or where to keep this one's.")
     ] = None,
+    record_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Length of a load on the proxy, in seconds.")
+    ] = 5.0,
+    record_runs: Annotated[int, typer.Option(min=1, help="Loads on the proxy.")] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Time the viewer's pages and list actions; exit with 1 when a median is over its bar."""
-    from bridle.bench.viewer import measure
+    """Time the viewer's pages and list actions, and a proxy's calls while pages are read.
+
+    Exits with 1 when something is over its bar.
+    """
+    from bridle.bench.viewer import measure, over_bars
 
     with err.status("Starting.") as status:
-        report = measure(sessions, repeats, store, status.update)
-    over = False
+        report = measure(
+            sessions,
+            repeats,
+            store,
+            status.update,
+            record_s=record_seconds,
+            record_runs=record_runs,
+        )
     table = Table(box=None, pad_edge=False)
     for name in ("", "median ms", "largest ms", "bar ms"):
         table.add_column(name, justify="right" if name else "left")
     for kind, bar in report["bars_ms"].items():
         for name, times in report[kind].items():
-            over |= times["median_ms"] > bar
             table.add_row(name, f"{times['median_ms']}", f"{times['largest_ms']}", f"{bar:g}")
+    recording = report["recording"]
+    for name, value in recording["added_ms"].items():
+        table.add_row(f"recording adds, {name}", f"{value}", "", f"{recording['bars_ms'][name]:g}")
     if json:
         print_json(report)
     else:
         out.print(table)
-    if over:
+    if over_bars(report):
         raise typer.Exit(1)

@@ -7,6 +7,8 @@ if [ "$(id -u)" = 0 ]; then
   exec setpriv --reuid=10001 --regid=10001 --clear-groups \
     --inh-caps="-all,$kept" --ambient-caps="-all,$kept" "$0"
 fi
+echo "Sessions and figures: $BRIDLE_PAGES"
+echo "It asks for the admin key: docker compose exec proxy cat /keys/admin"
 engine=http://net:8000
 if [ -z "$BRIDLE_AGENT" ]; then
   exec bridle demo --engine-url "$engine" --out /data/demo --directory /sessions --steps "$BRIDLE_STEPS" \

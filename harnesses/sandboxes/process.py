@@ -92,7 +92,7 @@ class ProcessSandbox(Folder):
     async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        apart = self._user is None and await asyncio.to_thread(missing) is None
+        apart = _may_part(self._user) and await asyncio.to_thread(missing) is None
         started_at = time.monotonic()
         reading, writing = os.pipe()
         with (
@@ -101,10 +101,10 @@ class ProcessSandbox(Folder):
             stderr.open("wb") as err,
         ):
             argv = launch.argv
-            if apart:
-                argv = namespaced(argv, writing, self._hidden, self._way_out)
             if self._user is not None:
                 argv = as_user(self._user, argv)
+            if apart:
+                argv = namespaced(argv, writing, self._hidden, self._way_out)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -156,9 +156,8 @@ class ProcessProvider:
 
     @contextlib.asynccontextmanager
     async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
-        """The socket of the session's relay; ``None`` where it gets no network of its own: session
-        users are for places where nothing else can be kept apart."""
-        confined = self._confined and self._users is None
+        """The socket of the session's relay; ``None`` where it gets no network of its own."""
+        confined = self._confined and _may_part(self._users)
         if not confined or await asyncio.to_thread(network_missing) is not None:
             yield None
             return
@@ -175,6 +174,12 @@ class ProcessProvider:
 
     async def close(self) -> None:
         """Nothing outlives a launch."""
+
+
+def _may_part(user: object | None) -> bool:
+    """Whether namespaces are tried: a user namespace knows one user, so that only root gives a
+    session both a user and namespaces of its own."""
+    return user is None or os.getuid() == 0
 
 
 def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:

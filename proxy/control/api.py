@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -26,14 +27,17 @@ from bridle.proxy.control.models import (
     Pause,
     PolicyState,
     PublishPolicy,
+    PutRun,
     RecordedCall,
     RecordedReward,
+    RunState,
     SampledAction,
     Seal,
     SessionState,
     SetKind,
     engine_view,
     recorded_call,
+    run_state,
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
@@ -57,6 +61,7 @@ from bridle.store.records import (
     Continuation,
     Reward,
     RewardSource,
+    RunRecord,
     SessionRecord,
     TaskRecord,
     new_id,
@@ -365,6 +370,28 @@ async def seal_session(
     return await get_session(session, services)
 
 
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=64)]
+
+
+async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> RunState:
+    """Begins a run, which sessions then name as their ``run_id``; of a run that has begun, sets
+    how it ended."""
+
+    def put() -> RunRecord:
+        now = time.time()
+        try:
+            run = services.reader.run(run_id)
+        except NotFound:
+            run = RunRecord(run_id, new.kind, now, name=new.name)
+            services.writer.add_sync(run)
+        if new.status in ("running", run.status):
+            return run
+        services.writer.finish_run(run_id, new.status, now)
+        return replace(run, status=new.status, ended_at=now)
+
+    return run_state(await asyncio.to_thread(put))
+
+
 async def get_policy(services: Running, _: Admin) -> PolicyState:
     """The published policy version, and the running and waiting calls of all proxy processes."""
     return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
@@ -439,6 +466,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
+    ("PUT", f"{_V1}/runs/{{run_id}}", put_run, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),
     ("GET", f"{_V1}/engines", list_engines, 200),

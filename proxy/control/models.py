@@ -11,7 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
 from bridle.store.reading.call_rows import CallRow
-from bridle.store.records import SHORT_TEXT, CallKind, CallStatus, RewardSource, SessionRecord
+from bridle.store.records import (
+    SHORT_TEXT,
+    CallKind,
+    CallStatus,
+    RewardSource,
+    RunRecord,
+    SessionRecord,
+)
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
@@ -175,6 +182,22 @@ class EngineView(_Documented):
     it is not empty, the engine's calls are not continued exactly."""
 
 
+class PutRun(_Body):
+    kind: Annotated[str, Field(min_length=1, max_length=32)]
+    """``rollout``, ``train``, ``eval`` …; a run keeps the one that it began with."""
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,256}$")] | None = None
+    status: Literal["running", "completed", "failed", "stopped"] = "running"
+
+
+class RunState(_Documented):
+    id: str
+    kind: str
+    name: str | None
+    started_at: float
+    ended_at: float | None
+    status: str
+
+
 class NewEngine(_Body):
     url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)]
     policy_version: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -218,6 +241,17 @@ class ErrorReply(_Documented):
 
 def engine_view(state: EngineState) -> EngineView:
     return EngineView(**msgspec.structs.asdict(state))
+
+
+def run_state(run: RunRecord) -> RunState:
+    return RunState(
+        id=run.id,
+        kind=run.kind,
+        name=run.name,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        status=run.status,
+    )
 
 
 def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    true,
 )
 
 from bridle.store.reading.queries import Reader
@@ -421,23 +422,31 @@ class TokenAccount:
 
 
 def token_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
-    """The account of the sessions that match."""
-    chosen = matching(wanted, select(sessions.c.id))
-    within = token_fates.c.session_id.in_(chosen) & (token_fates.c.builder == BUILDER)
-    captured = select(func.coalesce(func.sum(calls.c.sampled_tokens), 0))
+    """The account of the sessions that match, which are found once for all its figures."""
+    chosen = matching(wanted, select(sessions.c.id)).cte("chosen")
+    inside = select(chosen.c.id)
+    own = token_fates.c.session_id.in_(inside) & (token_fates.c.builder == BUILDER)
+    captured = select(func.sum(calls.c.sampled_tokens)).where(calls.c.session_id.in_(inside))
+    totals = select(
+        select(func.count()).select_from(chosen).scalar_subquery().label("sessions"),
+        select(func.count(token_fates.c.session_id.distinct()))
+        .where(own)
+        .scalar_subquery()
+        .label("accounted"),
+        captured.scalar_subquery().label("captured"),
+    ).cte("totals")
+    fates = (
+        select(token_fates.c.fate, token_fates.c.reason, func.sum(token_fates.c.tokens).label("of"))
+        .where(own)
+        .group_by(token_fates.c.fate, token_fates.c.reason)
+        .cte("fates")
+    )
+    query = select(totals, fates).select_from(totals.outerjoin(fates, true()))
     with reader.engine.connect() as connection:
-        rows = connection.execute(
-            select(token_fates.c.fate, token_fates.c.reason, func.sum(token_fates.c.tokens))
-            .where(within)
-            .group_by(token_fates.c.fate, token_fates.c.reason)
-        )
-        fates = {(fate, reason): int(tokens) for fate, reason, tokens in rows}
-        accounted = select(func.count(token_fates.c.session_id.distinct())).where(within)
-        return TokenAccount(
-            int(
-                connection.execute(select(func.count()).select_from(chosen.subquery())).scalar_one()
-            ),
-            int(connection.execute(accounted).scalar_one()),
-            int(connection.execute(captured.where(calls.c.session_id.in_(chosen))).scalar_one()),
-            fates,
-        )
+        rows = connection.execute(query).all()
+    return TokenAccount(
+        rows[0].sessions,
+        rows[0].accounted,
+        int(rows[0].captured or 0),
+        {(row.fate, row.reason): int(row.of) for row in rows if row.fate is not None},
+    )

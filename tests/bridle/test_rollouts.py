@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from bridle.engine.scripted import ScriptedEngine
 from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, RolloutSettings
 from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.run.groups import GroupPlan
 from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
@@ -178,6 +181,33 @@ def test_a_group_that_runs_at_the_end_is_cancelled_and_sealed(
     assert time.monotonic() - began < 30
     with Reader(store) as reader:
         assert [session.outcome for session in reader.sessions()] == ["completed", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyError, "failed"), (KeyboardInterrupt, "stopped")]
+)
+def test_a_rollouts_run_says_how_it_ended(
+    proxy_url: str, store: str, error: type[BaseException], status: str
+) -> None:
+    with Rollouts(proxy_url, LocalFleet(ProcessProvider(), ExactAnswer())) as rollouts:
+        with rollouts.run("whole"):
+            pass
+        with pytest.raises(error), rollouts.run("broken"):
+            raise error
+    with Reader(store) as reader:
+        ended = {run.name: run.status for run in reader.runs("rollout")}
+    assert ended == {"whole": "completed", "broken": status}
+
+
+def test_results_are_not_lost_when_the_proxy_is_gone_at_the_end(
+    model_dir: Path, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = LocalFleet(ProcessProvider(), ExactAnswer())
+    with ScriptedEngine(model_dir, lambda _: "Yes.", served_model_name="policy") as engine:
+        proxy = ProxyServer(ProxySettings(engine.base_url, f"sqlite:///{store}"))
+        with proxy, Rollouts(proxy.base_url, fleet) as rollouts, rollouts.run("cut off") as run:
+            proxy.stop()
+    assert f"how run {run} ended is not recorded: no answer from" in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

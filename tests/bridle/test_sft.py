@@ -138,6 +138,17 @@ def test_nothing_to_learn_is_said_and_nothing_is_written(
     assert not out.exists()
 
 
+def test_only_rewards_of_the_named_sources_choose_the_sessions(
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
+) -> None:
+    assert bridle("reward", recorded, 1.0, "--store", store).exit_code == 0
+    learn = ("sft", "--policy", policy, "--out", tmp_path / "tuned", "--store", store)
+    learn += ("--min-reward", 0.5)
+    assert bridle(*learn, "--reward-source", "verifier").exit_code == 1, "an operator gave it"
+    done = bridle(*learn)
+    assert done.exit_code == 0, done.output
+
+
 def test_what_cannot_be_learned_of_an_export_is_said_and_the_rest_is_learned(
     bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path
 ) -> None:

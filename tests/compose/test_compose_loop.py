@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,7 @@ print(json.dumps({
     "proxy": attempt(lambda: get("http://net:8484/healthz")),
     "sessions": attempt(lambda: get("http://net:8484/bridle/v1/sessions")),
     "metrics": attempt(lambda: get("http://net:8484/metrics")),
+    "pages": attempt(lambda: get("http://net:8484/bridle/viewer/")),
     "pause": attempt(lambda: get("http://net:8000/pause", "POST")),
     "version": attempt(lambda: get("http://net:8000/version")),
     "outside": attempt(lambda: connect("192.0.2.1", 80)),
@@ -167,6 +170,18 @@ def size(image: str, compose: Compose) -> int:
     return int(subprocess.check_output(inspect, env=compose.environment))
 
 
+@contextmanager
+def edited(name: str) -> Iterator[None]:
+    """A file of the checkout with a comment that it never had."""
+    file = ROOT / name
+    before = file.read_bytes()
+    try:
+        file.write_bytes(before + f"# {secrets.token_hex(4)}\n".encode())
+        yield
+    finally:
+        file.write_bytes(before)
+
+
 def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Compose) -> None:
     compose("build", "init")
     compose("--profile", "record", "build", "recorder")
@@ -175,16 +190,23 @@ def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Compose
         own = size(image, compose) - base
         print(f"{image}: {own / 1e6:.0f} MB on a base of {base / 1e6:.0f} MB")
         assert own + BASE_BYTES <= most
-    source = ROOT / "proxy" / "wire" / "__init__.py"
-    before = source.read_bytes()
-    try:
-        source.write_bytes(before + f"# {secrets.token_hex(4)}\n".encode())
+    with edited("proxy/wire/__init__.py"):
         began = time.monotonic()
         compose("build", "init")
         print(f"a changed line is in the image after {time.monotonic() - began:.1f} s")
         assert time.monotonic() - began <= 20
-    finally:
-        source.write_bytes(before)
+
+
+def test_an_edit_that_leaves_the_dependencies_installs_none_of_them(compose: Compose) -> None:
+    compose("build", "init")
+    with edited("pyproject.toml"):
+        built = compose.ended("build", "--progress", "plain", "init")
+    log = built.stdout + built.stderr
+    assert built.returncode == 0, log
+    steps = dict(re.findall(r"^#(\d+) \[init (\w+) +\d+/\d+\] RUN", log, re.MULTILINE))
+    ran = {stage for number, stage in steps.items() if f"#{number} CACHED" not in log}
+    assert ran == {"requirements", "code"}
+    assert "packages" in steps.values()
 
 
 def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose) -> None:
@@ -225,6 +247,7 @@ def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Compose) -> None:
         "proxy": 200,
         "sessions": 401,
         "metrics": 401,
+        "pages": 401,
         "pause": 401,
         "version": 401,
         "keys": "PermissionError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,10 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from bridle.errors import UsageError
+from bridle.harnesses.sandboxes import Launch, ProcessProvider, SandboxRequest
+from bridle.harnesses.sandboxes.isolation import network_missing
 from bridle.harnesses.sandboxes.users import SessionUsers, as_user
 
 AS_THE_TRAINER = (
@@ -156,6 +160,48 @@ def told(open_folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+ALONE = """
+id -u; cat "$1" || echo closed; ls -d /proc/[0-9]* | wc -l
+for port in "$2" "$3"; do
+  if exec 3<>/dev/tcp/127.0.0.1/"$port"; then
+    printf 'GET /s/mine/v1/models HTTP/1.1\\r\\nhost: h\\r\\nconnection: close\\r\\n\\r\\n' >&3
+    head -n 1 <&3
+  else echo unreachable; fi
+done 2>/dev/null
+"""
+
+
+@ROOT
+@pytest.mark.skipif(network_missing() is not None, reason=f"no network: {network_missing()}")
+async def test_under_root_a_session_has_a_user_and_namespaces_of_its_own(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_SESSION_USERS", "20001-20008")
+    secret = open_folder / "secret"
+    secret.write_text("sesame")
+    secret.chmod(0o600)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    request = SandboxRequest(
+        open_folder / "session", {"openai": f"http://127.0.0.1:{port}/s/mine/v1"}
+    )
+    async with ProcessProvider(confined=True).open(request) as sandbox:
+        own = str(urlsplit(sandbox.url(request.urls["openai"])).port)
+        asked = ("bash", "-c", ALONE, "-", str(secret), own, str(port))
+        done = await sandbox.exec(Launch(asked, {"PATH": os.environ["PATH"]}, 30.0))
+    server.close()
+    user, closed, processes, answered, outside = done.stdout.tail.splitlines()
+    assert 20001 <= int(user) <= 20008
+    assert (closed, answered.strip(), outside) == ("closed", "HTTP/1.1 200 OK", "unreachable")
+    assert int(processes) < 8
 
 
 @pytest.mark.parametrize("named", ["some", "7", "0-5", "9-3", f"{os.getuid()}-{os.getuid() + 9}"])

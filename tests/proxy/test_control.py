@@ -174,6 +174,42 @@ def test_a_calls_kind_is_said_and_taken_back(bench: Any, control: Any, ask: Any)
     assert control.put(elsewhere, json={"kind": "main"}).status_code == 404
 
 
+def test_a_run_begins_once_and_ends_once(bench: Any, control: Any) -> None:
+    asked = {"kind": "rollout", "name": "a shell command"}
+    begun = control.put("/runs/run_1", json=asked).json()
+    assert (begun["status"], begun["ended_at"]) == ("running", None)
+    session = control.post("/sessions", json={"run_id": "run_1"}).json()
+    assert bench.reader.session(session["id"]).run_id == "run_1"
+    assert control.put("/runs/run_1", json=asked).json() == begun
+    ended = control.put("/runs/run_1", json={**asked, "status": "stopped"}).json()
+    assert ended["status"] == "stopped"
+    assert ended["ended_at"] >= begun["started_at"]
+    assert control.put("/runs/run_1", json=asked).json() == ended
+    (kept,) = bench.reader.runs("rollout")
+    assert (kept.name, kept.status, kept.ended_at) == (
+        "a shell command",
+        "stopped",
+        ended["ended_at"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "body"),
+    [
+        ("run 1", {"kind": "rollout"}),
+        ("r" * 65, {"kind": "rollout"}),
+        ("run_1", {}),
+        ("run_1", {"kind": "rollout", "status": "gone"}),
+        ("run_1", {"kind": "rollout", "name": "a\u0000b"}),
+    ],
+)
+def test_a_run_that_cannot_be_stored_is_a_422(
+    bench: Any, control: Any, run: str, body: dict[str, Any]
+) -> None:
+    assert control.put(f"/runs/{run}", json=body).status_code == 422
+    assert bench.reader.runs() == []
+
+
 def test_a_session_is_sealed_without_a_word_as_completed(control: Any) -> None:
     made = control.post("/sessions", json={}).json()
     sealed = control.post(f"/sessions/{made['id']}/seal")

@@ -50,6 +50,8 @@ def test_the_list_has_the_newest_session_first_and_pages(gallery: Any) -> None:
             "text=MEND+the+MODULE+task-1%3A",
             lambda s: any("Mend the module task-1:" in str(c.conversation) for c in s.calls),
         ),
+        ("version=inf&least=nan&most=many", lambda s: True),
+        ("version=1e300", lambda s: True),
         ("text=100%25_", lambda s: any("100%_" in str(c) for c in s.calls)),
     ],
 )
@@ -217,6 +219,7 @@ def test_the_audit_adds_up_over_the_store_and_for_a_session(gallery: Any) -> Non
         ("/runs/nope/lanes", 404, "no run nope"),
         ("/group?id=nope", 404, "no session has the group nope"),
         ("/sessions?page=0", 422, "page"),
+        ("/sessions?page=99999999999999999999", 422, "page"),
         ("/sessions?order=up", 422, "order"),
     ],
 )

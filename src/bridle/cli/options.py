@@ -10,6 +10,7 @@ import typer
 
 from bridle.errors import UsageError
 from bridle.run.environment import EngineKind, default_proxy, default_store, is_base_url
+from bridle.store.records import RewardSource
 
 Given = TypeVar("Given", str, list[str], str | None)
 
@@ -69,6 +70,14 @@ ProxyOption = Annotated[
 RunOption = Annotated[str | None, typer.Option("--run", help="Only this run's sessions.")]
 HarnessOption = Annotated[
     str | None, typer.Option("--harness", help="Only this harness's sessions.")
+]
+
+RewardSourcesOption = Annotated[
+    list[RewardSource] | None,
+    typer.Option(
+        "--reward-source",
+        help="Whose rewards count. Default: as the run states, else the verifier's.",
+    ),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

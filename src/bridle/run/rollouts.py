@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
-from bridle.harnesses.client import Client, ProxyUnreachable
+from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
@@ -26,9 +28,12 @@ from bridle.run.agents import verifier as named_verifier
 from bridle.run.environment import admin_key_for, default_proxy
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
+from bridle.store.records import new_id
 
 if TYPE_CHECKING:
     from bridle.trainer.collection.collector import StartGroup
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -95,6 +100,31 @@ class Rollouts:
                 self._running.discard(task)
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    @contextmanager
+    def run(self, name: str) -> Iterator[str]:
+        """A run of the kind ``rollout`` in the proxy's store, for ``RolloutSettings.run_id``."""
+        run_id = new_id("run")
+        self._put_run(run_id, "running", name)
+        status = "failed"
+        try:
+            yield run_id
+            status = "completed"
+        except KeyboardInterrupt:  # SIGTERM as well: bridle.cli.serving
+            status = "stopped"
+            raise
+        finally:
+            try:
+                self._put_run(run_id, status, name)
+            except (ProxyUnreachable, ControlError) as error:
+                log.warning("how run %s ended is not recorded: %s", run_id, error)
+
+    def _put_run(self, run_id: str, status: str, name: str) -> None:
+        async def put() -> None:
+            async with Client(self._proxy_url, self._key) as client:
+                await client.put_run(run_id, "rollout", name=name, status=status)
+
+        self._submit(put()).result()
 
     def collect(
         self,
@@ -205,16 +235,20 @@ def rollout(
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
     adapter, running = _parts(agent, chosen, verifier, sandbox, fleet)
     jobs = grouped(chosen, group_size)
-    settings = RolloutSettings(
-        Path(directory),
-        parallel,
-        timeout_s,
-        model,
-        session_settings=session_settings(sampling),
-        guards=guards,
-    )
     url = proxy or default_proxy()
-    with Rollouts(url, running, key=admin_key_for(url, key)) as rollouts:
+    with (
+        Rollouts(url, running, key=admin_key_for(url, key)) as rollouts,
+        rollouts.run(adapter.name) as run_id,
+    ):
+        settings = RolloutSettings(
+            Path(directory),
+            parallel,
+            timeout_s,
+            model,
+            run_id,
+            session_settings=session_settings(sampling),
+            guards=guards,
+        )
         return rollouts.collect(adapter, jobs, settings, on_result)
 
 

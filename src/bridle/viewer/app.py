@@ -56,6 +56,9 @@ TURNS: Final = 12
 """Turns that come at once."""
 
 
+PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
+
+
 def viewer_app(source: Source) -> FastAPI:
     """The pages of one store, for everyone who reaches them."""
 
@@ -114,7 +117,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         source: From,
         wanted: Filter,
         order: SessionOrder = SessionOrder.NEWEST,
-        page: Annotated[int, Query(ge=1)] = 1,
+        page: PageNumber = 1,
     ) -> Response:
         found = session_lines(
             source.reader, wanted, order, limit=PAGE + 1, offset=PAGE * (page - 1)
@@ -244,9 +247,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         )
 
     @router.get("/groups")
-    def groups(
-        request: Request, source: From, wanted: Filter, page: Annotated[int, Query(ge=1)] = 1
-    ) -> Response:
+    def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
         found = groups_of(placed_sessions(source.reader, wanted))
         start = PAGE * (page - 1)
         return render(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, Query
 
 from bridle.store.reading.pages import SessionFilter
 
+LARGEST: Final = 2**53
+"""Of a number that a store compares with a version."""
 Text = Annotated[str | None, Query(max_length=512)]
 
 
 def _number(value: str | None) -> float | None:
     try:
-        return None if not value else float(value)
+        number = float(value or "nan")
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def session_filter(
@@ -38,6 +42,8 @@ def session_filter(
 ) -> SessionFilter:
     """The filter of a query; a field that is left empty, or is no number, sets no condition."""
     whole = _number(version)
+    if whole is not None and abs(whole) > LARGEST:
+        whole = None
     return SessionFilter(
         run=run or None,
         task=task or None,

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
+from bridle.cli.options import (
+    HarnessOption,
+    JsonOption,
+    RewardSourcesOption,
+    RunOption,
+    StoreOption,
+)
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
@@ -20,7 +26,6 @@ from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RewardSource
 
 
 def export(
@@ -43,10 +48,7 @@ def export(
     reward: Annotated[str, typer.Option(help="Reward that the bounds apply to.")] = "reward",
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
-    reward_source: Annotated[
-        list[RewardSource] | None,
-        typer.Option(help="Whose rewards count. Default: as the run states, else the verifier's."),
-    ] = None,
+    reward_source: RewardSourcesOption = None,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),

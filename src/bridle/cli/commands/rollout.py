@@ -70,15 +70,20 @@ def rollout(
     chosen = first_tasks(tasks, split, limit)
     adapter, running = fleet_of(fleet, named, verify, chosen, sandbox)
     leave_on_sigterm()
-    settings = RolloutSettings(
-        directory,
-        parallel,
-        timeout,
-        model,
-        session_settings=session_settings(sampling),
-        guards=guards,
-    )
-    with Rollouts(proxy, running, key=key) as rollouts, Progress(console=err) as progress:
+    with (
+        Rollouts(proxy, running, key=key) as rollouts,
+        rollouts.run(adapter.name) as run_id,
+        Progress(console=err) as progress,
+    ):
+        settings = RolloutSettings(
+            directory,
+            parallel,
+            timeout,
+            model,
+            run_id,
+            session_settings=session_settings(sampling),
+            guards=guards,
+        )
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
         began = time.monotonic()
         results = rollouts.collect(
@@ -99,6 +104,7 @@ def rollout(
     ]
     if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
         err.print(hint, highlight=False, soft_wrap=True)
+    err.print(f"bridle doctor {run_id} explains the result", highlight=False, soft_wrap=True)
     reasons = Counter(_reason(result, timeout) for result in results if not _completed(result))
     for reason, count in reasons.most_common():
         err.print(f"{count} {reason}", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from bridle.cli.options import (
     LoraRankOption,
     PrecisionOption,
     RecomputeOption,
+    RewardSourcesOption,
     RunOption,
     SettingsOption,
     StoreOption,
@@ -23,6 +24,7 @@ from bridle.cli.reading import reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.settings import SFT, chosen
 from bridle.cli.terminal import fail, out
+from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def sft(
         str | None, typer.Option(help="SQL on the columns of sessions, as harness = 'pi'.")
     ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward of a session.")] = None,
+    reward_source: RewardSourcesOption = None,
     rules: RulesOption = "{}",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
@@ -80,7 +83,14 @@ def sft(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} exists and is not empty: name another --out", 2)
     left_out: Counter[str] = Counter()
-    examples = _examples(data, policy, store, run, where, min_reward, rules, left_out)
+    selection = Selection(
+        run=run,
+        sql=where,
+        min_reward=min_reward,
+        reward_sources=None if reward_source is None else tuple(reward_source),
+        rules=sample_rules(rules, imitation=True),
+    )
+    examples = _examples(data, policy, store, selection, left_out)
     for reason, count in left_out.items():
         out.print(f"left out: {count} {reason}", highlight=False)
     with learning(policy, config) as learner:
@@ -95,14 +105,10 @@ def _examples(
     data: Path | None,
     policy: Path,
     store: str,
-    run: str | None,
-    where: str | None,
-    min_reward: float | None,
-    rules: str,
+    selection: Selection,
     left_out: Counter[str],
 ) -> list[SftExample]:
     from bridle.engine.contract.tokenizer import Tokenizer
-    from bridle.reconstruct.exports.selection import Selection
     from bridle.trainer.sft.data import (
         examples_from_jsonl,
         examples_from_parquet,
@@ -115,11 +121,5 @@ def _examples(
             return examples_from_parquet(data)
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
-        require_run(source, run)
-        selection = Selection(
-            run=run,
-            sql=where,
-            min_reward=min_reward,
-            rules=sample_rules(rules, imitation=True),
-        )
+        require_run(source, selection.run)
         return examples_from_store(source, selection, left_out)
