@@ -108,7 +108,7 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 	$(BIN)/python tests/pythons.py $(PYTHONS)
 
 test-models: $(READY)  ## Genuine tokenizers and templates of many model families
-	$(BIN)/python -m pytest -m models
+	$(PARALLEL) -m models
 
 test-compose: $(READY)  ## docker compose up in real containers (installs Debian's docker when missing)
 	@# Where this machine's pip has PyTorch without CUDA, the image takes that build.
