@@ -115,20 +115,19 @@ class Compose:
         """Of the whole loop."""
         return math.prod(int(self.environment[f"BRIDLE_{name}"]) for name in LOOP)
 
-    def __call__(self, *arguments: str) -> str:
-        ended = self.ended(*arguments)
+    def __call__(self, *arguments: str, given: bytes = b"") -> str:
+        ended = self.ended(*arguments, given=given)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
         return ended.stdout
 
-    def ended(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["docker", "compose", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
+    def ended(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """``given``: what the command reads."""
+        command = ["docker", "compose", *arguments]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=self.environment, input=given, capture_output=True, check=False
         )
+        out, err = (each.decode("utf-8", "replace") for each in (ended.stdout, ended.stderr))
+        return subprocess.CompletedProcess(command, ended.returncode, out, err)
 
     def state(self, service: str) -> dict[str, object]:
         lines = self("ps", "--all", "--format", "json", service).strip()
