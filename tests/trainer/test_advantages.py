@@ -162,15 +162,14 @@ def test_turn_returns_discount_what_came_after():
 
 def test_returns_are_discounted_over_calls_that_are_branches_of_their_own():
     apart = [steps(name, ([number], None)) for number, name in enumerate("xyz")]
-    turns = [Turn(name + "0", CallKind.MAIN, CallStatus.COMPLETE) for name in "yxz"]
     session = replace(
         apart[0],
         samples=tuple(each.samples[0] for each in apart),
-        turns=tuple(turns),
+        turns=tuple(Turn(name + "0", CallKind.MAIN, CallStatus.COMPLETE) for name in "yxz"),
     )
     found = credit_of("turn_returns", [session, steps("b", ([1], None))], [2.0, 0.5], discount=0.9)
     expected = norm([0.9 * 2.0, 0.81 * 2.0, 2.0, 0.5])
-    assert [*found[0], *found[1]] == pytest.approx(expected, abs=1e-6)
+    assert [value for credit in found for value in credit] == pytest.approx(expected, abs=1e-6)
 
 
 def test_gated_counts_rewards_of_steps_behind_the_gate_only():
