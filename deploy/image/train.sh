@@ -18,4 +18,5 @@ fi
 exec bridle trainer --engine "$engine" --policy /data/policy --out /data/train --directory /sessions \
   --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" \
   --steps "$BRIDLE_STEPS" --groups "$BRIDLE_GROUPS" --group-size "$BRIDLE_GROUP_SIZE" \
-  --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK"
+  --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK" \
+  --evaluate-every "$BRIDLE_EVALUATE_EVERY" --evaluation-split "$BRIDLE_EVALUATION_SPLIT"
