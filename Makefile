@@ -108,14 +108,14 @@ test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python th
 	$(BIN)/python tests/pythons.py $(PYTHONS)
 
 test-models: $(READY)  ## Genuine tokenizers and templates of many model families
-	$(BIN)/python -m pytest -m models
+	$(PARALLEL) -m models
 
 test-compose: $(READY)  ## docker compose up in real containers (installs Debian's docker when missing)
 	@# Where this machine's pip has PyTorch without CUDA, the image takes that build.
 	ls deploy/wheels/torch-*.whl >/dev/null 2>&1 || \
 		! $(BIN)/python -m pip show torch | grep -q '^Version: .*+cpu' || \
 		$(BIN)/python -m pip download --quiet --no-deps --constraint constraints.txt --dest deploy/wheels torch
-	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m compose
+	eval "$$(tests/containers/setup)" && $(BIN)/python -m pytest -m 'compose or not compose' tests/compose
 
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install

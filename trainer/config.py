@@ -88,7 +88,8 @@ class PackingConfig:
     than that gets its own, in which a tree also takes branches that share more with it than they
     add, up to twice the tokens."""
     block_tokens: Count = 256
-    """Queries per attention call. Small blocks waste less, large ones call less often."""
+    """Most tokens of a run whose attention is one call. Small ones waste less, large ones call less
+    often."""
 
 
 @dataclass(frozen=True, slots=True)

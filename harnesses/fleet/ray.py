@@ -76,6 +76,8 @@ class RayFleet:
             ) from error
         self._make, self._cpus, self._containers = make, cpus, containers
         self._run = ray.remote(_run)
+        self._ending: set[asyncio.Future[None]] = set()
+        """Cancelled sessions that are waited for, also when who cancelled them waits no longer."""
         self.host = _own_address(address)
 
     def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
@@ -89,7 +91,10 @@ class RayFleet:
         try:
             result = cast(EpisodeResult, await asyncio.wrap_future(running.future()))
         except asyncio.CancelledError:
-            await asyncio.shield(asyncio.to_thread(_end, running))
+            ending = asyncio.ensure_future(asyncio.to_thread(_end, running))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)
             raise
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BridleError):
@@ -103,6 +108,8 @@ class RayFleet:
         return replace(result, stages={**result.stages, "wait": max(0.0, waited)})
 
     async def close(self) -> None:
+        # Ray ends a thread that still waits for a task when it is shut down.
+        await asyncio.gather(*self._ending)
         await asyncio.to_thread(ray.shutdown)
 
     def _needs(self, task: Task) -> dict[str, Any]:

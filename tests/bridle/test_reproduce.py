@@ -21,6 +21,7 @@ pytestmark = pytest.mark.loop
 
 CODEX = {"type": "function", "function": {"name": "exec_command", "parameters": {}}}
 MINI = {"type": "function", "function": {"name": "bash", "parameters": {}}}
+CLAUDE = {"type": "function", "function": {"name": "Bash", "parameters": {}}}
 
 
 def some(kind: str, count: int = 5) -> list[Task]:
@@ -86,7 +87,7 @@ def test_the_teacher_runs_one_command_in_the_harness_own_shell_and_ends_its_way(
         {"role": "user", "content": "<environment>words of the harness</environment>"},
         {"role": "user", "content": task.prompt},
     ]
-    for tool, argument in ((CODEX, "cmd"), (MINI, "command")):
+    for tool, argument in ((CODEX, "cmd"), (MINI, "command"), (CLAUDE, "command")):
         (call,) = asked(script, messages, tool).tool_calls
         assert call.arguments == {argument: task.payload["right"]}
     ran = [*messages, {"role": "tool", "content": ""}]
@@ -129,7 +130,7 @@ def test_the_teacher_goes_on_after_a_slip_with_the_command_that_it_would_have_ru
 def test_a_harness_that_is_not_known_is_said(bridle: Callable[..., Result]) -> None:
     result = bridle("reproduce", "aider")
     assert result.exit_code == 2
-    assert "codex and mini-swe-agent" in result.output
+    assert "codex, claude-code, qwen-code, pi, mini-swe-agent" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("harness", HARNESSES)

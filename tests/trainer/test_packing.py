@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.trainer.batch.attention import ancestor_mask, plan_blocks, subtree_ends, tree_attention
+from bridle.trainer.batch.attention import block_attention, plan_blocks
+from bridle.trainer.batch.forest import ancestor_mask, subtree_ends
 from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.policy.model import score_pack, score_sequence
@@ -148,7 +149,7 @@ def test_block_attention_equals_dense_masked_attention_with_grouped_heads():
     dense = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value.repeat_interleave(2, 1)
     plan = plan_blocks(pack.parents, 7, dtype=torch.float64)
     assert {mask is None for mask in plan.masks} == {True, False}
-    blocked = tree_attention(query, key, value, plan)
+    blocked = block_attention(query, key, value, plan)
     torch.testing.assert_close(blocked, dense, rtol=1e-12, atol=1e-12)
 
 

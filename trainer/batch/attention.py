@@ -1,16 +1,17 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
-The dense mask of ``N`` tokens has ``N²`` entries, nearly all of them false. Here queries go in
-blocks of consecutive tokens. Because a pack is in depth-first order, all that a block can see is
-the block itself and the ancestors of its first token, so a block of ``B`` queries at depth ``D``
-needs ``D + B`` keys and one small mask: time and memory are ``O(N (D + B))``. A tree's first branch
-is a block of its own, plain causal attention without a mask; so a tree that is a line costs what a
-row costs. Each block is one call of PyTorch's ``scaled_dot_product_attention``; gradients are
+A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), other devices in
+blocks with small masks, as follows. The dense mask of ``N`` tokens has ``N²`` entries, nearly all
+of them false. Here queries go in blocks of consecutive tokens. Because a pack is in depth-first
+order, all that a block can see is the block itself and the ancestors of its first token, so a block
+of ``B`` queries at depth ``D`` needs ``D + B`` keys and one small mask: time and memory are
+``O(N (D + B))``. A tree's first branch is a block of its own, plain causal attention without a
+mask. Each block is one call of PyTorch's ``scaled_dot_product_attention``; gradients are
 autograd's.
 
 Registered with Transformers as the attention implementation :data:`TREE_ATTENTION`; models that
 take ``attn_implementation`` and hand keyword arguments down to attention (Llama, Qwen, Mistral …)
-are called with ``tree_blocks=``. Without it the function falls back to Transformers' own SDPA, so
+are called with ``tree_plan=``. Without it the function falls back to Transformers' own SDPA, so
 that the same model also generates and takes padded rows.
 """
 
@@ -30,6 +31,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from bridle.trainer.batch.forest import subtree_ends
+from bridle.trainer.batch.spans import TreeSpans, plan_tree_spans, span_attention
+
 TREE_ATTENTION: Final = "bridle_tree"
 
 
@@ -48,25 +52,17 @@ class TreeBlocks:
     """Keys of each of these; they sum to ``K``."""
 
 
-def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``int64[N]``: index behind the last token of each token's subtree.
-
-    ``parents`` is in depth-first order. Token ``k`` is an ancestor of ``q``, or ``q`` itself, iff
-    ``k <= q < ends[k]``.
-    """
-    ends = list(range(1, len(parents) + 1))
-    for token in range(len(parents) - 1, 0, -1):
-        parent = int(parents[token])
-        if parent >= 0 and ends[token] > ends[parent]:
-            ends[parent] = ends[token]
-    return np.asarray(ends, dtype=np.int64)
-
-
-def ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """``bool[N, N]``: row ``q``, column ``k``: ``k`` is ``q`` or its ancestor. For small ``N``."""
-    ends = subtree_ends(parents)
-    tokens = np.arange(len(parents))
-    return (tokens[None, :] <= tokens[:, None]) & (tokens[:, None] < ends[None, :])
+def plan_tree(
+    parents: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    block_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TreeSpans | TreeBlocks:
+    """The plan that suits ``device``. ``sources``: the tokens whose output is read."""
+    if device.type == "cpu":
+        return plan_tree_spans(parents, sources, block_tokens, dtype)
+    return plan_blocks(parents, block_tokens, device, dtype)
 
 
 def plan_blocks(
@@ -123,7 +119,7 @@ def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, i
             yield start, stop
 
 
-def tree_attention(
+def block_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: TreeBlocks, scale: float | None = None
 ) -> Tensor:
     """Attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``, ``G | H``.
@@ -162,21 +158,24 @@ def _transformers_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    tree_blocks: TreeBlocks | None = None,
+    tree_plan: TreeSpans | TreeBlocks | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The signature that Transformers calls; returns ``[batch, tokens, heads, dim]``."""
     if kwargs.get("softcap") or kwargs.get("s_aux") is not None:
         raise ValueError("attention with soft caps or sinks is not supported by the trainer")
-    if tree_blocks is None:
+    if tree_plan is None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return output
     if kwargs.get("sliding_window") is not None:
         raise ValueError("tree attention has no sliding window: use PackingConfig(layout='padded')")
-    attended = tree_attention(query, key, value, tree_blocks, scaling)
+    if isinstance(tree_plan, TreeSpans):
+        attended = span_attention(query, key, value, tree_plan.of(module), scaling)
+    else:
+        attended = block_attention(query, key, value, tree_plan, scaling)
     return attended.transpose(1, 2).contiguous(), None
 
 

@@ -25,7 +25,7 @@ from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
 from bridle.engine.embedded.truncation import Truncation
 from bridle.errors import BridleError
-from bridle.trainer.batch.attention import TREE_ATTENTION, plan_blocks
+from bridle.trainer.batch.attention import TREE_ATTENTION, plan_tree
 from bridle.trainer.batch.packing import IDLE, Index, Pack
 from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
 from bridle.trainer.config import ComputeConfig, LoraConfig
@@ -257,7 +257,9 @@ def _tree_hidden_states(
     # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
     unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     plans: dict[str, Any] = {
-        "tree_blocks": plan_blocks(pack.parents, block_tokens, device, computed_dtype(model))
+        "tree_plan": plan_tree(
+            pack.parents, pack.sources, block_tokens, device, computed_dtype(model)
+        )
     }
     if forks_states(model):
         plans["tree_states"] = plan_states(pack.parents, device)

@@ -37,6 +37,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "config": Entry(
         f"{_ROOM}.config", "Print, as JSON, the settings that are in effect, without secrets."
     ),
+    "plan": Entry(
+        f"{_ROOM}.plan",
+        "Print the proxies, disk, engines and trainers that so many sessions an hour need.",
+    ),
     "demo": Entry(
         f"{_ROOM}.demo",
         "Train the model of a small LangChain agent end to end, and plot its reward.",

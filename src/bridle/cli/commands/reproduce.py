@@ -16,7 +16,9 @@ from bridle.cli.terminal import err, fail, out, print_json
 
 
 def reproduce(
-    named: Annotated[str, typer.Argument(help="The harness: codex or mini-swe-agent.")] = "codex",
+    named: Annotated[
+        str, typer.Argument(help="codex, claude-code, qwen-code, pi or mini-swe-agent.")
+    ] = "codex",
     harness: Annotated[str | None, typer.Option(help="The same, as an option.")] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Output folder. Default: runs/HARNESS.")
@@ -45,7 +47,7 @@ def reproduce(
 
     chosen = harness or named
     if chosen not in HARNESSES:
-        fail(f"there is {' and '.join(HARNESSES)}, not {chosen!r}", 2)
+        fail(f"there is {', '.join(HARNESSES)}, not {chosen!r}", 2)
     directory = out_dir or Path("runs") / chosen
     if fresh:
         start_afresh(directory)

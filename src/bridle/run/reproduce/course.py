@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bridle.harnesses.adapters.base import Adapter
@@ -21,10 +21,21 @@ from bridle.trainer.policy.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
 """Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
-MOST_CALLS: Final[Mapping[str, int]] = {"codex": 8, "mini-swe-agent": 5}
-"""Per session: a task takes two or three, and an agent that is never satisfied must end, too.
-mini-swe-agent leaves replies without a tool call out of its history, and most of these come after
-four commands that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one harness is taught, and what is kept from running on."""
+
+    package: str
+    """Whose pinned version is reported."""
+    calls: int
+    """Most of a session: a task takes two or three, and an agent that is never satisfied must end,
+    too."""
+    settings: DemoSettings
+    slips: float = 0.0
+    """Share of demonstrations with a slip, for a harness that asks again after a reply without a
+    tool call, so that its policy must know what to do about a complaint."""
 
 
 class Editing:
@@ -33,10 +44,11 @@ class Editing:
     def __init__(self, harness: str) -> None:
         self.harness = harness
         self._adapter, _ = agent(harness)
+        self._way = _WAYS[harness]
 
     @property
     def harness_version(self) -> str | None:
-        return pinned_version({"codex": "@openai/codex"}.get(self.harness, self.harness))
+        return pinned_version(self._way.package)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
         return editing.tasks(split, count, seed)
@@ -49,7 +61,7 @@ class Editing:
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},
-            "budget": {"calls": MOST_CALLS[self.harness]},
+            "budget": {"calls": self._way.calls},
         }
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
@@ -60,7 +72,7 @@ class Editing:
         return list(pydoc_data.topics.topics.values())
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        return editing.teacher(tasks, skill=skill, slips=_SLIPS[self.harness])
+        return editing.teacher(tasks, skill=skill, slips=self._way.slips)
 
 
 _COMMON: Final = DemoSettings(
@@ -72,45 +84,61 @@ _COMMON: Final = DemoSettings(
     minutes=150.0,
     timeout_s=120.0,
 )
-_SETTINGS: Final[Mapping[str, DemoSettings]] = {
-    "codex": replace(
-        _COMMON,
-        teacher_sessions=2400,
-        lessons=(
-            Lesson(epochs=4, learning_rate=3e-3, context=48),
-            Lesson(epochs=1, learning_rate=1e-3, context=512),
-            Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
-            Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
-        ),
-        learning_rate=2e-4,
-        max_steps=12,
-        parallel=6,
+_TASK_LAST: Final = replace(
+    _COMMON,
+    teacher_sessions=2400,
+    lessons=(
+        Lesson(epochs=4, learning_rate=3e-3, context=48),
+        Lesson(epochs=1, learning_rate=1e-3, context=512),
+        Lesson(epochs=1, learning_rate=1e-3, batch_size=32, context=2048),
+        Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
     ),
-    "mini-swe-agent": replace(
-        _COMMON,
-        teacher_sessions=2400,
-        lessons=(
-            Lesson(epochs=8, learning_rate=3e-3, shared=16),
-            Lesson(epochs=1, learning_rate=1e-3, shared=128),
-            Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+    learning_rate=2e-4,
+    max_steps=12,
+    parallel=6,
+)
+"""For a long prompt that is the same in every session and names the task at its end: almost all of
+an update's tokens are one prefix, so that larger batches are the cheaper ones."""
+_WAYS: Final[Mapping[str, Way]] = {
+    "codex": Way("@openai/codex", 8, _TASK_LAST),
+    "claude-code": Way("@anthropic-ai/claude-code", 8, _TASK_LAST),
+    "qwen-code": Way("@qwen-code/qwen-code", 8, _TASK_LAST),
+    "pi": Way(
+        "@earendil-works/pi-coding-agent",
+        8,
+        replace(
+            _TASK_LAST,
+            lessons=(
+                Lesson(epochs=4, learning_rate=3e-3, context=48),
+                Lesson(epochs=1, learning_rate=1e-3, context=512),
+                Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
+            ),
         ),
-        learning_rate=2e-4,
-        max_steps=10,
-        parallel=8,
+    ),
+    "mini-swe-agent": Way(
+        "mini-swe-agent",
+        5,
+        replace(
+            _COMMON,
+            teacher_sessions=2400,
+            lessons=(
+                Lesson(epochs=8, learning_rate=3e-3, shared=16),
+                Lesson(epochs=1, learning_rate=1e-3, shared=128),
+                Lesson(epochs=2, learning_rate=1e-3, batch_size=32),
+            ),
+            learning_rate=2e-4,
+            max_steps=10,
+            parallel=8,
+        ),
+        slips=0.1,
     ),
 }
-"""Codex's prompt is long and the same in every session: almost all of an update's tokens are one
-prefix, so that larger batches are the cheaper ones. It names the task at its end, mini-swe-agent's
-before its last 800 tokens."""
+"""mini-swe-agent names the task before its last 800 tokens. It leaves replies without a tool call
+out of its history and asks again, and most of these come after four commands that failed."""
 
-_SLIPS: Final[Mapping[str, float]] = {"codex": 0.0, "mini-swe-agent": 0.1}
-"""Share of demonstrations with a slip. Codex ends a session at a reply without a tool call;
-mini-swe-agent asks again and leaves that reply out, so its policy must know what to do about a
-complaint."""
-
-HARNESSES: Final = tuple(_SETTINGS)
+HARNESSES: Final = tuple(_WAYS)
 
 
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores, for one of :data:`HARNESSES`."""
-    return _SETTINGS[harness]
+    return _WAYS[harness].settings

@@ -138,8 +138,11 @@ def _draw(text: str) -> float:
 SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
     "exec_command": lambda command: {"cmd": command},
     "bash": lambda command: {"command": command},
+    "Bash": lambda command: {"command": command},
+    "run_shell_command": lambda command: {"command": command, "is_background": False},
 }
-"""The shell tools of Codex and of mini-swe-agent, and their arguments."""
+"""The shell tools of Codex, of mini-swe-agent and Pi, of Claude Code and of Qwen Code, and their
+arguments."""
 
 SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """What mini-swe-agent has printed to end its run."""

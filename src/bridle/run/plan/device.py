@@ -1,0 +1,75 @@
+"""What computes: this machine, measured, or a GPU by its maker's data sheet."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_SECONDS: Final = 0.5
+"""That each rate is measured for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    memory: float
+    """Bytes."""
+    flops: float
+    """Operations a second in the precision that models are served in, dense."""
+    bandwidth: float
+    """Bytes a second from its memory."""
+
+
+DATA_SHEETS: Final = {
+    device.name: device
+    for device in (
+        Device("a100", 80e9, 312e12, 2.039e12),
+        Device("l40s", 48e9, 362e12, 0.864e12),
+        Device("h100", 80e9, 989e12, 3.35e12),
+        Device("h200", 141e9, 989e12, 4.8e12),
+        Device("b200", 180e9, 2250e12, 7.7e12),
+    )
+}
+"""SXM boards (L40S: PCIe) with bfloat16 and without sparsity, by NVIDIA's data sheets."""
+
+
+def this_machine() -> Device:
+    """Its first GPU, else its CPU: a second of matrix products and of reading memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        kind, dtype, side = "cuda", torch.bfloat16, 8192
+        memory = float(torch.cuda.get_device_properties(0).total_memory)
+        name = torch.cuda.get_device_name(0)
+        wait: Callable[[], None] = torch.cuda.synchronize
+    else:
+        kind, dtype, side = "cpu", torch.float32, 768
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        name, wait = f"this machine's CPU, {torch.get_num_threads()} threads", _nothing
+    square = torch.rand(side, side, dtype=dtype, device=kind)
+    product = torch.empty_like(square)
+    flops = 2 * side**3 * _rate(lambda: torch.mm(square, square, out=product), wait)
+    # A vector is multiplied with it as in decoding; no cache holds it.
+    tall = torch.rand(64 * side, side, dtype=dtype, device=kind)
+    vector = torch.rand(side, dtype=dtype, device=kind)
+    read = tall.numel() * tall.element_size()
+    return Device(name, memory, flops, read * _rate(lambda: torch.mv(tall, vector), wait))
+
+
+def _rate(work: Callable[[], object], wait: Callable[[], None]) -> float:
+    """How often a second at best: other work on this machine makes single times longer."""
+    work()
+    wait()
+    ends, best = time.perf_counter() + _SECONDS, float("inf")
+    while (began := time.perf_counter()) < ends:
+        work()
+        wait()
+        best = min(best, time.perf_counter() - began)
+    return 1 / best
+
+
+def _nothing() -> None:
+    """A CPU's work is over when it returns."""

@@ -1,0 +1,27 @@
+"""What is a token's ancestor, in a forest whose tokens stand in depth-first order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``int64[N]``: index behind the last token of each token's subtree.
+
+    ``parents`` is in depth-first order. Token ``k`` is an ancestor of ``q``, or ``q`` itself, iff
+    ``k <= q < ends[k]``.
+    """
+    ends = list(range(1, len(parents) + 1))
+    for token in range(len(parents) - 1, 0, -1):
+        parent = int(parents[token])
+        if parent >= 0 and ends[token] > ends[parent]:
+            ends[parent] = ends[token]
+    return np.asarray(ends, dtype=np.int64)
+
+
+def ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """``bool[N, N]``: row ``q``, column ``k``: ``k`` is ``q`` or its ancestor. For small ``N``."""
+    ends = subtree_ends(parents)
+    tokens = np.arange(len(parents))
+    return (tokens[None, :] <= tokens[:, None]) & (tokens[:, None] < ends[None, :])
