@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bridle.cli.commands.viewer import YIELDS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import turns_of
@@ -277,6 +279,8 @@ def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
         url = json.loads(run.stdout.readline())["url"]
         try:
             assert "gallery-3" in httpx.get(f"{url}/sessions", trust_env=False).text
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getpriority(os.PRIO_PROCESS, run.pid) == min(19, own + YIELDS)
             assert httpx.get(f"{url}/static/viewer.js", trust_env=False).status_code == 200
             assert httpx.post(f"{url}/sessions", trust_env=False).status_code == 405
             for foreign in ({"host": "a.example"}, {"origin": "https://a.example"}):
