@@ -29,11 +29,12 @@ def seen_by(spans, count):
     queries = count if spans.wanted is None else len(spans.wanted)
     seen = np.zeros((queries, count), np.int64)
     for part in spans.parts:
-        here = seen[part.queries, part.keys]
+        queries = part.queries.stop - part.queries.start
         if part.mask is not None:
-            here += part.mask.numpy() == 0
+            given = part.mask.numpy() == 0
         else:
-            here += np.tri(*here.shape, dtype=np.int64) if part.diagonal else 1
+            given = np.tri(queries, dtype=np.int64) if part.diagonal else 1
+        seen[part.queries, part.keys] += given
     return seen
 
 

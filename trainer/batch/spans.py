@@ -2,11 +2,12 @@
 
 In depth-first order the descendants of a run of tokens stand right behind it. So a pack is cut into
 runs of at most a block of tokens, and its attention is two kinds of parts: each run's own causal
-attention, and attention of all the run's descendants to the whole run, a rectangle of two slices
-that needs no mask and no gathered keys. A query's parts are merged by their log-sum-exp, as ring
-attention does (Liu et al. 2023, arXiv 2310.01889); the backward pass gives each part's kernel the
-merged output and log-sum-exp, which makes its gradients those of the whole. Small subtrees share
-one part with a mask, where parts of their own would cost more than the mask.
+attention, and attention of all the run's descendants to the whole run, a rectangle that needs no
+mask. Short runs of a tree's trunk share a rectangle of gathered keys. A query's parts are merged by
+their log-sum-exp, as ring attention does (Liu et al. 2023, arXiv 2310.01889); the backward pass
+gives each part's kernel the merged output and log-sum-exp, which makes its gradients those of the
+whole. Small subtrees share one part with a mask, where parts of their own would cost more than the
+mask.
 
 The last layer of a model is asked only for the tokens that predict something: the others' outputs
 are read by nothing, so their queries are left out there.
@@ -14,9 +15,9 @@ are read by nothing, so their queries are left out there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,13 +30,17 @@ from bridle.trainer.batch.forest import subtree_ends
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+KEYS: Final = 480
+"""Most keys of a part: the kernel computes scores 512 keys at a time, and is fastest below that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Attention of a slice of the queries to a slice of the keys."""
 
     queries: slice
-    keys: slice
+    keys: slice | Tensor
+    """Or ``int64[K]``: their tokens."""
     diagonal: bool
     """The queries are the keys' own tokens; ``False``: their descendants, which see all of them."""
     mask: Tensor | None = None
@@ -96,8 +101,14 @@ def _parts(
     follows = np.zeros(count, np.bool_)
     follows[1:] = (parents[1:] == np.arange(count - 1)) & (ends[1:] == ends[:-1])
     starts = np.append(np.flatnonzero(~follows), count)
+    chained: dict[int, int] = {}
     start = 0
     while start < count:
+        if start in chained:
+            run = slice(start, chained.pop(start))
+            yield Part(run, run, True)
+            start = run.stop
+            continue
         stop = start
         while stop < count and ends[stop] - start <= block_tokens:
             stop = int(ends[stop])
@@ -107,12 +118,47 @@ def _parts(
             yield Part(run, run, True, None if line else _mask(ends, run, dtype))
             start = stop
             continue
+        chain = _chain(start, ends, starts, block_tokens)
+        chained |= {run.start: run.stop for run in chain}
+        yield from _descendants(chain, ends)
+
+
+def _chain(
+    start: int, ends: NDArray[np.int64], starts: NDArray[np.int64], block_tokens: int
+) -> list[slice]:
+    """Runs of at most ``block_tokens`` each and ``KEYS`` together: the first from ``start``, each
+    further one from the largest child of the one before, while its subtree exceeds a block."""
+    chain: list[slice] = []
+    room = KEYS
+    while room and ends[start] - start > block_tokens:
         stop = int(starts[np.searchsorted(starts, start, side="right")])
-        run = slice(start, min(stop, start + block_tokens))
-        yield Part(run, run, True)
-        if ends[start] > run.stop:
-            yield Part(slice(run.stop, int(ends[start])), run, False)
-        start = run.stop
+        chain.append(slice(start, min(stop, start + min(block_tokens, room))))
+        room -= chain[-1].stop - start
+        start = chain[-1].stop
+        if start == stop:
+            children = [stop]
+            while ends[children[-1]] < ends[stop - 1]:
+                children.append(int(ends[children[-1]]))
+            start = max(children, key=lambda child: int(ends[child]) - child)
+    return chain
+
+
+def _descendants(chain: Sequence[slice], ends: NDArray[np.int64]) -> Iterator[Part]:
+    """Attention to a chain of runs: of what descends from the last of them to all, of the others'
+    descendants to each alone."""
+    last = chain[-1]
+    for run in chain[:-1]:
+        yield Part(slice(run.stop, last.stop), run, False)
+        if ends[last.start] < ends[run.start]:
+            yield Part(slice(int(ends[last.start]), int(ends[run.start])), run, False)
+    below = slice(last.stop, int(ends[last.start]))
+    if below.stop == below.start:
+        return
+    if last.stop - chain[0].start == sum(run.stop - run.start for run in chain):
+        yield Part(below, slice(chain[0].start, last.stop), False)
+    else:
+        keys = np.concatenate([np.arange(run.start, run.stop) for run in chain])
+        yield Part(below, torch.from_numpy(keys), False)
 
 
 def _mask(ends: NDArray[np.int64], run: slice, dtype: torch.dtype) -> Tensor:
@@ -167,6 +213,11 @@ def _by_group(heads: Tensor, groups: int) -> Tensor:
     return heads.view(groups, count // groups, tokens, size).transpose(0, 1)
 
 
+def _taken(each: Tensor, part: Part, copies: int) -> Tensor:
+    """A part's keys or values, for each head of their group without a copy."""
+    return each[:, :, part.keys].expand(copies, -1, -1, -1)
+
+
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -179,15 +230,14 @@ class _SpanAttention(torch.autograd.Function):
     ) -> Tensor:
         groups = key.shape[1]
         queries = _by_group(query, groups)
-        keys, values = (each.expand(len(queries), -1, -1, -1) for each in (key, value))
         exact = torch.promote_types(query.dtype, torch.float32)
         output = torch.empty(queries.shape, dtype=exact)
         sums = torch.empty(queries.shape[:-1], dtype=exact)
         for part in parts:
             found, logsumexp = _attend(
                 queries[:, :, part.queries],
-                keys[:, :, part.keys],
-                values[:, :, part.keys],
+                _taken(key, part, len(queries)),
+                _taken(value, part, len(queries)),
                 0.0,
                 part.diagonal and part.mask is None,
                 attn_mask=part.mask,
@@ -213,7 +263,6 @@ class _SpanAttention(torch.autograd.Function):
         query, key, value, output, sums = ctx.saved_tensors
         groups = key.shape[1]
         queries, grads = _by_group(query, groups), _by_group(grad_output, groups)
-        keys, values = (each.expand(len(queries), -1, -1, -1) for each in (key, value))
         grad_query = torch.zeros_like(output, dtype=sums.dtype)
         grad_key, grad_value = (
             torch.zeros_like(each[0], dtype=sums.dtype) for each in (key, value)
@@ -222,8 +271,8 @@ class _SpanAttention(torch.autograd.Function):
             of_query, of_key, of_value = _attend_backward(
                 grads[:, :, part.queries],
                 queries[:, :, part.queries],
-                keys[:, :, part.keys],
-                values[:, :, part.keys],
+                _taken(key, part, len(queries)),
+                _taken(value, part, len(queries)),
                 output[:, :, part.queries],
                 sums[:, :, part.queries],
                 0.0,
