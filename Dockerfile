@@ -1,5 +1,6 @@
-# Three images: `recorder` (the proxy alone), `bridle` (proxy, trainer, embedded engine and the agents)
-# and `vllm` (the same program beside a GPU build of vLLM). Each runs as a user of its own, who owns
+# Four images: `recorder` (the proxy alone), `bridle` (proxy, trainer, embedded engine and the agents),
+# `sandboxes` (that with docker's command line, for sessions in containers) and `vllm` (the same program
+# beside a GPU build of vLLM). Each runs as a user of its own, who owns
 # /data, /keys, /hub and /sessions and nothing else. An image holds an environment at /opt/bridle, built in
 # stages of its own: its packages are one layer, Bridle's own code another.
 
@@ -76,6 +77,14 @@ COPY examples /app/examples
 COPY deploy/image/healthy.sh deploy/image/init.sh deploy/image/train.sh /app/
 USER 10001
 CMD ["bridle", "--help"]
+
+FROM build AS docker-cli
+RUN apt-get update \
+ && { apt-get install -y --no-install-recommends docker-cli || apt-get install -y --no-install-recommends docker.io; } \
+ && rm -rf /var/lib/apt/lists/*
+
+FROM bridle AS sandboxes
+COPY --from=docker-cli /usr/bin/docker /usr/bin/docker
 
 FROM vllm/vllm-openai:v0.32.0 AS vllm
 # Bridle keeps to an environment of its own: vLLM's must stay as its makers tested it.

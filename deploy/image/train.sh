@@ -4,7 +4,13 @@
 set -eu
 if [ "$(id -u)" = 0 ]; then
   kept=+chown,+kill,+setgid,+setuid
-  exec setpriv --reuid=10001 --regid=10001 --clear-groups \
+  groups=--clear-groups
+  if [ -n "${BRIDLE_SANDBOX:-}" ]; then
+    # What sessions' containers mount lies there, and the group may use their engine's socket.
+    chown 10001 "$TMPDIR"
+    groups=--groups=$BRIDLE_CONTAINER_GROUP
+  fi
+  exec setpriv --reuid=10001 --regid=10001 "$groups" \
     --inh-caps="-all,$kept" --ambient-caps="-all,$kept" "$0"
 fi
 echo "Sessions and figures: $BRIDLE_PAGES"
@@ -19,4 +25,5 @@ exec bridle trainer --engine "$engine" --policy /data/policy --out /data/train -
   --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" \
   --steps "$BRIDLE_STEPS" --groups "$BRIDLE_GROUPS" --group-size "$BRIDLE_GROUP_SIZE" \
   --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK" \
-  --evaluate-every "$BRIDLE_EVALUATE_EVERY" --evaluation-split "$BRIDLE_EVALUATION_SPLIT"
+  --evaluate-every "$BRIDLE_EVALUATE_EVERY" --evaluation-split "$BRIDLE_EVALUATION_SPLIT" \
+  ${BRIDLE_SANDBOX:+--sandbox "$BRIDLE_SANDBOX"}

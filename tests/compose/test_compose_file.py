@@ -25,8 +25,14 @@ FILES = (
     "docker-compose.gpu.yml",
     "docker-compose.postgres.yml",
     "docker-compose.monitoring.yml",
+    "docker-compose.sandboxes.yml",
 )
-PASSWORD = {"BRIDLE_POSTGRES_PASSWORD": "secret", "BRIDLE_GRAFANA_PASSWORD": "secret"}
+DEMANDED = {
+    "BRIDLE_POSTGRES_PASSWORD": "secret",
+    "BRIDLE_GRAFANA_PASSWORD": "secret",
+    "BRIDLE_AGENT": "codex",
+}
+"""Variables without which a file is refused."""
 
 
 @pytest.fixture
@@ -40,16 +46,24 @@ def services(compose_file: Any) -> dict[str, dict[str, Any]]:
 def test_it_is_valid_by_the_compose_specifications_schema(compose_file: Any, name: str) -> None:
     vendored = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
     schema = json.loads((vendored / "compose-spec.json").read_text())
-    document = compose_file(name, **PASSWORD)
+    document = compose_file(name, **DEMANDED)
     jsonschema.validate(document, schema)
     next(iter(document["services"].values()))["comand"] = []
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, schema)
 
 
-def test_without_a_password_there_is_no_postgres(compose_file: Any) -> None:
-    with pytest.raises(Exception, match="BRIDLE_POSTGRES_PASSWORD"):
-        compose_file("docker-compose.postgres.yml")
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("docker-compose.postgres.yml", "BRIDLE_POSTGRES_PASSWORD"),
+        ("docker-compose.monitoring.yml", "BRIDLE_GRAFANA_PASSWORD"),
+        ("docker-compose.sandboxes.yml", "BRIDLE_AGENT"),
+    ],
+)
+def test_what_a_file_demands_is_named(compose_file: Any, name: str, variable: str) -> None:
+    with pytest.raises(Exception, match=variable):
+        compose_file(name)
 
 
 @pytest.mark.parametrize("name", FILES[:2])
@@ -69,6 +83,7 @@ def test_the_trainers_commands_take_what_the_file_sets(
 ) -> None:
     script = (ROOT / "deploy" / "image" / "train.sh").read_text().replace("\\\n", "")
     variables = services["trainer"]["environment"] | {"engine": "http://net:8000"}
+    script = script.replace('${BRIDLE_SANDBOX:+--sandbox "$BRIDLE_SANDBOX"}', "--sandbox container")
     commands = re.findall(r"^\s*exec bridle (.*)$", script, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["demo", "trainer"]
     for command in commands:
@@ -140,7 +155,7 @@ def overrides() -> list[tuple[str, ...]]:
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker compose reads them")
 @pytest.mark.parametrize("names", overrides(), ids=" ".join)
 def test_compose_itself_accepts_every_combination_of_files(names: tuple[str, ...]) -> None:
-    variables = os.environ | PASSWORD
+    variables = os.environ | DEMANDED
     command = ["docker", "compose", "--profile", "record"]
     if subprocess.run([*command, "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker has no compose plugin")

@@ -1,49 +1,27 @@
-"""`docker compose up` in real containers: a short loop, each service killed on the way.
-
-The model is a tiny one made here, and every second session of a task counts as right. Where no
-registry answers, base images are stand-ins made of Debian's packages (tests/containers/setup).
-"""
+"""`docker compose up` in real containers: a short loop, each service killed on the way."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
-STAFF = ROOT / "examples" / "staff_list"
-WHEELS = ROOT / "deploy" / "wheels"
-"""Where ``make test-compose`` puts PyTorch's build without CUDA when pip has one here."""
-STEPS, GROUPS, GROUP_SIZE = 4, 2, 4
 BASE = "python:3.11-slim"
 BASE_BYTES = 130e6
 """What the official base image takes; a stand-in for it is larger."""
-ALTERNATING = '''
-"""A policy made a moment ago is never right: here every second session of a task is."""
-import collections
-
-seen = collections.Counter()
-
-
-def verifier(delivery):
-    seen[delivery.task.id] += 1
-    return float(seen[delivery.task.id] % 2)
-'''
 HOSTILE = """
 import json, os, socket, sys, urllib.error, urllib.request
 
@@ -66,7 +44,7 @@ print(json.dumps({
     "proxy": attempt(lambda: get("http://net:8484/healthz")),
     "sessions": attempt(lambda: get("http://net:8484/bridle/v1/sessions")),
     "metrics": attempt(lambda: get("http://net:8484/metrics")),
-    "pages": attempt(lambda: get("http://net:8484/bridle/viewer/")),
+    "pages": attempt(lambda: urllib.request.urlopen("http://net:8484/bridle/viewer/sessions").url),
     "pause": attempt(lambda: get("http://net:8000/pause", "POST")),
     "version": attempt(lambda: get("http://net:8000/version")),
     "outside": attempt(lambda: connect("192.0.2.1", 80)),
@@ -78,94 +56,7 @@ print(json.dumps({
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@dataclass(frozen=True)
-class Compose:
-    environment: Mapping[str, str]
-
-    def __call__(self, *arguments: str) -> str:
-        ended = self.ended(*arguments)
-        assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
-        return ended.stdout
-
-    def ended(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["docker", "compose", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def state(self, service: str) -> dict[str, object]:
-        lines = self("ps", "--all", "--format", "json", service).strip()
-        found = json.loads(lines)
-        state: dict[str, object] = found[0] if isinstance(found, list) else found
-        return state
-
-    def until_trained(self, timeout_s: float) -> str:
-        """Waits until the trainer has ended well; its log."""
-        began = time.monotonic()
-        while self.state("trainer")["State"] != "exited":
-            assert time.monotonic() - began < timeout_s, self("logs", "--tail", "60")
-            time.sleep(1)
-        log = self("logs", "--no-log-prefix", "trainer")
-        assert self.state("trainer")["ExitCode"] == 0, log
-        return log
-
-    def kill(self, service: str) -> float:
-        """SIGKILL for its process, as if it had crashed; seconds until it is healthy again."""
-        container = self("ps", "--quiet", service).strip()
-        inspect = ["docker", "inspect", "--format", "{{.State.Pid}}", container]
-        before = subprocess.check_output(inspect, env=self.environment, text=True).strip()
-        began = time.monotonic()
-        os.kill(int(before), 9)
-        while True:
-            pid = subprocess.check_output(inspect, env=self.environment, text=True).strip()
-            if pid not in ("0", before) and self.state(service)["Health"] in ("healthy", ""):
-                return time.monotonic() - began
-            assert time.monotonic() - began < 240, self("logs", "--tail", "40", service)
-            time.sleep(0.5)
-
-
-@pytest.fixture
-def compose(tmp_path: Path) -> Iterator[Compose]:
-    work = tmp_path / "work"
-    model = work / "model"
-    texts = [(STAFF / name).read_text() for name in ("agent.py", "tasks.py", "staff.json")]
-    size = train_tokenizer(model, texts, vocab_size=700)
-    shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=768)
-    make_policy(model, shape, vocab_size=size, seed=1)
-    for path in (tmp_path, work, model, *model.iterdir()):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    (work / "verifier.py").write_text(ALTERNATING)
-    running = Compose(
-        {
-            **os.environ,
-            "COMPOSE_PROJECT_NAME": f"bridle-test-{secrets.token_hex(3)}",
-            "BRIDLE_PORT": str(free_port()),
-            "BRIDLE_MODEL": "/work/model",
-            "BRIDLE_WORK": str(work),
-            "BRIDLE_AGENT": "examples/staff_list/agent.py",
-            "BRIDLE_TASKS": "examples/staff_list/tasks.py:train",
-            "BRIDLE_VERIFIER": "/work/verifier.py:verifier",
-            "BRIDLE_STEPS": str(STEPS),
-            "BRIDLE_GROUPS": str(GROUPS),
-            "BRIDLE_GROUP_SIZE": str(GROUP_SIZE),
-            "BRIDLE_LEARNING_RATE": "0.001",
-            **({"BRIDLE_TORCH_INDEX": ""} if list(WHEELS.glob("torch-*.whl")) else {}),
-        }
-    )
-    yield running
-    running.ended("down", "--volumes", "--timeout", "5")
-
-
-def size(image: str, compose: Compose) -> int:
+def size(image: str, compose: Any) -> int:
     inspect = ["docker", "image", "inspect", "--format", "{{.Size}}", image]
     return int(subprocess.check_output(inspect, env=compose.environment))
 
@@ -182,7 +73,7 @@ def edited(name: str) -> Iterator[None]:
         file.write_bytes(before)
 
 
-def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Compose) -> None:
+def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Any) -> None:
     compose("build", "init")
     compose("--profile", "record", "build", "recorder")
     base = size(BASE, compose)
@@ -197,7 +88,7 @@ def test_images_hold_what_is_run_and_code_is_a_layer_of_its_own(compose: Compose
         assert time.monotonic() - began <= 20
 
 
-def test_an_edit_that_leaves_the_dependencies_installs_none_of_them(compose: Compose) -> None:
+def test_an_edit_that_leaves_the_dependencies_installs_none_of_them(compose: Any) -> None:
     compose("build", "init")
     with edited("pyproject.toml"):
         built = compose.ended("build", "--progress", "plain", "init")
@@ -209,7 +100,7 @@ def test_an_edit_that_leaves_the_dependencies_installs_none_of_them(compose: Com
     assert "packages" in steps.values()
 
 
-def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose) -> None:
+def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Any) -> None:
     compose("build", "init")
     began = time.monotonic()
     compose("up", "--detach")
@@ -218,26 +109,29 @@ def test_the_loop_ends_although_each_of_its_services_is_killed(compose: Compose)
         print(f"{service} is back after {compose.kill(service):.0f} s")
     log = compose.until_trained(900)
     print(f"trained after {time.monotonic() - began:.0f} s")
-    assert f"step {STEPS}: " in log
+    steps = int(compose.environment["BRIDLE_STEPS"])
+    assert f"step {steps}: " in log
     audit = json.loads(compose("exec", "-T", "proxy", "bridle", "audit", "--json"))
-    assert audit["sessions"] >= STEPS * GROUPS * GROUP_SIZE
-    sessions = compose("exec", "-T", "proxy", "bridle", "sessions", "--limit", "1000", "--json")
-    completed = [each for each in json.loads(sessions) if each["outcome"] == "completed"]
-    assert len(completed) == STEPS * GROUPS * GROUP_SIZE, "no finished session was run again"
+    assert audit["sessions"] >= compose.sessions
+    listed = compose("exec", "-T", "proxy", "bridle", "sessions", "--limit", "1000", "--json")
+    completed = [each for each in json.loads(listed) if each["outcome"] == "completed"]
+    assert len(completed) == compose.sessions, "no finished session was run again"
     for service in ("proxy", "engine", "net"):
         assert compose.state(service)["State"] == "running"
 
     compose("up", "--detach")
-    assert f"after {STEPS} of {STEPS} steps" in compose.until_trained(120)
+    assert f"after {steps} of {steps} steps" in compose.until_trained(120)
 
 
-def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Compose) -> None:
-    compose("up", "--detach")
+def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Any) -> None:
+    running = replace(compose, environment={**compose.environment, "BRIDLE_STEPS": "500"})
+    running("up", "--detach")
     with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104 - what must not be reached
         addresses = subprocess.check_output(["hostname", "-I"], text=True).split()
         port = str(listener.getsockname()[1])
         attack = ("python3", "-c", HOSTILE, port, *addresses, "host.docker.internal")
-        told = compose("exec", "-T", "--user", "20007:20007", "trainer", *attack)
+        # A user of sessions that none of these has: what a session leaves is ended with it.
+        told = running("exec", "-T", "--user", "24001:24001", "trainer", *attack)
     found = json.loads(told)
     hosts = found.pop("host")
     assert len(hosts) == len(addresses) + 1
@@ -247,7 +141,7 @@ def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Compose) -> None:
         "proxy": 200,
         "sessions": 401,
         "metrics": 401,
-        "pages": 401,
+        "pages": "http://net:8484/bridle/viewer/login",
         "pause": 401,
         "version": 401,
         "keys": "PermissionError",
@@ -257,7 +151,7 @@ def test_an_agent_reaches_its_proxy_and_nothing_else(compose: Compose) -> None:
 
 
 def test_a_model_that_its_user_cannot_read_is_named_before_anything_starts(
-    compose: Compose,
+    compose: Any,
 ) -> None:
     weights = Path(compose.environment["BRIDLE_WORK"]) / "model" / "model.safetensors"
     weights.chmod(0o600)

@@ -249,7 +249,7 @@ class ContainerSandbox:
         archive = await self._archive(f"{source}/.", None)
         await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
         with archive, _opened(archive) as tar:
-            await asyncio.to_thread(tar.extractall, target, filter=_harmless)
+            await asyncio.to_thread(extract, tar, target)
 
     def _entry(self, path: PurePath, kind: bytes, mode: int, size: int = 0) -> tarfile.TarInfo:
         entry = tarfile.TarInfo(str(path).lstrip("/"))
@@ -341,6 +341,8 @@ class ContainerProvider:
                 await self._engine.sweep()
                 await install(self._engine, self._layer)
                 self._sockets = Path(tempfile.mkdtemp(prefix="bridle-sandboxes-"))
+                # All that the engine mounts lies below TMPDIR, which it may share with a container.
+                shutil.copytree(_INSIDE, self._sockets / _INSIDE.name)
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:
@@ -395,7 +397,8 @@ def _arguments(
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
     arguments += ["--user", "0:0", "--workdir", "/"]
-    arguments += ["-v", f"{_INSIDE}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]
+    scripts = sockets.with_name(_INSIDE.name)
+    arguments += ["-v", f"{scripts}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]
     for inside, outside in spec.mounts.items():
         arguments += ["-v", f"{Path(outside).absolute()}:{inside}:ro"]
     keeper = ["-I", "-S", str(SCRIPTS / "keeper.py"), msgspec.json.encode(settings).decode()]
@@ -466,9 +469,26 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+def extract(tar: tarfile.TarFile, target: Path) -> None:
+    """Writes what an agent has put into an archive; leaves out what would lie, or lead, outside of
+    the folder, and what is no file. Pythons before 3.11.4 cannot tell where a link leads: with them
+    all links are left out."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(target, filter=_harmless)  # noqa: S202 - filtered
+    else:
+        tar.extractall(target, members=filter(_is_plain, tar))  # noqa: S202 - filtered
+
+
 def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    """Leaves out what would lie, or lead, outside the folder, and what is no file."""
     try:
         return tarfile.data_filter(entry, target)
     except tarfile.FilterError:
         return None
+
+
+def _is_plain(entry: tarfile.TarInfo) -> bool:
+    """Whether it is a file or a folder below the one that it is written to."""
+    path = PurePosixPath(entry.name)
+    below = not path.is_absolute() and ".." not in path.parts
+    entry.mode &= 0o755
+    return below and (entry.isreg() or entry.isdir())

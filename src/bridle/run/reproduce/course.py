@@ -99,10 +99,11 @@ _TASK_LAST: Final = replace(
 )
 """For a long prompt that is the same in every session and names the task at its end: almost all of
 an update's tokens are one prefix, so that larger batches are the cheaper ones."""
+_LONGEST: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
 _WAYS: Final[Mapping[str, Way]] = {
     "codex": Way("@openai/codex", 8, _TASK_LAST),
-    "claude-code": Way("@anthropic-ai/claude-code", 8, _TASK_LAST),
-    "qwen-code": Way("@qwen-code/qwen-code", 8, _TASK_LAST),
+    "claude-code": Way("@anthropic-ai/claude-code", 8, _LONGEST),
+    "qwen-code": Way("@qwen-code/qwen-code", 8, _LONGEST),
     "pi": Way(
         "@earendil-works/pi-coding-agent",
         8,
