@@ -102,7 +102,8 @@ def proxy(model_dir: Path, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with something in it, and the example that the page copies there."""
+    """A folder with something in it and the examples of the pages, beside an empty home."""
+    (tmp_path / "home").mkdir()
     folder = tmp_path / "work"
     (folder / "examples").mkdir(parents=True)
     (folder / "lamp.txt").write_text("a lamp\n")
@@ -175,7 +176,6 @@ def test_an_agent_is_recorded_with_the_pages_lines_alone(
         file = tmp_path / "home" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text.replace(PROXY, proxy))
-    (tmp_path / "home").mkdir(exist_ok=True)
     answered = typed("\n".join(lines).replace(PROXY, proxy), agent, work)
     commands = sum(not line.startswith("export ") for line in lines)
     require_recorded(tmp_path / "bridle.db", answered, commands)
