@@ -34,7 +34,7 @@ from bridle.trainer.sft.data import examples_from_parquet, with_context, without
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
 LONGEST_PROMPT: Final = 1 << 20
-"""Tokens: the first tokenizer knows few words, and a harness' prompt may be tens of thousands."""
+"""Tokens: the first tokenizer knows few words, so a prompt may take tens of thousands."""
 OnResult = Callable[[RolloutResult], None]
 
 
