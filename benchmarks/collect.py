@@ -22,7 +22,7 @@ from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.collector import Collector
-from bridle.trainer.config import GrpoConfig
+from bridle.trainer.config import FilterConfig, GrpoConfig
 
 ENDLESS = 1_000_000
 """Steps of a run that does not end: its last steps would leave slots free."""
@@ -40,6 +40,10 @@ class CollectSettings:
     train_s: float = 0.05
     """Of a step's update and publish."""
     seed: int = 0
+    refill: float = 1.0
+    """Of the step's filters."""
+    half_degenerate: bool = False
+    """Every other group has equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,9 @@ class CollectFigures:
     trained: float
     """Share of the sessions taken that were trained; the others were too old."""
     seconds_per_step: float
+    live: float
+    """Groups of a step of which something is trained, on average, for each group that it asks
+    for."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,16 +144,20 @@ class SleepingSessions:
             call_ids=(name,),
             weight=1.0,
         )
-        reward = Reward(name, "reward", float(member), 0.0, source=RewardSource.VERIFIER)
+        equal = self._settings.half_degenerate and int(number) % 2 == 1
+        value = 0.0 if equal else float(member)
+        reward = Reward(name, "reward", value, 0.0, source=RewardSource.VERIFIER)
         session = SessionRecord(name, 0.0, group_id=number, outcome="completed")
         return Episode(session, (sample,), (reward,), Conservation(captured=1, trained=1))
 
 
 def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigures:
     """Runs ``settings.steps`` steps at one bound."""
-    config = GrpoConfig(steps=ENDLESS, max_staleness=max_staleness)
+    config = GrpoConfig(
+        steps=ENDLESS, max_staleness=max_staleness, filters=FilterConfig(refill=settings.refill)
+    )
     version = 0
-    staleness, taken, trained = 0, 0, 0
+    staleness, taken, trained, live = 0, 0, 0, 0
     with (
         SleepingSessions(settings, lambda: version) as sessions,
         Collector(
@@ -159,6 +170,7 @@ def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigur
             prepared = prepare(episodes, version, config)
             taken += len(episodes)
             trained += len({item.session for item in prepared.items})
+            live += len({item.group for item in prepared.items})
             staleness = max(staleness, int(prepared.staleness.max(initial=0)))
             time.sleep(settings.train_s)
             version += 1
@@ -171,4 +183,5 @@ def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigur
         staleness=staleness,
         trained=trained / taken,
         seconds_per_step=elapsed / settings.steps,
+        live=live / (settings.steps * settings.groups_per_step),
     )

@@ -1,10 +1,19 @@
 """How many sessions each estimator, loss and setting needs to learn a sparse task of ten steps.
 
-The task is made by rule. A session has ten steps; each sees where it is and which step it is, and
-chooses one of four ways. One of them, another at every place, leads on; the others stay. The only
-reward is 1 at the end, for a session that has come far enough. The policy is a table of logits, one
-row for what a step sees, so that only credit, filters, losses and corrections are measured: those
-are the trainer's own, from :func:`bridle.trainer.batch.prepare.prepare` to the loss.
+The task is made by rule. Ten places lie in a row before the goal, and a session begins at one of
+them, drawn by lot. In each of at most ten steps it sees the place where it is and chooses one of
+eight ways: one of them, another at every place, leads on; the others stay. The only reward is 1 for
+a session that comes to the goal, which ends it.
+
+So most of a reward is luck: random steps reach the goal from the last place in three sessions of
+four, and from the first in one of a thousand million. An estimator with one credit for a whole
+session compares sessions that began apart, and gives every step of a lucky one the same credit,
+though most of them were wrong. Places recur within a session and among those of a group, so that a
+step can be compared with others at its place.
+
+The policy is a table of logits, one row for each place, so that only credit, filters, losses and
+corrections are measured: those are the trainer's own, from
+:func:`bridle.trainer.batch.prepare.prepare` to the loss.
 """
 
 from __future__ import annotations
@@ -30,23 +39,23 @@ from bridle.trainer.losses.losses import policy_loss
 from bridle.trainer.policy.model import TokenScores
 
 STEPS: Final = 10
-WAYS: Final = 4
-PLACES: Final = STEPS + 1
-SEEN: Final = STEPS * PLACES
-"""What a step can see; the token of a way comes behind these."""
+"""Of a session, at most."""
+WAYS: Final = 8
+PLACES: Final = 10
+"""Before the goal; the tokens of the ways come behind theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSettings:
-    far: int = 5
-    """Places that a session must come."""
+    farthest: int = PLACES
+    """Places from the goal at which a session can begin."""
     goal: float = 0.9
     """Of the rewards, on average over the last ``window`` steps."""
     window: int = 3
     groups: int = 4
     group_size: int = 16
     rate: float = 0.1
-    seeds: int = 5
+    seeds: int = 3
     most: int = 400
     """Steps after which a run has not reached the goal."""
 
@@ -91,8 +100,8 @@ def cases() -> list[Case]:
         Case("mean", credit("mean")),
         Case("gated", credit("gated")),
         Case("spiral", credit("spiral")),
-        Case("gigpo", credit("gigpo")),
-        Case("turn_returns", credit("turn_returns")),
+        Case("gigpo", credit("gigpo", discount=0.95)),
+        Case("turn_returns", credit("turn_returns", discount=0.95)),
         Case("gspo", loss(name="gspo", clip_low=3e-4, clip_high=4e-4)),
         Case("cispo", loss(name="cispo")),
         Case("importance mask", loss(importance="mask")),
@@ -111,11 +120,11 @@ class TablePolicy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(SEEN, WAYS))
+        self.logits = nn.Parameter(torch.zeros(PLACES, WAYS))
 
     def forward(self, pack: Pack) -> TokenScores:
         seen = torch.from_numpy(pack.token_ids[pack.sources])
-        ways = torch.from_numpy(pack.targets) - SEEN
+        ways = torch.from_numpy(pack.targets) - PLACES
         scores = self.logits[seen].log_softmax(-1)
         entropies = torch.special.entr(scores.detach().exp()).sum(-1)
         return TokenScores(scores.gather(1, ways[:, None]).squeeze(1), entropies)
@@ -183,22 +192,23 @@ def _group(
 ) -> list[Episode]:
     """Sessions of one group, whose every step is a call of its own."""
     scores = logits.log_softmax(-1).numpy()
-    places = np.zeros(settings.group_size, np.int64)
-    seen, ways = [], []
-    for step in range(STEPS):
-        seen.append(step * PLACES + places)
+    places = PLACES - 1 - rng.integers(0, settings.farthest, settings.group_size)
+    steps: list[list[tuple[int, int, float]]] = [[] for _ in places]
+    for _ in range(STEPS):
         # Gumbel's trick: the largest of logits and noise is drawn as the logits say.
-        ways.append((scores[seen[-1]] + rng.gumbel(size=(len(places), WAYS))).argmax(1))
-        places = places + (ways[-1] == right[places])
+        seen = np.minimum(places, PLACES - 1)
+        ways = (scores[seen] + rng.gumbel(size=(len(seen), WAYS))).argmax(1)
+        walking = places < PLACES
+        for member in np.flatnonzero(walking):
+            place, way = int(places[member]), int(ways[member])
+            steps[member].append((place, way, float(scores[place, way])))
+        places = places + (walking & (ways == right[seen]))
     return [
         _episode(
             f"{name}-{member}",
             name,
-            [
-                (int(each[member]), int(way[member]), float(scores[each[member], way[member]]))
-                for each, way in zip(seen, ways, strict=True)
-            ],
-            float(places[member] >= settings.far),
+            steps[member],
+            float(places[member] == PLACES),
             version,
             case.two_roles,
         )
@@ -220,7 +230,7 @@ def _episode(
             leaf_call_id=f"{session}/{number}",
             kind=CallKind.MAIN,
             role=("planner", "worker")[number % 2] if two_roles else None,
-            token_ids=np.asarray([seen, SEEN + way], np.uint32),
+            token_ids=np.asarray([seen, PLACES + way], np.uint32),
             mask=np.asarray([False, True]),
             logprobs=np.asarray([0.0, logprob], np.float32),
             versions=np.asarray([-1, version]),

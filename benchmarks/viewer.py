@@ -111,7 +111,11 @@ def _viewer(store: Path) -> Iterator[httpx.Client]:
 def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
     session, run, group = (
         _linked(client, *of)
-        for of in (("/sessions", "/sessions/"), ("/runs", "/runs/"), ("/groups", "/group?id="))
+        for of in (
+            ("/sessions?order=oldest", "/sessions/"),
+            ("/runs", "/runs/"),
+            ("/groups", "/group?id="),
+        )
     )
     return {
         "pages": {

@@ -46,7 +46,7 @@ def check(version: str, python: str, wheel: Path) -> bool:
         subprocess.run([python, "-m", "venv", str(environment)], check=True)
     own = str(environment / "bin" / "python")
     pip = [own, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, f"{wheel}[postgres]", *NEEDED], check=True)
+    subprocess.run([*pip, f"{wheel}[postgres,redact]", *NEEDED], check=True)
     subprocess.run([*pip, "--force-reinstall", "--no-deps", str(wheel)], check=True)
     for module in WITHOUT:
         if subprocess.run([own, "-c", f"import {module}"], capture_output=True).returncode == 0:

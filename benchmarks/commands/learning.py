@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +17,11 @@ def learning(
         list[str] | None,
         typer.Option(help="A row of the table. Repeatable; default: all, the default first."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Write the table of docs there; measures staleness and refill too."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Count the sessions that each case needs to learn a sparse task of ten steps, made by rule."""
@@ -34,6 +39,12 @@ def learning(
             err.print(each.name, highlight=False)
             needed[each.name] = bench_learning(each, settings)
     found = compared(needed)
+    if table is not None:
+        from bridle.bench import learning_table
+
+        err.print("staleness and refill", highlight=False)
+        bounds, refills = learning_table.measured()
+        table.write_text(learning_table.table(found, bounds, refills, settings))
     if json:
         print_json([figures.as_data() for figures in found])
         return

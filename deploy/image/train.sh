@@ -25,4 +25,5 @@ exec bridle trainer --engine "$engine" --policy /data/policy --out /data/train -
   --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" \
   --steps "$BRIDLE_STEPS" --groups "$BRIDLE_GROUPS" --group-size "$BRIDLE_GROUP_SIZE" \
   --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK" \
+  --evaluate-every "$BRIDLE_EVALUATE_EVERY" --evaluation-split "$BRIDLE_EVALUATION_SPLIT" \
   ${BRIDLE_SANDBOX:+--sandbox "$BRIDLE_SANDBOX"}

@@ -92,7 +92,7 @@ class ProcessSandbox(Folder):
     async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        apart = _may_part(self._user) and await asyncio.to_thread(missing) is None
+        apart = _may_isolate(self._user) and await asyncio.to_thread(missing) is None
         started_at = time.monotonic()
         reading, writing = os.pipe()
         with (
@@ -157,7 +157,7 @@ class ProcessProvider:
     @contextlib.asynccontextmanager
     async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
         """The socket of the session's relay; ``None`` where it gets no network of its own."""
-        confined = self._confined and _may_part(self._users)
+        confined = self._confined and _may_isolate(self._users)
         if not confined or await asyncio.to_thread(network_missing) is not None:
             yield None
             return
@@ -176,7 +176,7 @@ class ProcessProvider:
         """Nothing outlives a launch."""
 
 
-def _may_part(user: object | None) -> bool:
+def _may_isolate(user: object | None) -> bool:
     """Whether namespaces are tried: a user namespace knows one user, so that only root gives a
     session both a user and namespaces of its own."""
     return user is None or os.getuid() == 0

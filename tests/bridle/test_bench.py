@@ -46,7 +46,7 @@ def test_the_continuation_bench_measures_both_ways(
 def test_the_path_bench_counts_the_proxys_own_functions(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = path.measure(3), path.measure(3)
+    first, second = path.measure(), path.measure()
     assert first["modules"] == second["modules"]
     assert first["python_calls"] == pytest.approx(second["python_calls"], rel=0.02)
     assert first["python_calls"] == sum(first["by_module"].values()) > first["hops"]

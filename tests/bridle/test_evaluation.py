@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
 from bridle.trainer.learner.checkpoint import checkpoints
 
@@ -105,6 +108,43 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     assert [figures[name]["pass_at"]["2"]["value"] for name in ("0", "1", "2")] == [
         one["pass_at_2"] for one in report["evaluations"]
     ]
+
+
+def test_the_trainer_of_services_measures_held_out_tasks(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    policy, store, out = tmp_path / "policy", str(tmp_path / "bridle.db"), tmp_path / "out"
+    first = arguments.index("--agent")
+    with (
+        EmbeddedEngine(policy) as engine,
+        ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=policy)) as proxy,
+    ):
+        done = bridle(
+            *("trainer", "--policy", str(policy), "--out", str(out), "--store", store),
+            *("--engine", engine.base_url, "--proxy", proxy.base_url),
+            *arguments[first : first + 6],
+            *("--split", "train", "--steps", "1", "--groups", "1", "--group-size", "4"),
+            *("--evaluate-every", "1", "--evaluation-split", "held_out"),
+        )
+    assert done.returncode == 0, done.stderr
+    with Reader(store) as reader:
+        (trained,), (measured,) = reader.runs("train"), reader.runs("eval")
+        steps = [one.step for one in reader.metrics(trained.id, "evaluation/reward")]
+        sessions = list(reader.sessions(run=measured.id))
+    assert steps == [-1, 0], "before the first step, and after it"
+    assert {str(one.task_id) for one in sessions} == {"t2", "t3"}
+    assert sorted(one.labels["evaluates"] for one in sessions) == [0, 0, 1, 1]
+    assert (out / "best" / "model.safetensors").exists()
+
+
+def test_recordings_are_not_measured_on_tasks(arguments: list[str], tmp_path: Path) -> None:
+    refused = bridle(
+        *("trainer", "--from-store", "--store", str(tmp_path / "bridle.db")),
+        *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "out")),
+        *("--evaluate-every", "1"),
+    )
+    assert refused.returncode == 2
+    assert "--evaluate-every runs an agent, and --from-store has none" in refused.stderr
 
 
 def test_tasks_that_are_trained_on_are_not_held_out(arguments: list[str], tmp_path: Path) -> None:

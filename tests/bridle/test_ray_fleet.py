@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -11,12 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from bridle.harnesses.fleet import LocalFleet
+from bridle.harnesses.fleet.base import SessionPlan
+from bridle.harnesses.fleet.ray import RayFleet
 from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.tasks.task import Task
 from bridle.run.rollouts import rollout
 from bridle.store.reading.queries import Reader
 
@@ -181,6 +187,35 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(
         assert {session.outcome for session in reader.sessions()} == {"cancelled"}
     left = subprocess.run(["pgrep", "-xf", "sleep 60123"], capture_output=True, check=False)
     assert not left.stdout, "no agent outlives its rollout"
+
+
+async def test_a_session_that_is_cancelled_twice_has_ended_when_ray_is_shut_down(
+    tmp_path: Path,
+) -> None:
+    class Slow:
+        """A fleet whose sessions take a second to end."""
+
+        async def run(self, plan: Any) -> None:
+            (tmp_path / "running").touch()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1)
+                (tmp_path / "ended").touch()
+                raise
+
+    fleet = RayFleet(lambda: cast(LocalFleet, Slow()))
+    running = asyncio.ensure_future(
+        fleet.run(cast(SessionPlan, SimpleNamespace(task=Task("t", ""))))
+    )
+    await asyncio.to_thread(until, (tmp_path / "running").exists)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.1)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await fleet.close()
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_client_outside_of_the_cluster_has_its_sessions_run_inside(

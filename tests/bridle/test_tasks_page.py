@@ -68,7 +68,8 @@ def test_it_names_every_route(proxy_url: str) -> None:
     own = {path.removeprefix("/bridle/v1") for path in paths if path.startswith("/bridle/v1")}
     feed = {path for path in own if "/feed" in path or "trajector" in path}
     shown = {
-        route.replace("/ID", "/{session_id}")
+        route.replace("/runs/ID", "/runs/{run_id}")
+        .replace("/ID", "/{session_id}")
         .replace("/CALL", "/{call_id}")
         .replace("/NAME", "/{name}")
         for route in re.findall(r"(?:[A-Z]+ |, )(/[a-zA-Z/]+)", PAGE.partition("| route under")[2])

@@ -105,6 +105,35 @@ def test_a_long_session_comes_whole_while_one_scrolls(served: Any, page: Any) ->
     expect(page.locator(".turn")).to_have_count(turns)
 
 
+def test_a_link_leads_to_a_turn_that_has_not_come_yet(served: Any, page: Any) -> None:
+    session = served.sessions[0]
+    with Reader(served.store) as reader:
+        last = len(reader.calls(session))
+    page.goto(f"{served.url}/sessions/{session}/audit")
+    page.get_by_role("link", name=str(last), exact=True).click()
+    expect(page.locator(f"#turn-{last}")).to_be_in_viewport()
+    page.evaluate("location.hash = '#turn-1'")
+    expect(page.locator("#turn-1")).to_be_in_viewport()
+    page.goto(f"{served.url}/sessions/{session}#turn-999")
+    expect(page.locator(".turn")).to_have_count(last)
+
+
+def test_a_narrow_list_shows_every_figure_with_its_heading(served: Any, page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    for path in ("/sessions", "/groups", "/runs", f"/sessions/{served.sessions[0]}/audit"):
+        page.goto(served.url + path)
+        # At once: a list of open sessions is replaced every two seconds.
+        cells = page.evaluate(
+            "[...document.querySelectorAll('[data-line]')].map(line => [...line.cells].map("
+            "cell => [cell.textContent, cell.getBoundingClientRect().left,"
+            " cell.getBoundingClientRect().right]))"
+        )
+        assert len(cells[0]) > 4, path
+        for text, left, right in cells[0]:
+            assert 0 <= left <= right <= 390, (path, text)
+            assert not text.strip() or left < right, (path, text)
+
+
 def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/sessions/{served.sessions[0]}")
     page.locator("#turn-2 [data-tokens]").click()

@@ -34,8 +34,15 @@ def test_a_python_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_its_agent_plays_no_other_tasks(tmp_path: Path) -> None:
-    with pytest.raises(NotLaunchable, match="--tasks verifiers:NAME"):
-        rollout("verifiers", [Task("t", "Prompt")], "exact", proxy="http://127.0.0.1:1")
+    model = tmp_path / "model"
+    train_bench_tokenizer(model)
+    with ScriptedEngine(model, lambda _: ScriptedReply("Paris.")) as engine:
+        settings = ProxySettings(engine.base_url, str(tmp_path / "bridle.db"), tokenizer_dir=model)
+        with (
+            ProxyServer(settings) as proxy,
+            pytest.raises(NotLaunchable, match="--tasks verifiers:NAME"),
+        ):
+            rollout("verifiers", [Task("t", "Prompt")], "exact", proxy=proxy.base_url)
 
 
 @pytest.mark.harness

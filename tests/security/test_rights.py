@@ -31,6 +31,7 @@ def control_requests(session: str, call: str) -> list[tuple[str, str, dict[str, 
         ("POST", f"{at}/seal", {"json": {"outcome": "infrastructure"}}),
         ("GET", f"{V1}/policy", {}),
         ("PUT", f"{V1}/policy", {"json": {"version": 9}}),
+        ("PUT", f"{V1}/runs/R", {"json": {"kind": "rollout"}}),
         ("GET", f"{V1}/engines", {}),
         ("POST", f"{V1}/engines", {"json": {"url": "http://127.0.0.1:1"}}),
         ("DELETE", f"{V1}/engines/0", {}),
@@ -44,7 +45,7 @@ def test_the_list_of_control_requests_has_every_route(lab: Any) -> None:
     paths = lab.ask("GET", "/openapi.json", ADMIN).json()["paths"]
     for path, operations in paths.items():
         for method in operations:
-            shown = path.format(session_id="S", call_id="C", name="0")
+            shown = path.format(session_id="S", call_id="C", name="0", run_id="R")
             assert any(
                 (method.upper(), shown) == (one, there)
                 for one, there, _ in control_requests("S", "C")

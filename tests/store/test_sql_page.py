@@ -195,3 +195,19 @@ def test_every_column_that_the_page_names_is_there(recorded, view):
     with closing(sqlite3.connect(recorded)) as connection:
         columns = connection.execute("SELECT name FROM pragma_table_info(?)", (view,))
         assert named == {name for (name,) in columns}
+
+
+def test_the_store_page_reads_a_call_to_the_bit(recorded):
+    page = (PAGE.parent / "store.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    shown = re.sub(r"^( +)(reader\..*?)( +#.*)$", r"\1found.append(\2)", snippet, flags=re.M)
+    with Reader(str(recorded)) as reader:
+        session = reader.session_by_name("sums-1")
+        calls = reader.calls(session.id)
+    values = {"session_id": session.id, "found": []}
+    exec(shown.replace("runs/bridle.db", str(recorded)), values)  # noqa: S102 - the page's own
+    assert len(values["found"]) == 3 * len(calls) == 6
+    prompt, logprobs, body = values["found"][:3]
+    assert (str(prompt.dtype), str(logprobs.dtype)) == ("uint32", "float32")
+    assert len(logprobs) == calls[0].sampled_tokens
+    assert b"1 + 2?" in body

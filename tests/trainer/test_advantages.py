@@ -1,12 +1,13 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample, Turn
+from bridle.store.records import CallKind, CallStatus, Reward, SessionRecord
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
 
@@ -157,6 +158,18 @@ def test_turn_returns_discount_what_came_after():
     found = credit_of("turn_returns", episodes, [2.0, 0.5], discount=0.9)
     expected = norm([1.0 + 0.9 * (0.25 + 2.0), 0.25 + 2.0, 0.5])
     assert [*found[0], *found[1]] == pytest.approx(expected, abs=1e-6)
+
+
+def test_returns_are_discounted_over_calls_that_are_branches_of_their_own():
+    apart = [steps(name, ([number], None)) for number, name in enumerate("xyz")]
+    session = replace(
+        apart[0],
+        samples=tuple(each.samples[0] for each in apart),
+        turns=tuple(Turn(name + "0", CallKind.MAIN, CallStatus.COMPLETE) for name in "yxz"),
+    )
+    found = credit_of("turn_returns", [session, steps("b", ([1], None))], [2.0, 0.5], discount=0.9)
+    expected = norm([0.9 * 2.0, 0.81 * 2.0, 2.0, 0.5])
+    assert [value for credit in found for value in credit] == pytest.approx(expected, abs=1e-6)
 
 
 def test_gated_counts_rewards_of_steps_behind_the_gate_only():

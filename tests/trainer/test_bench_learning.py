@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.bench import learning_table
+from bridle.bench.collect import CollectSettings
 from bridle.bench.learning import (
-    SEEN,
+    PLACES,
     STEPS,
     WAYS,
     LearningSettings,
@@ -20,7 +22,7 @@ from bridle.bench.learning import (
 )
 from bridle.trainer.config import OptimizerConfig
 
-EASY = LearningSettings(far=3, groups=2, group_size=8, rate=0.3, most=40)
+EASY = LearningSettings(farthest=2, groups=2, group_size=8, rate=0.3, most=40)
 
 
 def test_the_default_learns_and_a_policy_that_is_not_trained_does_not() -> None:
@@ -29,21 +31,29 @@ def test_the_default_learns_and_a_policy_that_is_not_trained_does_not() -> None:
     reached = sessions_to_goal(default, EASY, 0)
     assert reached is not None
     assert reached <= EASY.most * 16
-    assert sessions_to_goal(default, replace(EASY, rate=0.0, far=6, most=6), 0) is None
+    assert sessions_to_goal(default, replace(EASY, rate=0.0, farthest=8, most=6), 0) is None
 
 
-def test_a_session_is_rewarded_at_its_end_for_the_places_that_it_came() -> None:
-    right = np.arange(STEPS + 1) % WAYS
-    knows = torch.full((SEEN, WAYS), -50.0)
-    knows[torch.arange(SEEN), torch.from_numpy(right[np.arange(SEEN) % (STEPS + 1)])] = 50.0
+def test_a_session_is_rewarded_when_it_comes_to_the_goal_which_ends_it() -> None:
+    right = np.arange(PLACES) % WAYS
     two_roles = next(case for case in cases() if case.two_roles)
     rng = np.random.default_rng(0)
-    (first, *_) = _group("g", knows, 3, right, two_roles, replace(EASY, far=STEPS), rng)
-    assert [reward.value for reward in first.rewards] == [1.0]
-    assert [int(sample.token_ids[0]) for sample in first.samples] == [11 * t + t for t in range(10)]
-    assert {sample.role for sample in first.samples} == {"planner", "worker"}
-    assert sum(sample.weight for sample in first.samples) == pytest.approx(1.0)
-    assert {int(sample.versions[1]) for sample in first.samples} == {3}
+    far = replace(EASY, farthest=PLACES, group_size=32)
+    knows = torch.full((PLACES, WAYS), -50.0)
+    knows[torch.arange(PLACES), torch.from_numpy(right)] = 50.0
+    group = _group("g", knows, 3, right, two_roles, far, rng)
+    starts = [int(each.samples[0].token_ids[0]) for each in group]
+    assert {0, PLACES - 1} <= set(starts)
+    for each, start in zip(group, starts, strict=True):
+        assert [reward.value for reward in each.rewards] == [1.0]
+        assert [int(one.token_ids[0]) for one in each.samples] == [*range(start, PLACES)]
+        assert sum(sample.weight for sample in each.samples) == pytest.approx(1.0)
+        assert {int(sample.versions[1]) for sample in each.samples} == {3}
+    longest = max(group, key=lambda each: len(each.samples))
+    assert {sample.role for sample in longest.samples} == {"planner", "worker"}
+    for each in _group("g", -knows, 3, right, two_roles, far, rng):
+        assert [reward.value for reward in each.rewards] == [0.0]
+        assert len(each.samples) == STEPS
 
 
 def test_cases_are_compared_with_the_first() -> None:
@@ -53,3 +63,19 @@ def test_cases_are_compared_with_the_first() -> None:
         ("gigpo", 0.5),
         ("mean", None),
     ]
+
+
+def test_the_table_has_a_row_for_each_case_bound_and_refill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = CollectSettings(slots=4, group_size=2, groups_per_step=2, steps=4, median_s=0.01)
+    monkeypatch.setattr(learning_table, "SLOW", small)
+    bounds, refills = learning_table.measured()
+    assert [each.max_staleness for each in bounds] == [0, 2]
+    assert refills[0].live < refills[1].live
+    text = learning_table.table(
+        compared({"grpo": 200.0, "gigpo": 100.0, "mean": None}), bounds, refills, EASY
+    )
+    assert "| gigpo | 100 | 0.50 |" in text
+    assert "| mean | not reached |  |" in text
+    assert f"| 8 | {refills[1].live:.2f} |" in text

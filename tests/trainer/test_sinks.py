@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -136,4 +137,5 @@ def test_a_resumed_run_is_one_run_of_the_tracker(
 
     python(WRITES, tracker, str(output))
     head = "import sys\nfrom pathlib import Path\n"
-    assert python(head + READS[tracker], str(output)) == "{0: 1.0, 1: 1.0, 2: 9.0, 3: 9.0}"
+    read = ast.literal_eval(python(head + READS[tracker], str(output)))
+    assert read == {0: 1.0, 1: 1.0, 2: 9.0, 3: 9.0}

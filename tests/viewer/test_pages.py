@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,11 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from bridle.cli.commands.viewer import YIELDS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.transcript import turns_of
 from bridle.store.reading.pages import SessionFilter, SessionOrder, session_lines
 from bridle.store.records import CallKind
 from bridle.viewer.lanes import WIDTH, lanes_of
+from bridle.viewer.turns import as_tree
 
 
 def listed(text: str) -> list[str]:
@@ -150,6 +154,23 @@ def test_the_tree_has_every_turn_and_the_reason_of_every_break(gallery: Any) -> 
     assert f"broke: {calls[number - 1].break_reason.replace('_', ' ')}" in page
 
 
+def test_a_sub_agent_stands_below_the_turn_after_which_it_began(gallery: Any) -> None:
+    loaded = LoadedSession.load(gallery.reader, gallery.sessions[0])
+    rows = as_tree(turns_of(loaded))
+    places = {turn.number: place for place, (turn, _) in enumerate(rows)}
+    agents = [turn for turn, _ in rows if turn.call.kind is CallKind.SUBAGENT]
+    assert agents
+    for agent in agents:
+        before = next(
+            turn
+            for turn, _ in sorted(rows, key=lambda row: -row[0].number)
+            if turn.number < agent.number and turn.call.kind is CallKind.MAIN
+        )
+        assert places[agent.number] == places[before.number] + 1
+        assert rows[places[agent.number]][1] == rows[places[before.number]][1] + 1
+    assert sorted(places) == list(range(1, len(loaded.calls) + 1))
+
+
 def test_the_difference_shows_the_first_token_that_a_break_did_not_continue(gallery: Any) -> None:
     session, number = gallery.broken()
     loaded = LoadedSession.load(gallery.reader, session)
@@ -258,6 +279,8 @@ def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
         url = json.loads(run.stdout.readline())["url"]
         try:
             assert "gallery-3" in httpx.get(f"{url}/sessions", trust_env=False).text
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getpriority(os.PRIO_PROCESS, run.pid) == min(19, own + YIELDS)
             assert httpx.get(f"{url}/static/viewer.js", trust_env=False).status_code == 200
             assert httpx.post(f"{url}/sessions", trust_env=False).status_code == 405
             for foreign in ({"host": "a.example"}, {"origin": "https://a.example"}):

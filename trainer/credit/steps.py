@@ -13,7 +13,8 @@
 ``turn_returns``  ``norm(G_t)`` over all steps of the group   discounted returns of turns
 ================  ==========================================  ====================================
 
-with ``G_t = Σ_{k >= t} γ^(k - t) s_k + γ^(T - t) R`` along the step's branch.
+with ``G_t = Σ_{k >= t} γ^(k - t) s_k + γ^(T - t) R`` along the session: where a harness strips what
+the model thought, every step is a branch of its own, and they follow each other all the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.credit.group import (
     STD_EPSILON,
     Credit,
@@ -65,15 +67,19 @@ def returns(group: CreditGroup) -> NDArray[np.float64]:
     discount, own = group.config.discount, group.call_rewards
     found: dict[tuple[int, str], float] = {}
     for number, episode in enumerate(group.episodes):
-        for sample in episode.samples:
-            value = float(group.rewards[number])
-            for place, call_id in reversed(list(enumerate(sample.call_ids))):
-                if place < len(sample.call_ids) - 1:
-                    value *= discount
-                value += own.get((number, call_id), 0.0)
-                # A step that several branches share counts along the first of them.
-                found.setdefault((number, call_id), value)
+        value = float(group.rewards[number])
+        for later, call_id in enumerate(reversed(_calls_in_order(episode))):
+            value = (value if later == 0 else discount * value) + own.get((number, call_id), 0.0)
+            found[number, call_id] = value
     return np.asarray([found[step.episode, step.call_id] for step in group.steps], np.float64)
+
+
+def _calls_in_order(episode: Episode) -> list[str]:
+    """A session's calls as they started, on whichever branch; as its samples have them, where their
+    start is not known."""
+    seen = dict.fromkeys(call_id for sample in episode.samples for call_id in sample.call_ids)
+    started = {turn.call_id: place for place, turn in enumerate(episode.turns)}
+    return sorted(seen, key=lambda call_id: started.get(call_id, len(started)))
 
 
 def _normalized(

@@ -128,8 +128,8 @@ class WarmContainerProvider:
         out = made / "out"
         out.mkdir(mode=0o700)
         spec = request.container or ContainerSpec()
-        zygote = shutil.copy(_ZYGOTE, made)
-        mounts = ("-v", f"{zygote}:{_ZYGOTE_INSIDE}:ro", "-v", f"{out}:{_OUT}")
+        program = shutil.copy(_ZYGOTE, made)
+        mounts = ("-v", f"{program}:{_ZYGOTE_INSIDE}:ro", "-v", f"{out}:{_OUT}")
         opening = self._containers.open(
             SandboxRequest(made, request.urls, replace(spec, pids=max(spec.pids, 4096))), mounts
         )

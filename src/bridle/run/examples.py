@@ -16,7 +16,9 @@ _PLACES = (
 def example_directories() -> dict[str, Path]:
     """Where each example lies, by its name."""
     place = next(place for place in _PLACES if place.is_dir())
-    found = (each for each in sorted(place.iterdir()) if any(each.glob("*.py")))
+    found = sorted(
+        {file.parent for kind in ("*.py", "*.ipynb") for file in place.glob(f"*/{kind}")}
+    )
     return {each.name: each for each in found}
 
 

@@ -16,7 +16,7 @@ from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import REWARD
 from bridle.reconstruct.evaluation import attempts_of
 from bridle.run.agents import first_tasks, shuffled_tasks
-from bridle.run.config import GroupsConfig, RunConfig
+from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
@@ -82,7 +82,7 @@ def train(
         config.agent.sandbox,
         cpus=config.agent.cpus,
     )
-    held_out = held_out_tasks(config)
+    held_out = held_out_tasks(config.evaluation, config.tasks)
     policy = model_directory(config.policy.model)
     check_policy(policy)
     require_parts(training)
@@ -159,7 +159,7 @@ def train(
                     adapter,
                     held_out,
                     settings,
-                    _evaluation_run(store, run_id),
+                    evaluation_run(store, run_id),
                     config.evaluation.every,
                     config.evaluation.samples,
                     config.evaluation.success,
@@ -187,12 +187,11 @@ def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
     return {"budget": {"calls": calls}}
 
 
-def held_out_tasks(config: RunConfig) -> list[Task]:
+def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]:
     """The tasks that the policy is measured on; none without ``evaluation.every``.
 
     Raises :class:`bridle.errors.UsageError` where they would be those that it is trained on.
     """
-    wanted, trained = config.evaluation, config.tasks
     if not wanted.every:
         return []
     source = wanted.source or trained.source
@@ -204,7 +203,7 @@ def held_out_tasks(config: RunConfig) -> list[Task]:
     return first_tasks(source, wanted.split, wanted.limit)
 
 
-def _evaluation_run(store: str, run_id: str) -> str:
+def evaluation_run(store: str, run_id: str) -> str:
     """The run of a training run's held-out sessions."""
     found = f"{run_id}.eval"
     with Reader(store) as reader:

@@ -10,7 +10,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import Turn
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
-from bridle.store.records import SpanKind
+from bridle.store.records import CallKind, SpanKind
 
 TokenText = Callable[[int], str]
 """The text of one token id."""
@@ -18,10 +18,16 @@ TokenText = Callable[[int], str]
 
 def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
     """The turns with their depths: each below the turn that it continues, and one deeper when a
-    later turn continues the same, or when it broke."""
+    later turn continues the same, or when it broke. A sub-agent, which continues none, is one
+    deeper than the turn after which it began."""
     below: dict[int | None, list[Turn]] = {}
+    began_after = None
     for turn in turns:
-        below.setdefault(turn.continues, []).append(turn)
+        agent = turn.call.kind is CallKind.SUBAGENT
+        above = began_after if agent and turn.continues is None else turn.continues
+        below.setdefault(above, []).append(turn)
+        if not agent and turn.call.kind not in (CallKind.SIDE, CallKind.COUNT):
+            began_after = turn.number
     rows: list[tuple[Turn, int]] = []
     waiting = [(turn, 0) for turn in reversed(below.get(None, []))]
     while waiting:
@@ -29,8 +35,9 @@ def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
         rows.append((turn, depth))
         children = below.get(turn.number, [])
         for index, child in reversed(list(enumerate(children))):
-            deeper = index < len(children) - 1 or child.call.break_reason is not None
-            waiting.append((child, depth + deeper))
+            last = index == len(children) - 1
+            plain = last and child.continues is not None and child.call.break_reason is None
+            waiting.append((child, depth + (not plain)))
     return rows
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
+import orjson
 import typer
 
 from bridle.cli.terminal import fail, out, print_table
@@ -38,7 +39,10 @@ def examples(
 
 
 def _summary(directory: Path) -> str:
-    """The first line of the docstring of an example's first program."""
+    """The first line of the docstring of an example's first program, or of its notebook."""
+    for notebook in directory.glob("*.ipynb"):
+        first = orjson.loads(notebook.read_bytes())["cells"][0]["source"]
+        return "".join(first).partition("\n")[0].lstrip("# ")
     program = min(directory.glob("*.py"), key=lambda path: (path.name != "agent.py", path.name))
     text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]

@@ -116,6 +116,15 @@ def trainer(
         str, typer.Option(help="This machine's address for the engines: loopback or private.")
     ] = "127.0.0.1",
     transfer_backend: TransferBackendOption = "gloo",
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Steps between measurements on held-out tasks; 0: none.")
+    ] = 0,
+    evaluation_tasks: Annotated[
+        str | None, typer.Option(help="The held-out tasks; default: --tasks, of another split.")
+    ] = None,
+    evaluation_split: Annotated[
+        str | None, typer.Option(help="Only held-out tasks of this split.")
+    ] = None,
     settings_file: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -128,8 +137,11 @@ def trainer(
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
     from bridle.run.agents import shuffled_tasks
+    from bridle.run.config import EvaluationConfig, TasksConfig
+    from bridle.run.evaluation import HeldOut
     from bridle.run.fleets import fleet_of
     from bridle.run.groups import FinishedGroups, planned
+    from bridle.run.local import evaluation_run, held_out_tasks
     from bridle.run.recorded import Recordings, train_recorded
     from bridle.run.rollouts import Rollouts
     from bridle.run.stack import MODEL, Stack, kind_of
@@ -165,7 +177,12 @@ def trainer(
                 admin_key=admin_key,
             )
 
+    evaluation = EvaluationConfig(
+        evaluate_every, evaluation_tasks or None, evaluation_split or None
+    )
     if from_store:
+        if evaluate_every:
+            fail("--evaluate-every runs an agent, and --from-store has none", 2)
         context.with_resource(hold(output, output / LOCK))
         with reader(store) as source:
             require_run(source, run)
@@ -177,6 +194,7 @@ def trainer(
         _refuse(where=where, wait=wait, version=version, other_policy=other_policy)
         if not (engine and named and tasks):
             fail("name --engine, --agent and --tasks, or --from-store", 2)
+        held_out = held_out_tasks(evaluation, TasksConfig(tasks, verify, split))
         pool = shuffled_tasks(tasks, split, config.seed)
         adapter, running = fleet_of(fleet, named, verify, pool, sandbox)
         running.require_launchable(adapter, pool[0], output, MODEL)
@@ -196,7 +214,13 @@ def trainer(
         with Rollouts(proxy, running, key=admin_key) as rollouts:
             planning = planned(plan.run_id, pool, group_size, finished)
             started = rollouts.groups(adapter, planning, settings)
-            loop = train(plan, live, started, on_step=on_step)
+            measured = None
+            if held_out:
+                own = evaluation_run(store, plan.run_id)
+                measured = HeldOut(
+                    rollouts, adapter, held_out, settings, own, evaluate_every, evaluation.samples
+                )
+            loop = train(plan, live, started, on_step=on_step, held_out=measured)
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,6 +13,9 @@ from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
 from bridle.cli.reading import reader
 from bridle.cli.serving import announce, listening_on
 from bridle.store.schema.database import shown
+
+YIELDS: Final = 10
+"""How far the process steps back, so that a page is no proxy's latency on the same machine."""
 
 
 def viewer(
@@ -41,4 +45,5 @@ def viewer(
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
         closed = NoWebPages(app, only_loopback=True)
         server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
+        os.nice(YIELDS)
         server.run(sockets=[listener])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -32,6 +33,8 @@ from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
+LONGEST_PROMPT: Final = 1 << 20
+"""Tokens: the first tokenizer knows few words, so a prompt may take tens of thousands."""
 OnResult = Callable[[RolloutResult], None]
 
 
@@ -130,7 +133,9 @@ def record(
     """The scripted teacher served behind the proxy, and used by the real agent."""
     script = course.teacher(tasks, settings.teacher_skill)
     with (
-        ScriptedEngine(tokenizer, script, served_model_name=MODEL) as engine,
+        ScriptedEngine(
+            tokenizer, script, served_model_name=MODEL, max_model_len=LONGEST_PROMPT
+        ) as engine,
         proxy(engine.base_url, tokenizer, places.store, places.logs) as (proxy_url, key),
         course.rollouts(proxy_url, key) as rollouts,
     ):

@@ -24,14 +24,14 @@ LONGEST_REPLY: Final = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How one harness is taught, and what is kept from running on."""
+class Recipe:
+    """How one harness is taught, and how far its sessions may go."""
 
     package: str
     """Whose pinned version is reported."""
     calls: int
-    """Most of a session: a task takes two or three, and an agent that is never satisfied must end,
-    too."""
+    """Most calls of a session: a task takes two or three, and an agent that is never satisfied must
+    end, too."""
     settings: DemoSettings
     slips: float = 0.0
     """Share of demonstrations with a slip, for a harness that asks again after a reply without a
@@ -44,11 +44,11 @@ class Editing:
     def __init__(self, harness: str) -> None:
         self.harness = harness
         self._adapter, _ = agent(harness)
-        self._way = _WAYS[harness]
+        self._recipe = _RECIPES[harness]
 
     @property
     def harness_version(self) -> str | None:
-        return pinned_version(self._way.package)
+        return pinned_version(self._recipe.package)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
         return editing.tasks(split, count, seed)
@@ -61,7 +61,7 @@ class Editing:
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},
-            "budget": {"calls": self._way.calls},
+            "budget": {"calls": self._recipe.calls},
         }
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
@@ -72,7 +72,7 @@ class Editing:
         return list(pydoc_data.topics.topics.values())
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        return editing.teacher(tasks, skill=skill, slips=self._way.slips)
+        return editing.teacher(tasks, skill=skill, slips=self._recipe.slips)
 
 
 _COMMON: Final = DemoSettings(
@@ -99,11 +99,12 @@ _TASK_LAST: Final = replace(
 )
 """For a long prompt that is the same in every session and names the task at its end: almost all of
 an update's tokens are one prefix, so that larger batches are the cheaper ones."""
-_WAYS: Final[Mapping[str, Way]] = {
-    "codex": Way("@openai/codex", 8, _TASK_LAST),
-    "claude-code": Way("@anthropic-ai/claude-code", 8, _TASK_LAST),
-    "qwen-code": Way("@qwen-code/qwen-code", 8, _TASK_LAST),
-    "pi": Way(
+_LONG_PROMPT: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
+_RECIPES: Final[Mapping[str, Recipe]] = {
+    "codex": Recipe("@openai/codex", 8, _TASK_LAST),
+    "claude-code": Recipe("@anthropic-ai/claude-code", 8, _LONG_PROMPT),
+    "qwen-code": Recipe("@qwen-code/qwen-code", 8, _LONG_PROMPT),
+    "pi": Recipe(
         "@earendil-works/pi-coding-agent",
         8,
         replace(
@@ -115,7 +116,7 @@ _WAYS: Final[Mapping[str, Way]] = {
             ),
         ),
     ),
-    "mini-swe-agent": Way(
+    "mini-swe-agent": Recipe(
         "mini-swe-agent",
         5,
         replace(
@@ -136,9 +137,9 @@ _WAYS: Final[Mapping[str, Way]] = {
 """mini-swe-agent names the task before its last 800 tokens. It leaves replies without a tool call
 out of its history and asks again, and most of these come after four commands that failed."""
 
-HARNESSES: Final = tuple(_WAYS)
+HARNESSES: Final = tuple(_RECIPES)
 
 
 def settings_for(harness: str) -> DemoSettings:
     """Sizes for two cores, for one of :data:`HARNESSES`."""
-    return _WAYS[harness].settings
+    return _RECIPES[harness].settings

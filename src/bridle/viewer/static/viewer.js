@@ -79,6 +79,27 @@ setInterval(() => {
   }
 }, LIVE_MS);
 
+// -- a link to a turn that has not come yet: what lies before it is asked for --------------------
+
+const PART = 500; // turns that one answer may have
+
+async function reach() {
+  const wanted = Number(location.hash.match(/^#turn-(\d+)$/)?.[1]);
+  for (let before = 0; wanted; ) {
+    const turn = document.getElementById(`turn-${wanted}`);
+    if (turn) return turn.scrollIntoView();
+    const more = document.querySelector(".coming a");
+    const address = more && new URL(more.href);
+    const first = Number(address?.searchParams.get("first") ?? 0);
+    if (first <= before) return; // there is no such turn
+    before = first;
+    address.searchParams.set("count", Math.min(PART, Math.max(1, wanted - first + 1)));
+    await htmx.ajax("GET", address.pathname + address.search, { target: ".coming", swap: "outerHTML" });
+  }
+}
+addEventListener("hashchange", reach);
+reach();
+
 // -- keyboard --------------------------------------------------------------------------------------
 
 const lines = () => [...document.querySelectorAll("[data-line]")];

@@ -1,0 +1,73 @@
+"""The table that ``bridle bench learning --table`` writes: what learns how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bridle.bench.collect import CollectFigures, CollectSettings, bench_collect
+from bridle.bench.learning import PLACES, STEPS, WAYS, LearningFigures, LearningSettings
+
+SLOW = CollectSettings(steps=20)
+BOUNDS = (0, 2)
+REFILLS = (1.0, 8.0)
+
+
+def measured() -> tuple[list[CollectFigures], list[CollectFigures]]:
+    """Collection at each of :data:`BOUNDS`, and at each of :data:`REFILLS` where every other group
+    teaches nothing."""
+    bounds = [bench_collect(SLOW, bound) for bound in BOUNDS]
+    degenerate = replace(SLOW, half_degenerate=True)
+    return bounds, [bench_collect(replace(degenerate, refill=refill), 0) for refill in REFILLS]
+
+
+def table(
+    found: Sequence[LearningFigures],
+    bounds: Sequence[CollectFigures],
+    refills: Sequence[CollectFigures],
+    settings: LearningSettings,
+) -> str:
+    """Markdown."""
+    size = settings.groups * settings.group_size
+    lines = [
+        "# What learns how fast",
+        "",
+        "Written by `bridle bench learning --table`. The task is made by rule: at most",
+        f"{STEPS} steps, {WAYS} ways in each, a start drawn among {PLACES} places, and a reward",
+        "of 1 at the goal alone. The policy is a table of logits; credit, losses and corrections",
+        f"are the trainer's. {size} sessions a step, AdamW at {settings.rate}, mean of",
+        f"{settings.seeds} seeds.",
+        "",
+        f"| case | sessions until {settings.goal:.0%} of them reach the goal | of the default's |",
+        "| --- | ---: | ---: |",
+    ]
+    for each in found:
+        sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        lines.append(f"| {each.name} | {sessions} | {ratio} |")
+    lines += [
+        "",
+        f"Collection from {SLOW.slots} slots, where sessions sleep for lognormal times (σ = 1):",
+        "",
+        "| `max_staleness` | slots used | seconds a step | speed |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
+    for bound in bounds:
+        speed = bounds[0].seconds_per_step / bound.seconds_per_step
+        lines.append(
+            f"| {bound.max_staleness} | {bound.slot_use:.2f} | {bound.seconds_per_step:.2f} | "
+            f"{speed:.2f} |"
+        )
+    lines += [
+        "",
+        "Every other group has equal rewards:",
+        "",
+        "| `refill` | live groups, of those that a step asks for |",
+        "| ---: | ---: |",
+        *(
+            f"| {refill:g} | {each.live:.2f} |"
+            for refill, each in zip(REFILLS, refills, strict=True)
+        ),
+        "",
+    ]
+    return "\n".join(lines)
