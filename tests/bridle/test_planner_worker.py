@@ -1,0 +1,206 @@
+"""The planner and the worker of the examples: two roles of one app, each with credit of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply, ScriptedRequest
+from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.verifiers import Delivery
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.episodes import episodes
+from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.samples.sample import Episode
+from bridle.run.examples import load_example
+from bridle.run.report import training_figures
+from bridle.run.rollouts import rollout
+from bridle.store.reading.queries import Reader
+from bridle.trainer.batch.prepare import prepare
+from bridle.trainer.config import AdvantageConfig, GrpoConfig
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+
+DIRECTORY, EXAMPLE = load_example("planner_worker")
+AGENT = DIRECTORY / "agent.py"
+ASKED = "What is "
+
+
+@pytest.mark.parametrize(
+    ("answer", "planner", "worker"),
+    [
+        ("Eva: tailor | Tom: Baker.", 1.0, 1.0),
+        ("Tom: baker | Eva: a tailor", 1.0, 0.75),
+        ("Eva: tailor", 0.5, 1.0),
+        ("Eva: tailor | Ben: baker | Tom: baker", 2 / 3, 1.0),
+        ("Eva: tailor | Eva: tailor", 0.5, 1.0),
+        ("Eva: baker | Tom: baker or tailor", 1.0, 0.0),
+        ("Ben: Rome", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_each_role_is_scored_by_what_it_answers_for(
+    answer: str, planner: float, worker: float, tmp_path: Path
+) -> None:
+    task = Task(id="t", prompt="", payload={"jobs": {"Eva": "tailor", "Tom": "baker"}})
+    delivered = Delivery(task, answer, tmp_path, 0, ProcessSandbox(tmp_path))
+    assert EXAMPLE.verifier(delivered) == pytest.approx({"planner": planner, "worker": worker})
+
+
+def test_the_splits_share_no_job_of_a_person_and_hold_enough() -> None:
+    train, held_out = EXAMPLE.tasks("train"), EXAMPLE.tasks("held_out")
+    known, new = (
+        {pair for task in tasks for pair in task.payload["jobs"].items()}
+        for tasks in (train, held_out)
+    )
+    assert not known & new
+    assert len({task.id for task in (*train, *held_out)}) == len(train) + len(held_out)
+    assert len(train) > 2000
+    assert len(held_out) > 200
+    assert EXAMPLE.tasks("train", 20, seed=3) == EXAMPLE.tasks("train", 20, seed=3)
+    assert EXAMPLE.tasks("train", 20, seed=3) != EXAMPLE.tasks("train", 20, seed=4)
+
+
+def sessions_of(task: Task) -> Iterator[tuple[str, dict[str, str]]]:
+    """What the planner says in four sessions, and the jobs that the worker then gives."""
+    (one, job), (other, second) = task.payload["jobs"].items()
+    yield f"{one}, {other}", {one: job, other: second}
+    yield f"{one}, {other}", {one: job, other: job}
+    yield one, {one: job}
+    yield "Nobody", {"Nobody": "none"}
+
+
+REWARDS = [(1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.0, 0.0)]
+"""The planner's and the worker's, by session."""
+
+
+@pytest.fixture
+def recorded(model_dir: Path, store: str, tmp_path: Path) -> str:
+    """A store with a group of four sessions of the app itself, one after another."""
+    (task,) = EXAMPLE.tasks("train", 1)
+    coming = sessions_of(task)
+    jobs: dict[str, str] = {}
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        question = str(request.messages[-1]["content"])
+        if ASKED not in question:
+            plan, found = next(coming)
+            jobs.clear()
+            jobs.update(found)
+            return ScriptedReply(plan)
+        return ScriptedReply(jobs[question.partition(ASKED)[2].partition("'")[0]])
+
+    with (
+        ScriptedEngine(model_dir, reply, served_model_name="policy") as engine,
+        ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=model_dir)) as proxy,
+    ):
+        results = rollout(
+            str(AGENT),
+            [task],
+            EXAMPLE.verifier,
+            proxy=proxy.base_url,
+            directory=tmp_path / "sessions",
+            group_size=4,
+            parallel=1,
+        )
+    assert [result.error for result in results] == [""] * 4
+    return store
+
+
+def as_they_ran(store: str) -> list[Episode]:
+    """Sessions are opened ahead of their turn, in any order."""
+    with Reader(store) as reader:
+        began = {one.id: reader.calls(one.id)[0].started_at for one in reader.sessions()}
+        return sorted(episodes(reader), key=lambda episode: began[episode.session.id])
+
+
+def test_two_roles_are_recorded_with_a_row_and_a_reward_each(recorded: str) -> None:
+    built = as_they_ran(recorded)
+    with Reader(recorded) as reader:
+        roles = [[call.role for call in reader.calls(one.session.id)] for one in built]
+    assert roles == [["planner"] + ["worker"] * asked for asked in (2, 2, 1, 1)]
+    assert [session_rewards(episode.rewards) for episode in built] == [
+        {"planner": planner, "worker": worker} for planner, worker in REWARDS
+    ]
+    assert [sorted(str(sample.role) for sample in episode.samples) for episode in built] == [
+        ["planner", "worker"]
+    ] * 4
+
+
+def test_each_role_is_compared_with_itself(recorded: str) -> None:
+    """The worker has a step for each name that the planner gave, so its baseline is another."""
+    built = as_they_ran(recorded)
+    config = GrpoConfig(advantages=AdvantageConfig(baseline="per_role"))
+    prepared = prepare(built, 0, config)
+    found: dict[tuple[str, str | None], set[float]] = {
+        (item.sample.session_id, item.sample.role): set(item.credit[item.sample.mask].tolist())
+        for item in prepared.items
+    }
+    sums = np.asarray([sum(pair) for pair in REWARDS])
+    steps = np.repeat(sums, (2, 2, 1, 1))
+    for role, seen in (("planner", sums), ("worker", steps)):
+        wanted = (sums - seen.mean()) / (seen.std(ddof=1) + 1e-6)
+        for episode, value in zip(built, wanted, strict=True):
+            (credit,) = found[episode.session.id, role]
+            assert credit == pytest.approx(value, abs=1e-6)
+    assert not {"no_baseline"} & set(prepared.account.masked)
+
+
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+def test_a_step_trains_both_roles_with_per_role_credit(
+    bridle: Callable[..., Any], tmp_path: Path
+) -> None:
+    data, begun, policy = tmp_path / "first.jsonl", tmp_path / "begun", tmp_path / "policy"
+    made = [sys.executable, str(DIRECTORY / "tasks.py")]
+    data.write_text(subprocess.run(made, capture_output=True, text=True, check=True).stdout)
+    texts = [turn["content"] for line in data.open() for turn in json.loads(line)["messages"]]
+    size = train_tokenizer(begun, texts, vocab_size=512)
+    shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=2, intermediate=128, context=1024)
+    make_policy(begun, shape, vocab_size=size, seed=3)
+    learned = bridle(
+        *("sft", "--policy", begun, "--out", policy, "--data", data, "--store", tmp_path / "none"),
+        *("--epochs", 3, "--learning-rate", 3e-3),
+    )
+    assert learned.exit_code == 0, learned.output
+
+    trained = train(policy, tmp_path / "out", "--steps", "2", "--groups", "4", "--group-size", "8")
+
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        sessions = list(reader.sessions(run=run.id))
+        rewards = [session_rewards(reader.rewards(session.id)) for session in sessions]
+        built = list(episodes(reader, run=run.id))
+        figures = training_figures(reader, run.id)
+        gained = {m.value for m in reader.metrics(run.id) if m.name == "update/gradient_norm"}
+    assert len(sessions) == 2 * 4 * 8
+    assert all(set(found) == {"planner", "worker"} for found in rewards)
+    for episode in built:
+        roles = [sample.role for sample in episode.samples]
+        assert len(roles) == len(set(roles)), "a role has one row"
+        assert "planner" in roles
+        assert set(roles) <= {"planner", "worker"}
+    assert any(len(episode.samples) == 2 for episode in built)
+    print(figures, gained)
+
+
+def train(policy: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command of the example's page, with a policy and sizes of this test."""
+    command = [
+        *(sys.executable, "-m", "bridle", "train", "--policy", str(policy)),
+        *("--agent", str(AGENT), "--tasks", f"{DIRECTORY / 'tasks.py'}:train"),
+        *("--verifier", f"{DIRECTORY / 'tasks.py'}:verifier"),
+        *("--set", "training.advantages.baseline=per_role"),
+        *("--learning-rate", "1e-3", "--out", str(out), *arguments),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
