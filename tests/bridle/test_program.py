@@ -76,6 +76,7 @@ def test_an_example_is_copied_once(bridle: Bridle, tmp_path: Path) -> None:
     listed = bridle("examples")
     assert "openai_sdk" in listed.output
     assert "From recorded sessions to an SFT set" in listed.output
+    assert "A Harbor task" in listed.output
     copied = bridle("examples", "openai_sdk", "--to", tmp_path)
     assert copied.exit_code == 0
     changed = tmp_path / "openai_sdk/agent.py"

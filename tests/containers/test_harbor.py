@@ -19,6 +19,7 @@ from bridle.bench.shell_policy import SHELLS, SUBMIT, ShellPolicy
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import RolloutResult
+from bridle.run.examples import example_directory
 from bridle.run.rollouts import rollout
 
 pytestmark = pytest.mark.containers
@@ -60,6 +61,15 @@ def test_every_task_pays_its_solution_and_nothing_else(
     assert len(results) == 20
     got = {result.task_id: (result.error, result.scores.get("reward")) for result in results}
     assert got == {result.task_id: ("", reward) for result in results}
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), (NOTHING, 0.0)])
+def test_the_example_pays_its_solution_and_nothing_else(
+    stage: Any, tmp_path: Path, agent: str, reward: float
+) -> None:
+    (result,) = run(stage, tmp_path, agent, example_directory("harbor_task"))
+
+    assert (result.error, result.scores) == ("", {"reward": reward})
 
 
 def test_rewards_have_their_names_and_steps_their_mean(

@@ -1,4 +1,4 @@
-"""The example agents that come with Bridle: in the repository, or inside the installed package."""
+"""The examples that come with Bridle: in the repository, or inside the installed package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PLACES = (
     Path(__file__).parents[1] / "_examples",
     Path(__file__).resolve().parents[3] / "examples",
 )
+_MARKS = ("*.py", "*.ipynb", "task.toml")
+"""Files of which each example has one at its top: a program, a notebook, or a Harbor task."""
 
 
 def example_directories() -> dict[str, Path]:
     """Where each example lies, by its name."""
     place = next(place for place in _PLACES if place.is_dir())
-    found = sorted(
-        {file.parent for kind in ("*.py", "*.ipynb") for file in place.glob(f"*/{kind}")}
-    )
+    found = sorted({file.parent for kind in _MARKS for file in place.glob(f"*/{kind}")})
     return {each.name: each for each in found}
 
 

@@ -1,4 +1,4 @@
-"""``bridle examples``: the example agents that come with Bridle, copied to where they run."""
+"""``bridle examples``: the examples that come with Bridle, copied to where they run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def examples(
     ] = None,
     to: Annotated[Path, typer.Option(help="Folder to copy into.")] = Path(_TARGET),
 ) -> None:
-    """List the example agents, or copy one into this folder."""
+    """List the examples, or copy one into this folder."""
     found = example_directories()
     if name is None:
         rows = [(each, _summary(directory)) for each, directory in found.items()]
@@ -39,10 +39,14 @@ def examples(
 
 
 def _summary(directory: Path) -> str:
-    """The first line of the docstring of an example's first program, or of its notebook."""
+    """The first line of the docstring of an example's first program, of its notebook, or of the
+    page of its Harbor task."""
     for notebook in directory.glob("*.ipynb"):
         first = orjson.loads(notebook.read_bytes())["cells"][0]["source"]
         return "".join(first).partition("\n")[0].lstrip("# ")
+    if (directory / "task.toml").is_file():
+        text = (directory / "README.md").read_text(encoding="utf-8")
+        return text.partition("\n")[0].lstrip("# ")
     program = min(directory.glob("*.py"), key=lambda path: (path.name != "agent.py", path.name))
     text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
