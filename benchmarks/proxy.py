@@ -158,21 +158,22 @@ def measure(
 
 
 def added_meanwhile(
-    store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[], object]
+    store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[str], object]
 ) -> tuple[float | None, float | None]:
     """Milliseconds that a proxy which records into ``store`` adds to p50 and p99 of ``case``, while
-    ``meanwhile`` is called over and over; the engine alone is measured in between, undisturbed."""
+    ``meanwhile`` is called over and over with the proxy's URL, below which its viewer is; the
+    engine alone is measured in between, undisturbed."""
     proxy_core, load_core = _cores()
     direct, proxied = Figures(), Figures()
     with (
         upstream_process(load_core) as engine,
-        proxy_process(engine, recording_proxy(store), core=proxy_core) as (_, url),
+        proxy_process(engine, [*recording_proxy(store), "--viewer"], core=proxy_core) as (_, url),
     ):
         for run in range(runs):
             name = f"{case.name}-{run}"
             direct.take(case.name, _ask(_load(case, f"{engine}/v1", seconds, name), load_core))
             load = _load(case, f"{url}/s/{{session}}/v1", seconds, f"{name}-{time.time_ns()}")
-            with _repeated(meanwhile):
+            with _repeated(partial(meanwhile, url)):
                 measured = _ask(load, load_core)
             if measured.failed:
                 raise RuntimeError(f"{measured.failed} calls of {case.name} failed")

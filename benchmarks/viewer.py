@@ -22,6 +22,8 @@ import httpx
 
 from bridle.bench.gallery import add_session, fill
 from bridle.bench.proxy import CASES, added_meanwhile
+from bridle.proxy.app import PAGES
+from bridle.run.environment import admin_key_for
 
 PAGE_MS: Final = 200.0
 """The bar of a page's first byte."""
@@ -47,7 +49,7 @@ def measure(
 ) -> dict[str, Any]:
     """Milliseconds of each page (median and largest of ``repeats``), on ``store`` or a new one of
     ``sessions`` sessions; and of a proxy's calls, ``record_runs`` times for ``record_s`` seconds,
-    while the pages are read."""
+    while the pages are read: from a viewer, and from the proxy itself."""
     with TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = store or Path(folder) / "store.db"
         if not path.exists():
@@ -70,17 +72,27 @@ def measure(
             say("Recording while pages are read.")
             opened = itertools.cycle(addresses["pages"].values())
 
-            def read() -> None:
+            def read(_: str) -> None:
                 client.get(next(opened)).raise_for_status()
                 time.sleep(RESTS_S)
 
+            def read_own(proxy: str) -> None:
+                signed = {"authorization": f"Bearer {admin_key_for(proxy)}"}
+                address = f"{proxy}{PAGES}{next(opened)}"
+                client.get(address, headers=signed).raise_for_status()
+                time.sleep(RESTS_S)
+
             (case,) = (case for case in CASES if case.name == "c1")
-            added = added_meanwhile(copy, case, record_runs, record_s, read)
+            added, added_own = (
+                added_meanwhile(copy, case, record_runs, record_s, each)
+                for each in (read, read_own)
+            )
     return {
         **timed,
         "bars_ms": {"pages": PAGE_MS, "actions": ACTION_MS},
         "recording": {
             "added_ms": dict(zip(("p50", "p99"), added, strict=True)),
+            "added_own_pages_ms": dict(zip(("p50", "p99"), added_own, strict=True)),
             "bars_ms": dict(zip(("p50", "p99"), ADDED_MS, strict=True)),
         },
     }
@@ -90,8 +102,11 @@ def over_bars(report: Mapping[str, Any]) -> list[str]:
     """The names of what is above its bar."""
     bars = report["bars_ms"]
     slow = [n for kind in bars for n, ms in report[kind].items() if ms["median_ms"] > bars[kind]]
-    added, most = report["recording"]["added_ms"], report["recording"]["bars_ms"]
-    return slow + [f"recording {name}" for name in most if added[name] > most[name]]
+    recording = report["recording"]
+    most = recording["bars_ms"]
+    slow += [f"recording {name}" for name in most if recording["added_ms"][name] > most[name]]
+    own = recording["added_own_pages_ms"]
+    return slow + [f"recording, own pages {name}" for name in most if own[name] > most[name]]
 
 
 @contextmanager

@@ -46,8 +46,10 @@ def viewer(
         for name, times in report[kind].items():
             table.add_row(name, f"{times['median_ms']}", f"{times['largest_ms']}", f"{bar:g}")
     recording = report["recording"]
-    for name, value in recording["added_ms"].items():
-        table.add_row(f"recording adds, {name}", f"{value}", "", f"{recording['bars_ms'][name]:g}")
+    for key, of in (("added_ms", "a viewer's"), ("added_own_pages_ms", "its own")):
+        for name, value in recording[key].items():
+            bar = recording["bars_ms"][name]
+            table.add_row(f"recording adds, {of} pages read, {name}", f"{value}", "", f"{bar:g}")
     if json:
         print_json(report)
     else:

@@ -115,6 +115,10 @@ class Compose:
         """Of the whole loop."""
         return math.prod(int(self.environment[f"BRIDLE_{name}"]) for name in LOOP)
 
+    @property
+    def sessions_a_step(self) -> int:
+        return self.sessions // int(self.environment["BRIDLE_STEPS"])
+
     def __call__(self, *arguments: str, given: bytes = b"") -> str:
         ended = self.ended(*arguments, given=given)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
