@@ -102,7 +102,7 @@ an update's tokens are one prefix, so that larger batches are the cheaper ones."
 _LONG_PROMPT: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
-    "claude-code": Recipe("@anthropic-ai/claude-code", 8, _LONG_PROMPT),
+    "claude-code": Recipe("@anthropic-ai/claude-code", 8, replace(_LONG_PROMPT, parallel=3)),
     "qwen-code": Recipe("@qwen-code/qwen-code", 8, _LONG_PROMPT),
     "pi": Recipe(
         "@earendil-works/pi-coding-agent",
@@ -134,7 +134,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""mini-swe-agent names the task before its last 800 tokens. It leaves replies without a tool call
+"""Claude Code names its home within the first thousand tokens of its prompt, so that each session at
+a time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves replies without a tool call
 out of its history and asks again, and most of these come after four commands that failed."""
 
 HARNESSES: Final = tuple(_RECIPES)
