@@ -35,16 +35,18 @@ def table(
         "Written by `bridle bench learning --table`. The task is made by rule: at most",
         f"{STEPS} steps, {WAYS} ways in each, a start drawn among {PLACES} places, and a reward",
         "of 1 at the goal alone. The policy is a table of logits; credit, losses and corrections",
-        f"are the trainer's. {size} sessions a step, AdamW at {settings.rate}, mean of",
-        f"{settings.seeds} seeds.",
+        f"are the trainer's. {size} sessions a step, AdamW at {settings.rate}, median of",
+        f"{settings.seeds} seeds; a run ends after {settings.most * size} sessions.",
         "",
-        f"| case | sessions until {settings.goal:.0%} of them reach the goal | of the default's |",
-        "| --- | ---: | ---: |",
+        f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
+        "of the default's |",
+        "| --- | ---: | ---: | ---: |",
     ]
     for each in found:
         sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        lines.append(f"| {each.name} | {sessions} | {ratio} |")
+        seeds = ", ".join("not reached" if one is None else str(one) for one in each.by_seed)
+        lines.append(f"| {each.name} | {sessions} | {seeds} | {ratio} |")
     lines += [
         "",
         f"Collection from {SLOW.slots} slots, where sessions sleep for lognormal times (σ = 1):",

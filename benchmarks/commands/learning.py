@@ -33,7 +33,7 @@ def learning(
         names = ", ".join(each.name for each in known)
         raise typer.BadParameter(f"no case {', '.join(sorted(unknown))}: there are {names}")
     settings = LearningSettings(seeds=seeds)
-    needed: dict[str, float | None] = {}
+    needed: dict[str, list[int | None]] = {}
     for each in known:
         if each is known[0] or not case or each.name in case:
             err.print(each.name, highlight=False)

@@ -56,12 +56,18 @@ def test_a_session_is_rewarded_when_it_comes_to_the_goal_which_ends_it() -> None
         assert len(each.samples) == STEPS
 
 
-def test_cases_are_compared_with_the_first() -> None:
-    found = compared({"grpo": 200.0, "gigpo": 100.0, "mean": None})
-    assert [(each.name, each.ratio) for each in found] == [
-        ("grpo", 1.0),
-        ("gigpo", 0.5),
-        ("mean", None),
+NEEDED: dict[str, list[int | None]] = {
+    "grpo": [100, 200, None],
+    "gigpo": [100, 90, 400],
+    "mean": [100, None, None],
+}
+
+
+def test_cases_are_compared_with_the_first_by_medians() -> None:
+    assert [(each.name, each.sessions, each.ratio) for each in compared(NEEDED)] == [
+        ("grpo", 200, 1.0),
+        ("gigpo", 100, 0.5),
+        ("mean", None, None),
     ]
 
 
@@ -73,9 +79,7 @@ def test_the_table_has_a_row_for_each_case_bound_and_refill(
     bounds, refills = learning_table.measured()
     assert [each.max_staleness for each in bounds] == [0, 2]
     assert refills[0].live < refills[1].live
-    text = learning_table.table(
-        compared({"grpo": 200.0, "gigpo": 100.0, "mean": None}), bounds, refills, EASY
-    )
-    assert "| gigpo | 100 | 0.50 |" in text
-    assert "| mean | not reached |  |" in text
+    text = learning_table.table(compared(NEEDED), bounds, refills, EASY)
+    assert "| gigpo | 100 | 100, 90, 400 | 0.50 |" in text
+    assert "| mean | not reached | 100, not reached, not reached |  |" in text
     assert f"| 8 | {refills[1].live:.2f} |" in text
