@@ -135,8 +135,9 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
     ),
 }
 """Claude Code names its home within the first thousand tokens of its prompt, so that each session at
-a time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves replies without a tool call
-out of its history and asks again, and most of these come after four commands that failed."""
+a time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves
+replies without a tool call out of its history and asks again, and most of these come after four
+commands that failed."""
 
 HARNESSES: Final = tuple(_RECIPES)
 
