@@ -46,8 +46,8 @@ class ClaudeCode:
                 "ANTHROPIC_SMALL_FAST_MODEL": access.model,
                 "ANTHROPIC_DEFAULT_HAIKU_MODEL": access.model,
                 "CLAUDE_CONFIG_DIR": str(directory),
-                # A hash that differs between sessions would begin the prompt, so that nothing of the
-                # rest could be computed for all of them at once.
+                # A hash that differs between sessions would begin the prompt, so that nothing
+                # of the rest could be computed for all of them at once.
                 "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             },

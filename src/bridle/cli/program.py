@@ -55,9 +55,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "run": Entry(
         f"{_ROOM}.run", "Run a command as one recorded session: `bridle run -- python my_agent.py`."
     ),
-    "examples": Entry(
-        f"{_ROOM}.examples", "List the examples, or copy one into this folder."
-    ),
+    "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
     "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
     "viewer": Entry(
         f"{_ROOM}.viewer",

@@ -134,8 +134,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""Claude Code names its home within the first thousand tokens of its prompt, so that each session at
-a time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves
+"""Claude Code names its home within the first thousand tokens of its prompt, so each session at a
+time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves
 replies without a tool call out of its history and asks again, and most of these come after four
 commands that failed."""
 
