@@ -32,6 +32,9 @@ class ClaudeCode:
                 PATH=place.search_path,
                 **config.environment,
                 IS_SANDBOX="1",
+                # A session's home is new: there is nothing to remember, and its path would stand
+                # before nine tenths of the prompt.
+                CLAUDE_CODE_DISABLE_AUTO_MEMORY="1",
             ),
             files=config.files,
         )

@@ -102,7 +102,18 @@ an update's tokens are one prefix, so that larger batches are the cheaper ones."
 _LONG_PROMPT: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
-    "claude-code": Recipe("@anthropic-ai/claude-code", 8, replace(_LONG_PROMPT, parallel=3)),
+    "claude-code": Recipe(
+        "@anthropic-ai/claude-code",
+        8,
+        replace(
+            _LONG_PROMPT,
+            lessons=(
+                Lesson(epochs=8, learning_rate=3e-3, shared=16),
+                Lesson(epochs=1, learning_rate=1e-3, shared=128),
+                Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
+            ),
+        ),
+    ),
     "qwen-code": Recipe("@qwen-code/qwen-code", 8, _LONG_PROMPT),
     "pi": Recipe(
         "@earendil-works/pi-coding-agent",
@@ -134,10 +145,9 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""Claude Code names its home within the first thousand tokens of its prompt, so each session at a
-time has a prefix of its own. mini-swe-agent names the task before its last 800 tokens. It leaves
-replies without a tool call out of its history and asks again, and most of these come after four
-commands that failed."""
+"""Claude Code and mini-swe-agent name the task before the last 2,200 and 800 tokens of their prompts.
+mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
+these come after four commands that failed."""
 
 HARNESSES: Final = tuple(_RECIPES)
 
