@@ -145,7 +145,7 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""Claude Code and mini-swe-agent name the task before the last 2,200 and 800 tokens of their prompts.
+"""Claude Code and mini-swe-agent name the task before their prompts' last 2,200 and 800 tokens.
 mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
 these come after four commands that failed."""
 
