@@ -79,6 +79,7 @@ class LearningFigures:
     sessions: float | None
     """Until the goal, the median over the seeds; ``None``: half of them have not reached it."""
     by_seed: list[int | None]
+    """Of each seed; ``None``: not reached."""
     ratio: float | None
     """Of the default's."""
 

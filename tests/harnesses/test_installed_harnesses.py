@@ -41,6 +41,7 @@ from bridle.run.agents import agent
 from bridle.run.reproduce import editing
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
+from bridle.store.tree import common_prefix
 
 pytestmark = pytest.mark.harness
 
@@ -163,6 +164,24 @@ def assert_clean(recorded: Recorded, branches: int = 1) -> None:
     assert audited.violations == ()
     assert audited.clean
     assert audited.samples == branches
+
+
+async def test_sessions_of_claude_code_share_their_prompts_up_to_the_task(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Nothing before the task names the session or its place."""
+    bench, adapter = stage(POLICY), CASES["claude-code"].adapter()
+    prompts = []
+    for place in ("one", "another"):
+        task = POLICY.task("claude-code")
+        _, recorded = await perform(
+            bench, tmp_path / place, adapter, task, WorkedThrough(), ProcessProvider()
+        )
+        main = [call for call in with_kinds(recorded.calls) if call.kind is CallKind.MAIN]
+        prompt = recorded.reader.prompt_token_ids(main[0].id)
+        assert prompt is not None
+        prompts.append(prompt)
+    assert common_prefix(*prompts) > 0.7 * min(len(prompt) for prompt in prompts)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
