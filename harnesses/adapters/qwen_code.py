@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from bridle.harnesses.adapters.base import Access, Configuration, LaunchPlan, session_environment
 from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {"security": {"auth": {"selectedType": "openai"}}}
+_NO_MEMORY = {"memory": {"enableManagedAutoMemory": False}}
+"""For a session, whose home is new: there is nothing to remember, and the memory's path would stand
+before most of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,23 @@ class QwenCode:
                 PATH=place.search_path,
                 **config.environment,
             ),
-            files=config.files,
+            files=_settings_file(place.home, **_NO_MEMORY),
         )
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
-        directory = home / ".qwen"
         return Configuration(
             {
                 "OPENAI_BASE_URL": access.openai,
                 "OPENAI_API_KEY": access.session.key,
                 "OPENAI_MODEL": access.model,
-                "QWEN_HOME": str(directory),
+                "QWEN_HOME": str(home / ".qwen"),
             },
-            {directory / "settings.json": json.dumps(_SETTINGS, indent=2)},
+            _settings_file(home),
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return finished.stdout.tail.strip()
+
+
+def _settings_file(home: PurePath, **more: Any) -> dict[PurePath, str]:
+    return {home / ".qwen" / "settings.json": json.dumps(_SETTINGS | more, indent=2)}

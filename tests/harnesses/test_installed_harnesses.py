@@ -166,14 +166,15 @@ def assert_clean(recorded: Recorded, branches: int = 1) -> None:
     assert audited.samples == branches
 
 
-async def test_sessions_of_claude_code_share_their_prompts_up_to_the_task(
-    stage: Stage, tmp_path: Path
+@pytest.mark.parametrize("harness", ["claude-code", "qwen-code"])
+async def test_sessions_share_their_prompts_up_to_the_task(
+    stage: Stage, tmp_path: Path, harness: str
 ) -> None:
     """Nothing before the task names the session or its place."""
-    bench, adapter = stage(POLICY), CASES["claude-code"].adapter()
+    bench, adapter = stage(POLICY), CASES[harness].adapter()
     prompts = []
     for place in ("one", "another"):
-        task = POLICY.task("claude-code")
+        task = POLICY.task(harness)
         _, recorded = await perform(
             bench, tmp_path / place, adapter, task, WorkedThrough(), ProcessProvider()
         )
