@@ -31,6 +31,7 @@ from bridle.harnesses.install import search_path
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
 from bridle.harnesses.run import run_command, seal_session, session_variables
 from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider, SandboxProvider
+from bridle.harnesses.sandboxes.container.layers import LAYER_OF, Layer
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from bridle.proxy.server import ProxyServer
@@ -164,6 +165,14 @@ def assert_clean(recorded: Recorded, branches: int = 1) -> None:
     assert audited.violations == ()
     assert audited.clean
     assert audited.samples == branches
+
+
+@pytest.mark.parametrize("layer", LAYER_OF.values(), ids=lambda layer: layer.name)
+def test_what_a_layer_is_built_of_holds_its_harness(layer: Layer, tmp_path: Path) -> None:
+    layer.write_context(tmp_path)
+    if layer.command:
+        assert (tmp_path / "node_modules/.bin" / layer.command).exists()
+        assert (tmp_path / "node").is_file()
 
 
 @pytest.mark.parametrize("harness", ["claude-code", "qwen-code"])

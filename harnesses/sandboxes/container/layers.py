@@ -108,7 +108,8 @@ class Layer:
         if node is None or not command.exists():
             raise NotLaunchable(f"{self.name} is not installed; run harnesses/node/install --all")
         _link_or_copy(node, folder / "node")
-        for package in self.packages or (path.name for path in source.iterdir()):
+        all_of_them = (path.name for path in source.iterdir() if path.is_dir())
+        for package in self.packages or all_of_them:
             if package != ".bin":
                 shutil.copytree(
                     source / package, target / package, symlinks=True, copy_function=_link_or_copy

@@ -76,6 +76,11 @@ def agent(
     adapter, suited = _agent(named)
     if sandbox is None and any(task.container for task in tasks):
         sandbox = "container"
+    if sandbox == "container-forked" and any("harbor" in task.payload for task in tasks):
+        raise UnknownAgent(
+            "a Harbor task has /tests and /logs to itself, which sessions in one container share: "
+            "use --sandbox container"
+        )
     return adapter, suited() if sandbox is None else SANDBOXES[sandbox](adapter)
 
 

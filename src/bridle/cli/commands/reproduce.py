@@ -37,6 +37,12 @@ def reproduce(
         float | None, typer.Option(min=0, help="Longest time of the whole run.")
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
+    containers: Annotated[
+        bool,
+        typer.Option(
+            "--containers", help="Write the tasks as Harbor folders; a container for each session."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO."""
@@ -48,7 +54,7 @@ def reproduce(
     chosen = harness or named
     if chosen not in HARNESSES:
         fail(f"there is {', '.join(HARNESSES)}, not {chosen!r}", 2)
-    directory = out_dir or Path("runs") / chosen
+    directory = out_dir or Path("runs") / (f"{chosen}-containers" if containers else chosen)
     if fresh:
         start_afresh(directory)
     asked: dict[str, Any] = {
@@ -66,7 +72,8 @@ def reproduce(
         settings_for(chosen), **{name: value for name, value in asked.items() if value is not None}
     )
     leave_on_sigterm()
-    run = Demo(directory, settings, err if json else out, Editing(chosen))
+    course = Editing(chosen, directory / "tasks" if containers else None)
+    run = Demo(directory, settings, err if json else out, course)
     if run.finished:
         report = orjson.loads((directory / "report.json").read_bytes())
         run.show(report)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pydoc_data.topics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.install import pinned_version
 from bridle.harnesses.tasks.task import Task
+from bridle.harnesses.tasks.verification import TaskVerifier
 from bridle.harnesses.verifiers import CommandVerifier
 from bridle.run.agents import agent
 from bridle.run.demo.course import Script
 from bridle.run.demo.settings import DemoSettings, Lesson
 from bridle.run.reproduce import editing
+from bridle.run.reproduce.folders import HarborFolders
 from bridle.run.rollouts import Rollouts
 from bridle.trainer.policy.tiny import TinyShape
 
@@ -41,17 +44,21 @@ class Recipe:
 class Editing:
     """``harness`` on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
 
-    def __init__(self, harness: str) -> None:
+    def __init__(self, harness: str, folders: Path | None = None) -> None:
+        """With ``folders`` the tasks are Harbor folders below it, and each session runs in a
+        container of its own."""
         self.harness = harness
         self._adapter, _ = agent(harness)
         self._recipe = _RECIPES[harness]
+        self._folders = HarborFolders(folders) if folders is not None else None
 
     @property
     def harness_version(self) -> str | None:
         return pinned_version(self._recipe.package)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
-        return editing.tasks(split, count, seed)
+        found = editing.tasks(split, count, seed)
+        return found if self._folders is None else [self._folders.task(task) for task in found]
 
     def agent(self, temperature: float) -> Adapter:
         return self._adapter
@@ -65,14 +72,19 @@ class Editing:
         }
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
-        _, sandbox = agent(self.harness)
-        return Rollouts(proxy_url, LocalFleet(sandbox, CommandVerifier(timeout_s=30)), key=key)
+        if self._folders is None:
+            _, sandbox = agent(self.harness)
+            return Rollouts(proxy_url, LocalFleet(sandbox, CommandVerifier(timeout_s=30)), key=key)
+        _, sandbox = agent(self.harness, "container")
+        return Rollouts(proxy_url, LocalFleet(sandbox, TaskVerifier()), key=key)
 
     def first_corpus(self) -> Iterable[str]:
         return list(pydoc_data.topics.topics.values())
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        return editing.teacher(tasks, skill=skill, slips=self._recipe.slips)
+        taught = {task.id for task in tasks}
+        known = [task for task in editing.all_tasks() if task.id in taught]
+        return editing.teacher(known, skill=skill, slips=self._recipe.slips)
 
 
 _COMMON: Final = DemoSettings(
