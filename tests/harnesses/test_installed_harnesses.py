@@ -176,10 +176,10 @@ def test_what_a_layer_is_built_of_holds_its_harness(layer: Layer, tmp_path: Path
 
 
 @pytest.mark.parametrize("harness", ["claude-code", "qwen-code"])
-async def test_sessions_share_their_prompts_up_to_the_task(
+async def test_sessions_share_most_of_their_prompts(
     stage: Stage, tmp_path: Path, harness: str
 ) -> None:
-    """Nothing before the task names the session or its place."""
+    """What differs between sessions, their workspace's path, stands near the end."""
     bench, adapter = stage(POLICY), CASES[harness].adapter()
     prompts = []
     for place in ("one", "another"):

@@ -13,7 +13,6 @@ from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.install import pinned_version
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.tasks.verification import TaskVerifier
-from bridle.harnesses.verifiers import CommandVerifier
 from bridle.run.agents import agent
 from bridle.run.demo.course import Script
 from bridle.run.demo.settings import DemoSettings, Lesson
@@ -72,16 +71,14 @@ class Editing:
         }
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
-        if self._folders is None:
-            _, sandbox = agent(self.harness)
-            return Rollouts(proxy_url, LocalFleet(sandbox, CommandVerifier(timeout_s=30)), key=key)
-        _, sandbox = agent(self.harness, "container")
+        _, sandbox = agent(self.harness, None if self._folders is None else "container")
         return Rollouts(proxy_url, LocalFleet(sandbox, TaskVerifier()), key=key)
 
     def first_corpus(self) -> Iterable[str]:
         return list(pydoc_data.topics.topics.values())
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
+        # A Harbor folder's task does not say which commands are right and wrong.
         taught = {task.id for task in tasks}
         known = [task for task in editing.all_tasks() if task.id in taught]
         return editing.teacher(known, skill=skill, slips=self._recipe.slips)
