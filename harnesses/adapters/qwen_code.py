@@ -31,6 +31,8 @@ class QwenCode:
                 access,
                 place,
                 PATH=place.search_path,
+                # Else it starts itself a second time for a larger heap: a quarter of a short session.
+                QWEN_CODE_NO_RELAUNCH="true",
                 **config.environment,
             ),
             files=_settings_file(place.home, **_NO_MEMORY),

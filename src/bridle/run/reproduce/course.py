@@ -109,6 +109,17 @@ _TASK_LAST: Final = replace(
 """For a long prompt that is the same in every session and names the task at its end: almost all of
 an update's tokens are one prefix, so that larger batches are the cheaper ones."""
 _LONG_PROMPT: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
+_QWEN_CODE: Final = replace(
+    _LONG_PROMPT,
+    teacher_sessions=1200,
+    lessons=(
+        Lesson(epochs=8, learning_rate=3e-3, context=48),
+        Lesson(epochs=2, learning_rate=1e-3, context=512),
+        Lesson(epochs=1, learning_rate=1e-3, batch_size=16, context=2048),
+        Lesson(epochs=1, learning_rate=1e-3, batch_size=16),
+    ),
+)
+"""Its sessions take the longest: half as many, each shown twice as often where that is cheap."""
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
     "claude-code": Recipe(
@@ -123,7 +134,7 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
             ),
         ),
     ),
-    "qwen-code": Recipe("@qwen-code/qwen-code", 8, _LONG_PROMPT),
+    "qwen-code": Recipe("@qwen-code/qwen-code", 8, _QWEN_CODE),
     "pi": Recipe(
         "@earendil-works/pi-coding-agent",
         8,
