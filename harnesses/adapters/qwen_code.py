@@ -31,7 +31,7 @@ class QwenCode:
                 access,
                 place,
                 PATH=place.search_path,
-                # Else it starts itself a second time for a larger heap: a quarter of a short session.
+                # Else it starts itself again for a larger heap: a quarter of a short session.
                 QWEN_CODE_NO_RELAUNCH="true",
                 **config.environment,
             ),
