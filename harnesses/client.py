@@ -145,7 +145,8 @@ class Client:
         await self._send("POST", f"/sessions/{session_id}/seal", body)
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """A session's state; ``calls`` counts its calls by status."""
+        """A session's state; ``calls`` counts its calls by status, and ``fault`` says what the
+        engine or the proxy may have made its agent fail with."""
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
     async def actions(self, session_id: str) -> list[Action]:

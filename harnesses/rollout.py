@@ -280,12 +280,12 @@ class Rollout:
         )
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
-        """The outcome of a session, with what the record adds: an agent that failed and got no
-        reply to any of its calls was failed by the engine."""
+        """The outcome of a session, with what the record adds: whether an agent that failed was
+        failed by the engine or the proxy."""
         if episode.outcome is Outcome.AGENT_ERROR:
-            calls = (await self._client.session(session.id)).get("calls") or {}
-            if calls.get("failed") and not calls.get("complete"):
-                raise ProxyUnreachable("the engine answered none of the agent's calls")
+            fault = (await self._client.session(session.id)).get("fault")
+            if fault is not None:
+                raise ProxyUnreachable(f"the agent's latest call got no reply: {fault}")
         return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class CannotStart(BridleError):
 class Services:
     """Created by :meth:`start` inside the serving event loop; released by :meth:`close`."""
 
+    started_at: float
+    """Seconds since 1970."""
     settings: ProxySettings
     writer: Writer
     reader: Reader
@@ -102,6 +105,7 @@ class Services:
         idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
         idle_seal.start()
         return cls(
+            started_at=time.time(),
             settings=settings,
             writer=writer,
             reader=reader,

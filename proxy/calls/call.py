@@ -30,7 +30,7 @@ from bridle.proxy.wire.canonical import (
 )
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.errors import RecordRejected, StoreUnavailable
-from bridle.store.records import CallEnded, CallStatus, Note
+from bridle.store.records import CLIENT_DISCONNECTED, CallEnded, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -47,7 +47,7 @@ class CallFailure:
 _TOKEN_BYTES: Final = 160
 """Of a sampled token in memory: its id, its logprob, its text."""
 
-CLIENT_GONE: Final = CallFailure("client_disconnected", None)
+CLIENT_GONE: Final = CallFailure(CLIENT_DISCONNECTED, None)
 PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
 
 

@@ -33,11 +33,13 @@ from bridle.proxy.control.models import (
     RunState,
     SampledAction,
     Seal,
+    SessionDetail,
     SessionState,
     SetKind,
     engine_view,
     recorded_call,
     run_state,
+    session_detail,
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
@@ -57,7 +59,11 @@ from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
+    AGENTS_OWN,
+    CLIENT_DISCONNECTED,
+    UNANSWERED,
     CallKind,
+    CallStatus,
     Continuation,
     Reward,
     RewardSource,
@@ -251,10 +257,25 @@ async def list_sessions(
     return await asyncio.to_thread(read)
 
 
-async def get_session(session: ScoredSession, services: Running) -> SessionState:
+async def get_session(session: ScoredSession, services: Running) -> SessionDetail:
     """One session, with the number of its calls by status."""
-    counts = await asyncio.to_thread(services.reader.call_counts, session.id)
-    return session_state(session, counts)
+
+    def read() -> SessionDetail:
+        counts = services.reader.call_counts(session.id)
+        return session_detail(session, counts, _fault(session, services))
+
+    return await asyncio.to_thread(read)
+
+
+def _fault(session: SessionRecord, services: Services) -> str | None:
+    if session.sealed_at is None and session.created_at < services.started_at:
+        return "proxy_restarted"
+    latest = services.reader.latest_call(session.id)
+    if latest is None or latest[0] is CallStatus.OPEN:
+        return None
+    status, reason = latest
+    cut = status in UNANSWERED or status is CallStatus.PARTIAL
+    return reason if cut and reason not in {*AGENTS_OWN, CLIENT_DISCONNECTED} else None
 
 
 async def get_calls(

@@ -87,6 +87,12 @@ class SessionState(_Documented):
     """Number of calls by status."""
 
 
+class SessionDetail(SessionState):
+    fault: str | None
+    """What may have made the agent fail though it is not the agent's doing: why its latest call
+    got no whole reply, or ``proxy_restarted``."""
+
+
 class SampledAction(_Documented):
     turn: int
     """The call of the session, as ``bridle show`` numbers it."""
@@ -255,7 +261,17 @@ def run_state(run: RunRecord) -> RunState:
 
 
 def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:
-    return SessionState(
+    return SessionState(**_state(session, calls))
+
+
+def session_detail(
+    session: SessionRecord, calls: Mapping[CallStatus, int], fault: str | None
+) -> SessionDetail:
+    return SessionDetail(**_state(session, calls), fault=fault)
+
+
+def _state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> dict[str, Any]:
+    return dict(
         id=session.id,
         name=session.name,
         run_id=session.run_id,

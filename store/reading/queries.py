@@ -251,6 +251,12 @@ class Reader:
         query = select(calls.c.id).where(calls.c.session_id == session_id)
         return [row.id for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
 
+    def latest_call(self, session_id: str) -> tuple[CallStatus, str | None] | None:
+        """Status and reason of the session's call that began last; ``None`` before the first."""
+        query = select(calls.c.status, calls.c.reason).where(calls.c.session_id == session_id)
+        row = self._first(query.order_by(calls.c.started_at.desc(), calls.c.id.desc()).limit(1))
+        return None if row is None else (CallStatus(row.status), row.reason)
+
     def call(self, call_id: str) -> CallRow:
         with snapshot(self.engine) as connection:
             found = read_calls(connection, connection.execute(_CALL, {"call": call_id}).all())

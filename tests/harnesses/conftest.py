@@ -50,8 +50,8 @@ class StandIn:
     """Whether the answer to a seal is in another encoding than it says."""
     losing_rewards: int = 0
     """How many of the next rewards are."""
-    call_counts: dict[str, int] = field(default_factory=dict)
-    """What is told of a session's calls, by status."""
+    fault: str | None = None
+    """What is told of every session."""
     sampled: list[dict[str, Any]] = field(default_factory=list)
     """The tool calls of every session."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}
@@ -98,7 +98,7 @@ class StandIn:
     async def session(self, request: web.Request) -> web.Response:
         if request.match_info["id"] not in self.sessions:
             raise web.HTTPNotFound
-        return web.json_response({"calls": self.call_counts})
+        return web.json_response({"calls": {}, "fault": self.fault})
 
     async def actions(self, request: web.Request) -> web.Response:
         return web.json_response(self.sampled)

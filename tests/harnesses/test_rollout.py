@@ -109,10 +109,10 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
     assert (run.directory / result.session_id / "logs/agent.stdout").read_text() == "yes\n"
 
 
-async def test_an_agent_whose_calls_all_failed_is_infrastructure(
+async def test_an_agent_that_the_engine_failed_is_infrastructure(
     run: Runner, stand_in: Any
 ) -> None:
-    stand_in.call_counts = {"failed": 3}
+    stand_in.fault = "engine_unreachable"
 
     (result,) = await run("exit 1", retries=0)
 

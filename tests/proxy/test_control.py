@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import threading
@@ -398,3 +399,35 @@ def test_the_api_says_what_its_fields_are(bench: Any) -> None:
     assert "counted from 1" in told["NewReward"]["properties"]["turn"]["description"]
     assert told["EngineView"]["properties"]["changes"]["description"]
     assert "description" not in told["OpenedSession"]
+
+
+def test_what_may_have_failed_an_agent_is_told_unless_it_is_the_agents_own(
+    raw_engine: Any, start_proxy: Any, ask: Any
+) -> None:
+    bench = start_proxy(raw_engine.base_url, model="m")
+    made = httpx.post(f"{bench.url}/bridle/v1/sessions", json={}).json()
+    headers = {"authorization": f"Bearer {made['key']}"}
+
+    def fault(proxy: str) -> str | None:
+        told: str | None = httpx.get(f"{proxy}/bridle/v1/sessions/{made['id']}").json()["fault"]
+        return told
+
+    def fault_after(status: int, said: str) -> str | None:
+        async def answer(_: Any, send: Any) -> None:
+            body = json.dumps({"error": {"message": said}}).encode()
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": body})
+
+        raw_engine.answer = answer
+        httpx.post(bench.url + CHAT, json=ask, headers=headers)
+        return fault(bench.url)
+
+    assert fault(bench.url) is None
+    assert fault_after(500, "no") == "upstream_error"
+    assert fault_after(400, "top_p must be in (0, 1]") is None
+    assert fault_after(400, "This model's maximum context length is 8 tokens.") is None
+    assert fault_after(503, "no") == "overloaded"
+    restarted = start_proxy(raw_engine.base_url, model="m")
+    assert fault(restarted.url) == "proxy_restarted"
+    httpx.post(f"{bench.url}/bridle/v1/sessions/{made['id']}/seal", json={})
+    assert fault(restarted.url) == "overloaded"
