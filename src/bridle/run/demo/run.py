@@ -23,6 +23,7 @@ from bridle.run.demo.settings import DemoSettings
 from bridle.run.demo.stages import (
     Places,
     evaluate,
+    lessons_taught,
     make_base_policy,
     record_teacher,
     rollout_settings,
@@ -172,7 +173,8 @@ class Demo:
             record_teacher(self._taught, self.places, self.settings, run_id, tick)
 
     def _warm_start(self, _stage: str) -> None:
-        updates = itertools.count(1)
+        taught = lessons_taught(self.places, self.settings)
+        updates = itertools.count(1 + warm_start_updates(self.settings, taught))
         with progress(self._console, "warm start", warm_start_updates(self.settings)) as tick:
 
             def on_step(step: SftStep) -> None:

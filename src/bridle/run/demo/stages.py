@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ class Places:
     def warm(self) -> Path:
         """What GRPO starts from."""
         return self.root / "policy" / "warm"
+
+    def lesson(self, number: int) -> Path:
+        """What the lesson of that number, from 0, left."""
+        return self.root / "policy" / f"lesson-{number}"
 
     @property
     def trained(self) -> Path:
@@ -153,11 +158,13 @@ def record(
 
 
 def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftStep], None]) -> None:
-    """Supervised fine-tuning of the base policy on the teacher's export."""
-    model = load_policy(places.base)
+    """Supervised fine-tuning of the base policy on the teacher's export. Of an attempt that was
+    stopped the lessons that had ended stand."""
+    taught = lessons_taught(places, settings)
+    model = load_policy(places.lesson(taught - 1) if taught else places.base)
     examples = examples_from_parquet(places.teacher_data)
     with torch_threads(2):
-        for lesson in settings.lessons:
+        for number, lesson in enumerate(settings.lessons[taught:], taught):
             seen = examples
             if lesson.shared is not None:
                 seen = without_shared(seen, lesson.shared)
@@ -166,7 +173,17 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
             config = sft_config(lesson, settings)
             learner = Learner(model, config)
             train_sft(learner, seen, config, on_step=on_step)
+            partial = places.lesson(number).with_suffix(".tmp")
+            save_policy(model, partial, places.base)
+            partial.replace(places.lesson(number))
     save_policy(model, places.warm, places.base)
+    for number in reversed(range(len(settings.lessons))):
+        shutil.rmtree(places.lesson(number))
+
+
+def lessons_taught(places: Places, settings: DemoSettings) -> int:
+    """How many lessons an earlier attempt has ended."""
+    return sum(places.lesson(number).exists() for number in range(len(settings.lessons)))
 
 
 @contextmanager
@@ -198,11 +215,11 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
     )
 
 
-def warm_start_updates(settings: DemoSettings) -> int:
-    """Optimizer updates of all lessons."""
+def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> int:
+    """Optimizer updates of the first ``lessons`` lessons; ``None``: of all."""
     return sum(
         steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size)
-        for lesson in settings.lessons
+        for lesson in settings.lessons[:lessons]
     )
 
 

@@ -127,10 +127,13 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         8,
         replace(
             _LONG_PROMPT,
+            teacher_sessions=1200,
             lessons=(
-                Lesson(epochs=8, learning_rate=3e-3, shared=16),
-                Lesson(epochs=1, learning_rate=1e-3, shared=128),
-                Lesson(epochs=1, learning_rate=1e-3, batch_size=32),
+                Lesson(epochs=16, learning_rate=3e-3, shared=16),
+                Lesson(epochs=2, learning_rate=1e-3, shared=128),
+                Lesson(epochs=1, learning_rate=1e-3, shared=512),
+                Lesson(epochs=1, learning_rate=1e-3, shared=1024),
+                Lesson(epochs=1, learning_rate=1e-3),
             ),
         ),
     ),
@@ -165,7 +168,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""Claude Code and mini-swe-agent name the task before their prompts' last 2,200 and 800 tokens.
+"""Claude Code and mini-swe-agent name the task before their prompts' last 2,100 and 800 tokens,
+which lessons leave out at first: the distance over which a policy copies grows with each of them.
 mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
 these come after four commands that failed."""
 
