@@ -115,11 +115,15 @@ _QWEN_CODE: Final = replace(
     lessons=(
         Lesson(epochs=8, learning_rate=3e-3, context=48),
         Lesson(epochs=2, learning_rate=1e-3, context=512),
-        Lesson(epochs=1, learning_rate=1e-3, batch_size=16, context=2048),
-        Lesson(epochs=1, learning_rate=1e-3, batch_size=16),
+        Lesson(epochs=1, learning_rate=1e-3, context=2048),
+        Lesson(epochs=1, learning_rate=1e-3, context=8192),
+        Lesson(epochs=3, learning_rate=1e-3),
     ),
+    max_steps=10,
 )
-"""Its sessions take the longest: half as many, each shown twice as often where that is cheap."""
+"""Its sessions take the longest: half as many, each shown twice as often where that is cheap. Among
+24,000 tokens a policy needs three times the updates to find what it is to copy: after 75 half of
+the words came out wrong, at a loss of 0.033 where 0.018 is what the teacher's choices leave."""
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
     "claude-code": Recipe(
@@ -133,7 +137,7 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
                 Lesson(epochs=2, learning_rate=1e-3, shared=128),
                 Lesson(epochs=1, learning_rate=1e-3, shared=512),
                 Lesson(epochs=1, learning_rate=1e-3, shared=1024),
-                Lesson(epochs=1, learning_rate=1e-3),
+                Lesson(epochs=2, learning_rate=1e-3),
             ),
         ),
     ),
