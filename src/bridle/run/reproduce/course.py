@@ -122,7 +122,7 @@ _QWEN_CODE: Final = replace(
     max_steps=10,
 )
 """Its sessions take the longest: half as many, each shown twice as often where that is cheap. Among
-24,000 tokens a policy needs three times the updates to find what it is to copy: after 75 half of
+17,000 tokens a policy needs three times the updates to find what it is to copy: after 75 half of
 the words came out wrong, at a loss of 0.033 where 0.018 is what the teacher's choices leave."""
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
