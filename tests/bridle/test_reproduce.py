@@ -138,3 +138,14 @@ def test_a_course_knows_the_pinned_version_of_its_harness(harness: str) -> None:
     version = Editing(harness).harness_version
     assert version is not None
     assert version[0].isdigit()
+
+
+def test_a_harness_is_not_asked_what_its_shell_refuses() -> None:
+    kinds = {
+        harness: {task.id.partition("-")[0] for task in Editing(harness).tasks("train")}
+        for harness in ("pi", "qwen-code")
+    }
+    assert kinds == {
+        "pi": {"write", "append", "replace", "move"},
+        "qwen-code": {"write", "append", "move"},
+    }

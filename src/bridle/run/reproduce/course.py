@@ -35,6 +35,8 @@ class Recipe:
     """Most calls of a session: a task takes two or three, and an agent that is never satisfied must
     end, too."""
     settings: DemoSettings
+    without: frozenset[str] = frozenset()
+    """Kinds of tasks that the harness does not let a shell command do."""
     slips: float = 0.0
     """Share of demonstrations with a slip, for a harness that asks again after a reply without a
     tool call, so that its policy must know what to do about a complaint."""
@@ -56,7 +58,7 @@ class Editing:
         return pinned_version(self._recipe.package)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
-        found = editing.tasks(split, count, seed)
+        found = editing.tasks(split, count, seed, without=self._recipe.without)
         return found if self._folders is None else [self._folders.task(task) for task in found]
 
     def agent(self, temperature: float) -> Adapter:
@@ -141,7 +143,7 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
             ),
         ),
     ),
-    "qwen-code": Recipe("@qwen-code/qwen-code", 8, _QWEN_CODE),
+    "qwen-code": Recipe("@qwen-code/qwen-code", 8, _QWEN_CODE, without=frozenset({"replace"})),
     "pi": Recipe(
         "@earendil-works/pi-coding-agent",
         8,
@@ -175,7 +177,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
 """Claude Code and mini-swe-agent name the task before their prompts' last 2,100 and 800 tokens,
 which lessons leave out at first: the distance over which a policy copies grows with each of them.
 mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
-these come after four commands that failed."""
+these come after four commands that failed. Qwen Code takes ``sed -i`` for an edit of its own, and
+refuses it for a file that its tool has not read."""
 
 HARNESSES: Final = tuple(_RECIPES)
 

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,19 +91,23 @@ KINDS: Final = (
 show nothing that tells one from the other."""
 
 
-def tasks(split: str, count: int | None = None, seed: int = 0) -> list[Task]:
-    """Up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides.
+def tasks(
+    split: str, count: int | None = None, seed: int = 0, without: Collection[str] = ()
+) -> list[Task]:
+    """Up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides, of all
+    kinds but those ``without``.
 
     Which split a task is in is decided by its text, whatever the seed.
     """
-    found = [task for task in all_tasks() if task.split == split]
+    found = [task for task in all_tasks(without) if task.split == split]
     random.Random(seed).shuffle(found)
     return found[:count]
 
 
-def all_tasks() -> Iterator[Task]:
+def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
     """Every task there is: about three thousand, each with a sentence of its own."""
-    for kind, a, new in itertools.product(KINDS, FILES, WORDS):
+    kinds = [kind for kind in KINDS if kind.name not in without]
+    for kind, a, new in itertools.product(kinds, FILES, WORDS):
         others = sorted(set(WORDS) - {new}, key=lambda old: _draw(f"{kind.name} {a} {new} {old}"))
         for old in others[: OLD_WORDS.get(kind.name, 1)]:
             yield make_task(kind, a, old, new)
