@@ -285,7 +285,7 @@ class Rollout:
         if episode.outcome is Outcome.AGENT_ERROR:
             fault = (await self._client.session(session.id)).get("fault")
             if fault is not None:
-                raise ProxyUnreachable(f"the agent's latest call got no reply: {fault}")
+                raise ProxyUnreachable(f"the engine or the proxy failed the agent: {fault}")
         return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:

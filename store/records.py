@@ -82,10 +82,6 @@ class CallStatus(StrEnum):
     """Open when the process that ran it died; marked at restart."""
 
 
-UNANSWERED: Final = frozenset(
-    {CallStatus.FAILED, CallStatus.INTERRUPTED, CallStatus.QUARANTINED, CallStatus.OPEN}
-)
-"""Of calls whose harness may have got no reply that it could use."""
 AGENTS_OWN: Final = frozenset({"budget", "context_overflow", "invalid_request"})
 """Reasons of calls that failed by what the agent asked for, and not by the engine or the proxy."""
 CLIENT_DISCONNECTED: Final = "client_disconnected"

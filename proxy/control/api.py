@@ -61,7 +61,6 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     AGENTS_OWN,
     CLIENT_DISCONNECTED,
-    UNANSWERED,
     CallKind,
     CallStatus,
     Continuation,
@@ -268,14 +267,13 @@ async def get_session(session: ScoredSession, services: Running) -> SessionDetai
 
 
 def _fault(session: SessionRecord, services: Services) -> str | None:
+    """:attr:`SessionDetail.fault`. A client that left while tokens came left by itself; one that
+    left before the first may have waited for too long."""
     if session.sealed_at is None and session.created_at < services.started_at:
         return "proxy_restarted"
-    latest = services.reader.latest_call(session.id)
-    if latest is None or latest[0] is CallStatus.OPEN:
-        return None
-    status, reason = latest
-    cut = status in UNANSWERED or status is CallStatus.PARTIAL
-    return reason if cut and reason not in {*AGENTS_OWN, CLIENT_DISCONNECTED} else None
+    status, reason = services.reader.latest_call(session.id) or (None, None)
+    left = status is CallStatus.PARTIAL and reason == CLIENT_DISCONNECTED
+    return None if left or reason in AGENTS_OWN else reason
 
 
 async def get_calls(

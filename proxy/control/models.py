@@ -260,18 +260,14 @@ def run_state(run: RunRecord) -> RunState:
     )
 
 
-def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:
-    return SessionState(**_state(session, calls))
-
-
 def session_detail(
     session: SessionRecord, calls: Mapping[CallStatus, int], fault: str | None
 ) -> SessionDetail:
-    return SessionDetail(**_state(session, calls), fault=fault)
+    return SessionDetail(**dict(session_state(session, calls)), fault=fault)
 
 
-def _state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> dict[str, Any]:
-    return dict(
+def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:
+    return SessionState(
         id=session.id,
         name=session.name,
         run_id=session.run_id,

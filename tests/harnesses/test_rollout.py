@@ -112,7 +112,7 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
 async def test_an_agent_that_the_engine_failed_is_infrastructure(
     run: Runner, stand_in: Any
 ) -> None:
-    stand_in.fault = "engine_unreachable"
+    stand_in.fault = "upstream_unreachable"
 
     (result,) = await run("exit 1", retries=0)
 

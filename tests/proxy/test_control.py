@@ -431,3 +431,27 @@ def test_what_may_have_failed_an_agent_is_told_unless_it_is_the_agents_own(
     assert fault(restarted.url) == "proxy_restarted"
     httpx.post(f"{bench.url}/bridle/v1/sessions/{made['id']}/seal", json={})
     assert fault(restarted.url) == "overloaded"
+
+
+def test_a_client_that_got_no_token_and_left_may_have_waited_for_too_long(
+    bench: Any, stage: Any, control: Any, ask: Any, until: Any
+) -> None:
+    made = control.post("/sessions", json={}).json()
+    headers = {"authorization": f"Bearer {made['key']}"}
+    over = threading.Event()
+    stage.play = lambda _: ScriptedReply("told too late", fault=Stall(30, 0, over))
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(bench.url + CHAT, json=ask, headers=headers, timeout=0.5)
+
+    def told() -> Any:
+        return control.get(f"/sessions/{made['id']}").json()["fault"]
+
+    until(lambda: told() == "client_disconnected")
+    stage.play = lambda _: ScriptedReply("The answer is four.", fault=Stall(30, 2, over))
+    with httpx.stream(
+        "POST", bench.url + CHAT, json=ask | {"stream": True}, headers=headers
+    ) as reply:
+        next(reply.iter_lines())
+    until(lambda: bench.calls()[-1].status == "partial")
+    assert told() is None
+    over.set()

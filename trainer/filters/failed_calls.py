@@ -7,14 +7,20 @@ that went on. Calls refused for a budget or for their length are the agent's own
 
 from __future__ import annotations
 
+from typing import Final
+
 from bridle.reconstruct.samples.sample import Episode
-from bridle.store.records import AGENTS_OWN, UNANSWERED
+from bridle.store.records import AGENTS_OWN, CallStatus
 from bridle.trainer.filters.registry import register_filter
+
+_FAULTS: Final = frozenset(
+    {CallStatus.FAILED, CallStatus.INTERRUPTED, CallStatus.QUARANTINED, CallStatus.OPEN}
+)
 
 
 @register_filter("failed_calls")
 def every_call_answered(episode: Episode) -> bool:
     """Whether no call failed for a reason that is not the agent's."""
     return not any(
-        turn.status in UNANSWERED and turn.reason not in AGENTS_OWN for turn in episode.turns
+        turn.status in _FAULTS and turn.reason not in AGENTS_OWN for turn in episode.turns
     )

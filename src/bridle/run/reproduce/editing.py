@@ -105,7 +105,8 @@ def tasks(
 
 
 def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
-    """Every task there is: about three thousand, each with a sentence of its own."""
+    """Every task there is of all kinds but those ``without``: about three thousand in all, each
+    with a sentence of its own."""
     kinds = [kind for kind in KINDS if kind.name not in without]
     for kind, a, new in itertools.product(kinds, FILES, WORDS):
         others = sorted(set(WORDS) - {new}, key=lambda old: _draw(f"{kind.name} {a} {new} {old}"))
