@@ -33,6 +33,7 @@ from bridle.trainer.config import (
     LossConfig,
     OptimizerConfig,
     PackingConfig,
+    Precision,
 )
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.exactness import exact_packing
@@ -41,8 +42,6 @@ from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_polic
 
 VOCABULARY: Final = 512
 SHAPE: Final = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=16_384)
-HYBRID: Final = replace(SHAPE, layers=4)
-"""Three layers of Gated DeltaNet and one of attention, as every four of Qwen3.5."""
 ENOUGH_S: Final = 10.0
 """A step is timed again until it has been measured for so long, three times at most."""
 
@@ -69,6 +68,27 @@ class TrainSettings:
     max_tokens: int = 32_768
     """Of a pack, in trees and in rows."""
     device: str = "cpu"
+    precision: Precision = "float32"
+    hidden: int = SHAPE.hidden
+    layers: int = SHAPE.layers
+
+    @property
+    def shape(self) -> TinyShape:
+        """Of the policy: twice as many heads as it has of keys, of 128 numbers in a wide one."""
+        heads = max(2, self.hidden // 128)
+        return replace(
+            SHAPE,
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=heads,
+            kv_heads=heads // 2,
+            intermediate=2 * self.hidden,
+        )
+
+    @property
+    def hybrid(self) -> TinyShape:
+        """Three layers of Gated DeltaNet and one of attention, as every four of Qwen3.5."""
+        return replace(self.shape, layers=max(4, self.layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +201,19 @@ def _item(
 
 
 @contextmanager
-def bench_policies(device: str) -> Iterator[Callable[[str], nn.Module]]:
+def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Module]]:
     """Loads a policy by the model it is like; its weights are random and the same every time."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
-        make_policy(made["qwen3"], SHAPE, vocab_size=VOCABULARY)
-        make_hybrid_policy(made["qwen3.5"], HYBRID, vocab_size=VOCABULARY)
-        compute = ComputeConfig(device=device, precision="float32")
+        make_policy(made["qwen3"], settings.shape, vocab_size=VOCABULARY)
+        make_hybrid_policy(made["qwen3.5"], settings.hybrid, vocab_size=VOCABULARY)
+        compute = ComputeConfig(device=settings.device, precision=settings.precision)
         yield lambda model: load_policy(made[model], compute=compute)
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
     """Measures one batch in both layouts. On a CPU it has one thread, and its time is the thread's
-    own, so that what else the machine does is not counted."""
+    own, so that what else the machine does is not counted. Elsewhere kernels are compiled first."""
     asked = PackingConfig(layout="tree", max_tokens=settings.max_tokens)
     packing = exact_packing(model, asked)
     rows = replace(asked, layout="padded")
@@ -202,9 +222,14 @@ def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> Trai
     def step(name: str, packed: PackingConfig) -> None:
         done[name] = _gradients(model, batch.items, packed)
 
-    seconds, rows_seconds = fastest(
-        [lambda: step("trees", packing), lambda: step("rows", rows)], settings.device
-    )
+    steps: list[Callable[[], None]] = [
+        lambda: step("trees", packing),
+        lambda: step("rows", rows),
+    ]
+    if torch.device(settings.device).type != "cpu":
+        for each in steps:
+            each()
+    seconds, rows_seconds = fastest(steps, settings.device)
     (gradients, stats), (rows_gradients, _) = done["trees"], done["rows"]
     peak = _peak_mib(model, batch.items, packing)
     rows_peak = _peak_mib(model, batch.items, rows)

@@ -29,7 +29,7 @@ from trl.experimental.async_grpo import (
     packing,
 )
 
-from bridle.bench.train import SHAPE, VOCABULARY, TrainSettings, branching_items, fastest, one_step
+from bridle.bench.train import VOCABULARY, TrainSettings, branching_items, fastest, one_step
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.policy.model import load_policy
@@ -79,7 +79,7 @@ def bench_trl(settings: TrainSettings) -> TrlFigures:
     packing_config = PackingConfig(max_tokens=settings.max_tokens)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         directory = Path(folder, "policy")
-        make_policy(directory, SHAPE, vocab_size=VOCABULARY)
+        make_policy(directory, settings.shape, vocab_size=VOCABULARY)
         train_tokenizer(directory, ["TRL asks for a tokenizer"], vocab_size=VOCABULARY)
         tokenizer = AutoTokenizer.from_pretrained(directory)
         model = load_policy(directory)

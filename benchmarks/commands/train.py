@@ -19,6 +19,11 @@ class BatchName(StrEnum):
     LINEAR = "linear"
 
 
+class PrecisionName(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 def train(
     batch: Annotated[
         list[BatchName] | None,
@@ -31,9 +36,16 @@ def train(
         bool, typer.Option(help="Measure TRL's trainers on the branching batch too.")
     ] = False,
     device: Annotated[str, typer.Option(help="PyTorch's name of it: cpu, cuda.")] = "cpu",
+    precision: Annotated[PrecisionName, typer.Option(help="Of forward passes.")] = (
+        PrecisionName.FLOAT32
+    ),
+    hidden: Annotated[int, typer.Option(min=64, help="Width of the policy.")] = 64,
+    layers: Annotated[
+        int, typer.Option(min=1, help="Layers of the policy; of a hybrid one four at least.")
+    ] = 2,
     json: JsonOption = False,
 ) -> None:
-    """Measure a training step in trees and in rows, with tiny policies of random weights."""
+    """Measure a training step in trees and in rows, with policies of random weights."""
     require("torch", "train", "what is measured is the trainer")
     from bridle.bench.train import (
         TrainSettings,
@@ -43,11 +55,17 @@ def train(
         one_thread,
     )
 
-    settings = TrainSettings(max_tokens=max_tokens, device=device)
+    settings = TrainSettings(
+        max_tokens=max_tokens,
+        device=device,
+        precision=precision.value,
+        hidden=hidden,
+        layers=layers,
+    )
     wanted = set(batch or BatchName)
     one_thread()
     found = {}
-    with bench_policies(device) as load:
+    with bench_policies(settings) as load:
         for each in batches(settings):
             if each.name in wanted:
                 err.print(f"{each.name}: {len(each.items)} samples", highlight=False)

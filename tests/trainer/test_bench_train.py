@@ -16,7 +16,7 @@ SMALL = TrainSettings(
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, TrainFigures]:
-    with pytest.MonkeyPatch.context() as patch, bench_policies("cpu") as load:
+    with pytest.MonkeyPatch.context() as patch, bench_policies(SMALL) as load:
         patch.setattr(train, "ENOUGH_S", 0.0)
         patch.setattr(train, "_peak_mib", lambda *_: 0.0)
         return {each.name: bench_train(load(each.model), each, SMALL) for each in batches(SMALL)}
@@ -32,7 +32,7 @@ def test_trees_and_rows_have_the_same_gradients(
 
 def test_the_peak_is_what_a_step_holds_at_a_time() -> None:
     (batch,) = (each for each in batches(SMALL) if each.name == "shared_prompt")
-    with bench_policies("cpu") as load:
+    with bench_policies(SMALL) as load:
         model = load("qwen3")
         peaks = [
             train._peak_mib(model, items, PackingConfig(max_tokens=512, layout="padded"))

@@ -1,7 +1,8 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
-A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), other devices in
-blocks with small masks, as follows. The dense mask of ``N`` tokens has ``N²`` entries, nearly all
+A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), a CUDA device by
+FlexAttention (:mod:`bridle.trainer.batch.flex`), others, and what is in float64, in blocks with
+small masks, as follows. The dense mask of ``N`` tokens has ``N²`` entries, nearly all
 of them false. Here queries go in blocks of consecutive tokens. Because a pack is in depth-first
 order, all that a block can see is the block itself and the ancestors of its first token, so a block
 of ``B`` queries at depth ``D`` needs ``D + B`` keys and one small mask: time and memory are
@@ -31,6 +32,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from bridle.trainer.batch.flex import TreeMask, flex_tree_attention, plan_mask
 from bridle.trainer.batch.forest import subtree_ends
 from bridle.trainer.batch.spans import TreeSpans, plan_tree_spans, span_attention
 
@@ -58,10 +60,12 @@ def plan_tree(
     block_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
-) -> TreeSpans | TreeBlocks:
+) -> TreeSpans | TreeMask | TreeBlocks:
     """The plan that suits ``device``. ``sources``: the tokens whose output is read."""
     if device.type == "cpu":
         return plan_tree_spans(parents, sources, block_tokens, dtype)
+    if device.type == "cuda" and dtype != torch.float64:
+        return plan_mask(parents, device, dtype)
     return plan_blocks(parents, block_tokens, device, dtype)
 
 
@@ -158,7 +162,7 @@ def _transformers_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    tree_plan: TreeSpans | TreeBlocks | None = None,
+    tree_plan: TreeSpans | TreeMask | TreeBlocks | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -174,6 +178,8 @@ def _transformers_attention(
         raise ValueError("tree attention has no sliding window: use PackingConfig(layout='padded')")
     if isinstance(tree_plan, TreeSpans):
         attended = span_attention(query, key, value, tree_plan.of(module), scaling)
+    elif isinstance(tree_plan, TreeMask):
+        attended = flex_tree_attention(query, key, value, tree_plan, scaling)
     else:
         attended = block_attention(query, key, value, tree_plan, scaling)
     return attended.transpose(1, 2).contiguous(), None

@@ -47,6 +47,9 @@ def demo(
         int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
     ] = None,
     engine: EngineOption = "embedded",
+    device: Annotated[
+        str, typer.Option(help="Of the trainer and the embedded engine: cpu, cuda, cuda:1.")
+    ] = "cpu",
     engine_url: Annotated[
         str | None,
         typer.Option(
@@ -78,6 +81,7 @@ def demo(
     asked: dict[str, Any] = {
         "seed": seed,
         "engine": engine,
+        "device": device,
         "learning_rate": learning_rate,
         "max_steps": steps,
         "minutes": minutes,

@@ -50,7 +50,6 @@ from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import (
     CheckpointConfig,
-    ComputeConfig,
     FilterConfig,
     GrpoConfig,
     OptimizerConfig,
@@ -319,7 +318,8 @@ class Demo:
             yield running
             return
         if self.settings.engine == "embedded":
-            with stack(policy, store, logs, version=version) as running:
+            placed = ("--device", self.settings.device)
+            with stack(policy, store, logs, version=version, engine_arguments=placed) as running:
                 yield running
             return
         if self._vllm_url is None:
@@ -393,7 +393,7 @@ def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
             schedule="cosine",
             final_fraction=settings.final_fraction,
         ),
-        compute=ComputeConfig(device="cpu"),
+        compute=settings.compute,
         checkpoints=CheckpointConfig(every=settings.checkpoint_every, keep=2),
         filters=FilterConfig(),
     )

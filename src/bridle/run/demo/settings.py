@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridle.run.environment import DemoPolicy, EngineKind
+from bridle.trainer.config import ComputeConfig
 from bridle.trainer.policy.tiny import TinyShape
 
 
@@ -39,6 +40,9 @@ class DemoSettings:
     seed: int = 0
     engine: EngineKind = "embedded"
     """What serves the policy."""
+    device: str = "cpu"
+    """PyTorch's name of what trains the policy, and of what the embedded engine computes it on; in
+    float32, whatever it is, so that both compute the same."""
     shape: TinyShape = field(
         default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=128, context=2048)
     )
@@ -85,6 +89,10 @@ class DemoSettings:
     parallel: int = 16
     """Sessions at a time."""
     timeout_s: float = 60.0
+
+    @property
+    def compute(self) -> ComputeConfig:
+        return ComputeConfig(device=self.device, precision="float32")
 
 
 VLLM_MINUTES = 22.0

@@ -161,7 +161,8 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
     """Supervised fine-tuning of the base policy on the teacher's export. Of an attempt that was
     stopped the lessons that had ended stand."""
     taught = lessons_taught(places, settings)
-    model = load_policy(places.lesson(taught - 1) if taught else places.base)
+    start = places.lesson(taught - 1) if taught else places.base
+    model = load_policy(start, compute=settings.compute)
     examples = examples_from_parquet(places.teacher_data)
     with torch_threads(2):
         for number, lesson in enumerate(settings.lessons[taught:], taught):

@@ -1,0 +1,88 @@
+"""Attention over a forest of tokens on a GPU: PyTorch's FlexAttention, with a mask made by rule.
+
+FlexAttention skips blocks of keys that no query of a block sees, and looks at single tokens only
+where a block is seen in part. In depth-first order token ``k`` is seen by the tokens from itself to
+the end of its subtree, so which blocks these are follows from the first and last of those ends in
+each block, without the ``N²`` entries of a dense mask. Grouped keys are not copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from bridle.trainer.batch.forest import subtree_ends
+
+BLOCK: Final = 128
+"""Tokens of a block, both of queries and of keys: FlexAttention's own default."""
+
+_compiled: Any = torch.compile(flex_attention, dynamic=True)
+"""Uncompiled it computes all ``N²`` scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMask:
+    """The plan of a pack's attention; the same for every layer and head."""
+
+    mask: BlockMask
+    dtype: torch.dtype
+    """What is multiplied: under autocast queries, keys and values come in different types."""
+
+
+def plan_mask(
+    parents: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
+) -> TreeMask:
+    """Which blocks of keys each block of queries sees, wholly or in part."""
+    ends = subtree_ends(parents)
+    starts = np.arange(0, len(ends), BLOCK)
+    lasts = np.minimum(starts + BLOCK, len(ends)) - 1
+    earlier = np.tri(len(starts), k=-1, dtype=np.bool_)
+    whole = earlier & (np.minimum.reduceat(ends, starts)[None, :] > lasts[:, None])
+    seen = earlier & (np.maximum.reduceat(ends, starts)[None, :] > starts[:, None])
+    np.fill_diagonal(seen, val=True)
+    on_device = torch.from_numpy(ends).to(device)
+
+    def is_seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < on_device[key])
+
+    mask = BlockMask.from_kv_blocks(
+        *_listed(seen & ~whole, device),
+        *_listed(whole, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=is_seen,
+        seq_lengths=(len(ends), len(ends)),
+    )
+    return TreeMask(mask, dtype)
+
+
+def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """How many there are in each row, and which: ``int32[1, 1, B]``, ``int32[1, 1, B, B]``."""
+    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    counts = blocks.sum(axis=1, dtype=np.int32)
+    return (
+        torch.from_numpy(counts)[None, None].to(device),
+        torch.from_numpy(order)[None, None].to(device),
+    )
+
+
+def flex_tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: TreeMask, scale: float | None = None
+) -> Tensor:
+    """Attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``, ``G | H``.
+
+    Returns ``[1, H, N, D]``.
+    """
+    attend = _compiled if query.is_cuda else flex_attention
+    attended: Tensor = attend(
+        *(each.to(plan.dtype) for each in (query, key, value)),
+        block_mask=plan.mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended
