@@ -41,8 +41,9 @@ def forest(size: int, seed: int) -> NDArray[np.int64]:
 def test_a_block_is_whole_partial_or_unseen_as_its_tokens_are(size, seed):
     parents = forest(size, seed)
     plan = plan_mask(parents, "cpu", torch.float32).mask
-    dense = ancestor_mask(parents)
     count = -(-size // BLOCK)
+    padding = (0, count * BLOCK - size)
+    dense = ancestor_mask(np.pad(parents, padding, constant_values=-1))
     whole, partial = (
         [set(row[:many].tolist()) for row, many in zip(rows[0, 0], counts[0, 0], strict=True)]
         for rows, counts in (
@@ -78,20 +79,19 @@ def test_the_result_is_that_of_the_blocks(size):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_gradients_on_a_gpu_are_those_of_float64(size, dtype, tolerance):
+def test_gradients_on_a_gpu_are_those_of_float64(size):
     parents = forest(size, 0)
-    ours = states(size, "cuda", dtype)
+    ours = states(size, "cuda", torch.bfloat16)
     exact = [each.detach().double().requires_grad_() for each in ours]
-    found = flex_tree_attention(*ours, plan_mask(parents, "cuda", dtype))
+    found = flex_tree_attention(*ours, plan_mask(parents, "cuda", torch.bfloat16))
     expected = block_attention(*exact, plan_blocks(parents, 64, "cuda", torch.float64))
-    upstream = torch.randn_like(expected)
-    found.backward(upstream.to(dtype))
-    expected.backward(upstream)
+    upstream = torch.randn_like(found)
+    found.backward(upstream)
+    expected.backward(upstream.double())
     for mine, theirs in [(found, expected)] + [
         (mine.grad, theirs.grad) for mine, theirs in zip(ours, exact, strict=True)
     ]:
-        assert (mine.double() - theirs).norm() <= tolerance * theirs.norm()
+        assert (mine.double() - theirs).norm() <= 1e-2 * theirs.norm()
 
 
 @pytest.mark.gpu

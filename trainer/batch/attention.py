@@ -1,8 +1,9 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
-A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), a CUDA device by
-FlexAttention (:mod:`bridle.trainer.batch.flex`), others, and what is in float64, in blocks with
-small masks, as follows. The dense mask of ``N`` tokens has ``N²`` entries, nearly all
+A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), a CUDA device in 16
+bits by FlexAttention (:mod:`bridle.trainer.batch.flex`); in float32, whose products of matrices
+that takes minutes to compile, and on other devices it goes in blocks with small masks, as follows.
+The dense mask of ``N`` tokens has ``N²`` entries, nearly all
 of them false. Here queries go in blocks of consecutive tokens. Because a pack is in depth-first
 order, all that a block can see is the block itself and the ancestors of its first token, so a block
 of ``B`` queries at depth ``D`` needs ``D + B`` keys and one small mask: time and memory are
@@ -64,7 +65,7 @@ def plan_tree(
     """The plan that suits ``device``. ``sources``: the tokens whose output is read."""
     if device.type == "cpu":
         return plan_tree_spans(parents, sources, block_tokens, dtype)
-    if device.type == "cuda" and dtype != torch.float64:
+    if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
         return plan_mask(parents, device, dtype)
     return plan_blocks(parents, block_tokens, device, dtype)
 

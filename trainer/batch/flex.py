@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
 
 from bridle.trainer.batch.forest import subtree_ends
 
@@ -38,12 +39,15 @@ class TreeMask:
 def plan_mask(
     parents: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
 ) -> TreeMask:
-    """Which blocks of keys each block of queries sees, wholly or in part."""
-    ends = subtree_ends(parents)
-    starts = np.arange(0, len(ends), BLOCK)
-    lasts = np.minimum(starts + BLOCK, len(ends)) - 1
+    """Which blocks of keys each block of queries sees, wholly or in part.
+
+    Tokens are padded to whole blocks, with roots: the kernels for fewer have no gradients.
+    """
+    size = -(-len(parents) // BLOCK) * BLOCK
+    ends = subtree_ends(np.pad(parents, (0, size - len(parents)), constant_values=-1))
+    starts = np.arange(0, size, BLOCK)
     earlier = np.tri(len(starts), k=-1, dtype=np.bool_)
-    whole = earlier & (np.minimum.reduceat(ends, starts)[None, :] > lasts[:, None])
+    whole = earlier & (np.minimum.reduceat(ends, starts)[None, :] >= starts[:, None] + BLOCK)
     seen = earlier & (np.maximum.reduceat(ends, starts)[None, :] > starts[:, None])
     np.fill_diagonal(seen, val=True)
     on_device = torch.from_numpy(ends).to(device)
@@ -56,7 +60,7 @@ def plan_mask(
         *_listed(whole, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=is_seen,
-        seq_lengths=(len(ends), len(ends)),
+        seq_lengths=(size, size),
     )
     return TreeMask(mask, dtype)
 
@@ -79,10 +83,12 @@ def flex_tree_attention(
     Returns ``[1, H, N, D]``.
     """
     attend = _compiled if query.is_cuda else flex_attention
+    tokens = query.shape[2]
+    padding = (0, 0, 0, plan.mask.seq_lengths[0] - tokens)
     attended: Tensor = attend(
-        *(each.to(plan.dtype) for each in (query, key, value)),
+        *(pad(each.to(plan.dtype), padding) for each in (query, key, value)),
         block_mask=plan.mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return attended
+    return attended[:, :, :tokens]
