@@ -78,7 +78,7 @@ def test_the_result_is_that_of_the_blocks(size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES[1:])
 def test_gradients_on_a_gpu_are_those_of_float64(size):
     parents = forest(size, 0)
     ours = states(size, "cuda", torch.bfloat16)
