@@ -262,6 +262,26 @@ def test_what_is_kept_of_the_shared_part_is_kept_once(tokens):
         assert after.token_ids.tolist() == before.token_ids[start:].tolist()
 
 
+def test_a_piece_of_what_is_left_out_stays_and_is_another_one_each_time():
+    examples = [asked([1, 2], [1]), asked([3], [3, 4])]
+    kept = set()
+    for seed in range(50):
+        for example in without_shared(examples, 2, piece=4, seed=seed):
+            ids = example.token_ids.tolist()
+            first = [token for token in ids if token in range(10, 18)]
+            last = [token for token in ids if token in range(32, 38)]
+            for piece in (first, last):
+                assert piece == list(range(piece[0], piece[0] + len(piece)))
+                assert 1 <= len(piece) <= 4
+            kept.add((*first, *last))
+            assert [token for token in ids if token not in {*first, *last}] in (
+                [18, 19, 1, 2, 30, 31, 38, 39, 1],
+                [18, 19, 3, 30, 31, 38, 39, 3, 4],
+            )
+    assert {token for piece in kept for token in piece} == {*range(10, 18), *range(32, 38)}
+    assert len(kept) > 20
+
+
 def test_equal_prompts_share_all_there_is():
     examples = [asked([1], [1]), asked([1], [2])]
     for example in without_shared(examples, 3):

@@ -29,6 +29,8 @@ class TinyShape:
     intermediate: int = 256
     context: int = 4096
     tied: bool = True
+    rope_theta: float = 1e4
+    """Wavelength of the slowest positions: the more, the less distance changes attention."""
 
 
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:
@@ -43,6 +45,7 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.hidden // shape.heads,
         max_position_embeddings=shape.context,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=2,
@@ -71,6 +74,11 @@ def make_hybrid_policy(
         linear_num_key_heads=shape.kv_heads,
         linear_num_value_heads=shape.heads,
         max_position_embeddings=shape.context,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": shape.rope_theta,
+            "partial_rotary_factor": 0.25,
+        },
         tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=2,

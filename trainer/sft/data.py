@@ -46,9 +46,12 @@ def with_context(example: SftExample, tokens: int) -> SftExample:
     return SftExample(example.token_ids[start:], example.mask[start:])
 
 
-def without_shared(examples: Sequence[SftExample], tokens: int) -> list[SftExample]:
+def without_shared(
+    examples: Sequence[SftExample], tokens: int, piece: int = 0, seed: int = 0
+) -> list[SftExample]:
     """The examples without the inside of what all of their prompts share at the beginning, and at
-    the end: at most so many tokens are left at each border of the two parts.
+    the end: so many ``tokens`` are left at each border of the two parts, and of the inside of each
+    a random piece, whose length is drawn evenly on a logarithmic scale up to ``piece``.
 
     A prompt is what comes before an example's first learned token.
     """
@@ -57,11 +60,19 @@ def without_shared(examples: Sequence[SftExample], tokens: int) -> list[SftExamp
     start = min((common_prefix(prompts[0], prompt) for prompt in prompts), default=0)
     end = min((common_prefix(prompts[0][::-1], prompt[::-1]) for prompt in prompts), default=0)
     end = min(end, shortest - start)
+    generator = np.random.default_rng(seed)
     found = []
     for example, prompt in zip(examples, prompts, strict=True):
         kept = np.ones(len(example.token_ids), dtype=np.bool_)
-        kept[: max(0, start - tokens)] = False
-        kept[len(prompt) - end + tokens : max(0, len(prompt) - tokens)] = False
+        for first, behind in (
+            (0, start - tokens),
+            (len(prompt) - end + tokens, len(prompt) - tokens),
+        ):
+            kept[first : max(0, behind)] = False
+            if piece and behind > first:
+                length = min(int(piece ** generator.random()), behind - first)
+                begin = generator.integers(first, behind - length, endpoint=True)
+                kept[begin : begin + length] = True
         found.append(SftExample(example.token_ids[kept], example.mask[kept]))
     return found
 

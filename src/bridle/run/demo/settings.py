@@ -29,6 +29,10 @@ class Lesson:
     shared: int | None = None
     """Tokens kept at each border of what all prompts share, for prompts that name the task before
     their end; ``None``: all."""
+    piece: int = 0
+    """With ``shared``, most tokens of a piece of what it leaves out, drawn anew for each epoch:
+    tokens that a policy has never seen between a task and its reply lead it astray when they come,
+    and so do distances."""
 
 
 @dataclass(frozen=True, slots=True)

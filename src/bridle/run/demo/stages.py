@@ -168,7 +168,11 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
         for number, lesson in enumerate(settings.lessons[taught:], taught):
             seen = examples
             if lesson.shared is not None:
-                seen = without_shared(seen, lesson.shared)
+                seen = [
+                    example
+                    for draw in range(_draws(lesson))
+                    for example in without_shared(examples, lesson.shared, lesson.piece, seed=draw)
+                ]
             if lesson.context is not None:
                 seen = [with_context(example, lesson.context) for example in seen]
             config = sft_config(lesson, settings)
@@ -201,14 +205,12 @@ def torch_threads(most: int) -> Iterator[None]:
 def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
     """The fine-tuning of one lesson."""
     return SftConfig(
-        epochs=lesson.epochs,
+        epochs=lesson.epochs // _draws(lesson),
         batch_size=lesson.batch_size,
         seed=settings.seed,
         optimizer=OptimizerConfig(
             learning_rate=lesson.learning_rate,
-            warmup_steps=min(
-                30, steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size) // 4
-            ),
+            warmup_steps=min(30, _updates(lesson, settings) // 4),
             schedule="cosine",
             final_fraction=lesson.final_fraction,
         ),
@@ -218,10 +220,18 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
 
 def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> int:
     """Optimizer updates of the first ``lessons`` lessons; ``None``: of all."""
-    return sum(
-        steps_of(settings.teacher_sessions, lesson.epochs, lesson.batch_size)
-        for lesson in settings.lessons[:lessons]
-    )
+    return sum(_updates(lesson, settings) for lesson in settings.lessons[:lessons])
+
+
+def _updates(lesson: Lesson, settings: DemoSettings) -> int:
+    draws = _draws(lesson)
+    examples = settings.teacher_sessions * draws
+    return steps_of(examples, lesson.epochs // draws, lesson.batch_size)
+
+
+def _draws(lesson: Lesson) -> int:
+    """How often the lesson's examples are made: anew for each epoch where pieces are drawn."""
+    return lesson.epochs if lesson.piece else 1
 
 
 def evaluate(

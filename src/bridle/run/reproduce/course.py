@@ -110,7 +110,9 @@ _TASK_LAST: Final = replace(
 )
 """For a long prompt that is the same in every session and names the task at its end: almost all of
 an update's tokens are one prefix, so that larger batches are the cheaper ones."""
-_LONG_PROMPT: Final = replace(_TASK_LAST, shape=replace(_COMMON.shape, context=32768))
+_LONG_PROMPT: Final = replace(
+    _TASK_LAST, shape=replace(_COMMON.shape, context=32768, rope_theta=1e6)
+)
 _QWEN_CODE: Final = replace(
     _LONG_PROMPT,
     teacher_sessions=1200,
@@ -135,10 +137,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
             _LONG_PROMPT,
             teacher_sessions=1200,
             lessons=(
-                Lesson(epochs=16, learning_rate=3e-3, shared=16),
-                Lesson(epochs=2, learning_rate=1e-3, shared=128),
-                Lesson(epochs=1, learning_rate=1e-3, shared=512),
-                Lesson(epochs=1, learning_rate=1e-3, shared=1024),
+                Lesson(epochs=8, learning_rate=3e-3, final_fraction=1.0, shared=16, piece=256),
+                Lesson(epochs=12, learning_rate=3e-3, shared=16, piece=2048),
                 Lesson(epochs=2, learning_rate=1e-3),
             ),
         ),
@@ -175,7 +175,8 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
     ),
 }
 """Claude Code and mini-swe-agent name the task before their prompts' last 2,100 and 800 tokens,
-which lessons leave out at first: the distance over which a policy copies grows with each of them.
+which lessons leave out at first. To copy over 800 tokens it is enough that the distance grows with
+each lesson; over 2,100 it is not, and pieces of what is left out come between from the beginning.
 mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
 these come after four commands that failed. Qwen Code takes ``sed -i`` for an edit of its own, and
 refuses it for a file that its tool has not read."""
