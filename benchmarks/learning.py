@@ -57,8 +57,13 @@ class LearningSettings:
     group_size: int = 16
     rate: float = 0.1
     seeds: int = 3
+    first_seed: int = 0
     most: int = 400
     """Steps after which a run has not reached the goal."""
+
+    @property
+    def every_seed(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ class TablePolicy(nn.Module):
 
 def bench_learning(case: Case, settings: LearningSettings) -> list[int | None]:
     """Sessions until the goal by seed; ``None`` where it is not reached."""
-    return [sessions_to_goal(case, settings, seed) for seed in range(settings.seeds)]
+    return [sessions_to_goal(case, settings, seed) for seed in settings.every_seed]
 
 
 def compared(needed: Mapping[str, Sequence[int | None]]) -> list[LearningFigures]:

@@ -38,15 +38,8 @@ def table(
         f"are the trainer's. {size} sessions a step, AdamW at {settings.rate}, median of",
         f"{settings.seeds} seeds; a run ends after {settings.most * size} sessions.",
         "",
-        f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
-        "of the default's |",
-        "| --- | ---: | ---: | ---: |",
+        *rows(found, settings),
     ]
-    for each in found:
-        sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        seeds = ", ".join("not reached" if one is None else str(one) for one in each.by_seed)
-        lines.append(f"| {each.name} | {sessions} | {seeds} | {ratio} |")
     lines += [
         "",
         f"Collection from {SLOW.slots} slots, where sessions sleep for lognormal times (σ = 1):",
@@ -73,3 +66,18 @@ def table(
         "",
     ]
     return "\n".join(lines)
+
+
+def rows(found: Sequence[LearningFigures], settings: LearningSettings) -> list[str]:
+    """The cases' own table."""
+    lines = [
+        f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
+        "of the default's |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for each in found:
+        sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        seeds = ", ".join("not reached" if one is None else str(one) for one in each.by_seed)
+        lines.append(f"| {each.name} | {sessions} | {seeds} | {ratio} |")
+    return lines

@@ -18,13 +18,25 @@ def learning(
         typer.Option(help="A row of the table. Repeatable; default: all, the default first."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="Of the seeds, which count up.")] = 0,
+    pretrained: Annotated[
+        bool,
+        typer.Option(
+            "--pretrained",
+            help="Train the demo's SmolLM2-135M instead: minutes for each run of a case.",
+        ),
+    ] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Write the table of docs there; measures staleness and refill too."),
+        typer.Option(
+            help="Write the table of docs there; measures staleness and refill too, but not with "
+            "--pretrained."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the sessions that each case needs to learn a sparse task of ten steps, made by rule."""
+    """Count the sessions that each case needs to learn a sparse task of ten steps, made by rule, or
+    the demo's questions."""
     require("torch", "train", "what learns is the trainer's")
     from bridle.bench.learning import LearningSettings, bench_learning, cases, compared
 
@@ -32,14 +44,25 @@ def learning(
     if unknown := set(case or ()) - {each.name for each in known}:
         names = ", ".join(each.name for each in known)
         raise typer.BadParameter(f"no case {', '.join(sorted(unknown))}: there are {names}")
-    settings = LearningSettings(seeds=seeds)
+    settings = LearningSettings(seeds=seeds, first_seed=first_seed)
+    if pretrained:
+        require("langchain_openai", "dev", "the demo's agent is a LangChain app")
+        from bridle.bench import learning_pretrained
+
+        case = case or [*learning_pretrained.CASES]
     needed: dict[str, list[int | None]] = {}
     for each in known:
         if each is known[0] or not case or each.name in case:
             err.print(each.name, highlight=False)
-            needed[each.name] = bench_learning(each, settings)
+            needed[each.name] = (
+                learning_pretrained.bench_pretrained(each, settings, err.print)
+                if pretrained
+                else bench_learning(each, settings)
+            )
     found = compared(needed)
-    if table is not None:
+    if table is not None and pretrained:
+        table.write_text(learning_pretrained.table(found, settings))
+    elif table is not None:
         from bridle.bench import learning_table
 
         err.print("staleness and refill", highlight=False)

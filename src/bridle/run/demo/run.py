@@ -23,17 +23,16 @@ from bridle.run.demo.settings import DemoSettings
 from bridle.run.demo.stages import (
     Places,
     evaluate,
+    grpo_config,
     lessons_taught,
     make_base_policy,
     record_teacher,
-    rollout_settings,
-    torch_threads,
+    train_policy,
     warm_start,
     warm_start_updates,
 )
 from bridle.run.demo.state import DemoState
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
-from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import (
     Stack,
     engine_service,
@@ -43,17 +42,11 @@ from bridle.run.stack import (
     serve_instead,
     stack,
 )
-from bridle.run.training import TrainingPlan, resumable, train
+from bridle.run.training import resumable
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.config import (
-    CheckpointConfig,
-    FilterConfig,
-    GrpoConfig,
-    OptimizerConfig,
-)
 from bridle.trainer.policy.smollm2 import NAME, smollm2_directory
 from bridle.trainer.report import StepReport
 from bridle.trainer.sft.sft import SftStep
@@ -214,7 +207,6 @@ class Demo:
 
     def _train(self, stage: str) -> None:
         settings = self.settings
-        tasks = self.course.tasks("train", seed=settings.seed + 1)
         recent, sessions = list[float](), itertools.count(1)
         per_step = settings.groups * settings.group_size
 
@@ -226,33 +218,17 @@ class Demo:
         with (
             self._run_of(stage) as run_id,
             self._serving(self.places.warm) as running,
-            self.course.rollouts(running.proxy_url, running.admin_key) as rollouts,
             progress(self._console, "GRPO sessions", settings.max_steps * per_step) as tick,
-            torch_threads(settings.update_threads),
         ):
-            with Reader(self.places.store) as reader:
-                finished = FinishedGroups.of(reader, run_id)
-            agent, rollout = (
-                self.course.agent(1.0),
-                rollout_settings(self.course, self.places, settings, run_id),
-            )
-            loop = train(
-                TrainingPlan(
-                    policy=self.places.warm,
-                    directory=self.places.training,
-                    store=self.places.store,
-                    run_id=run_id,
-                    config=grpo_config(settings, self._seconds_to_train()),
-                    groups_per_step=settings.groups,
-                ),
+            loop = train_policy(
+                self.course,
                 running,
-                rollouts.groups(
-                    agent,
-                    planned(run_id, tasks, settings.group_size, finished),
-                    rollout,
-                    lambda _result: tick(next(sessions), ""),
-                ),
-                on_step=on_step,
+                self.places,
+                settings,
+                grpo_config(settings, self._seconds_to_train()),
+                run_id,
+                lambda _result: tick(next(sessions), ""),
+                on_step,
             )
             loop.learner.save(self.places.trained, self.places.warm)
 
@@ -376,24 +352,4 @@ def _step_line(report: StepReport) -> str:
     return (
         f"step {report.step + 1}: reward {report.reward_mean:.2f}, logprob gap {gap}, "
         f"collect {report.seconds['collect']:.0f} s, update {report.seconds.get('update', 0):.0f} s"
-    )
-
-
-def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
-    """The demo's GRPO: on-policy, group baseline, clipped, one update per group of questions."""
-    return GrpoConfig(
-        steps=settings.max_steps,
-        seconds=seconds,
-        minibatches=settings.minibatches,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        optimizer=OptimizerConfig(
-            learning_rate=settings.learning_rate,
-            eps=settings.adam_eps,
-            schedule="cosine",
-            final_fraction=settings.final_fraction,
-        ),
-        compute=settings.compute,
-        checkpoints=CheckpointConfig(every=settings.checkpoint_every, keep=2),
-        filters=FilterConfig(),
     )

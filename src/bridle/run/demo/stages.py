@@ -24,13 +24,24 @@ from bridle.reconstruct.exports.selection import Selection
 from bridle.run.demo.corpus import recorded_corpus
 from bridle.run.demo.course import Course, TaughtCourse
 from bridle.run.demo.settings import DemoSettings, Lesson
+from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import MODEL, Stack, proxy
+from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
-from bridle.trainer.config import OptimizerConfig, PackingConfig, SftConfig
+from bridle.trainer.config import (
+    CheckpointConfig,
+    FilterConfig,
+    GrpoConfig,
+    OptimizerConfig,
+    PackingConfig,
+    SftConfig,
+)
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import load_policy, save_policy
 from bridle.trainer.policy.tiny import make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.trainer.report import StepReport
 from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
@@ -280,4 +291,63 @@ def rollout_settings(
         timeout_s=settings.timeout_s,
         model=MODEL,
         run_id=run_id,
+    )
+
+
+def train_policy(
+    course: Course,
+    stack: Stack,
+    places: Places,
+    settings: DemoSettings,
+    config: GrpoConfig,
+    run_id: str,
+    on_session: OnResult,
+    on_step: Callable[[StepReport], bool],
+) -> GrpoLoop:
+    """GRPO from the policy that ``stack`` serves on; goes on with an earlier attempt's ``run_id``.
+    Ends when ``on_step`` says so."""
+    tasks = course.tasks("train", seed=settings.seed + 1)
+    with Reader(places.store) as reader:
+        finished = FinishedGroups.of(reader, run_id)
+    with (
+        course.rollouts(stack.proxy_url, stack.admin_key) as rollouts,
+        torch_threads(settings.update_threads),
+    ):
+        return train(
+            TrainingPlan(
+                policy=places.warm,
+                directory=places.training,
+                store=places.store,
+                run_id=run_id,
+                config=config,
+                groups_per_step=settings.groups,
+            ),
+            stack,
+            rollouts.groups(
+                course.agent(1.0),
+                planned(run_id, tasks, settings.group_size, finished),
+                rollout_settings(course, places, settings, run_id),
+                on_session,
+            ),
+            on_step=on_step,
+        )
+
+
+def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
+    """The demo's GRPO: on-policy, group baseline, clipped, one update per group of questions."""
+    return GrpoConfig(
+        steps=settings.max_steps,
+        seconds=seconds,
+        minibatches=settings.minibatches,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        optimizer=OptimizerConfig(
+            learning_rate=settings.learning_rate,
+            eps=settings.adam_eps,
+            schedule="cosine",
+            final_fraction=settings.final_fraction,
+        ),
+        compute=settings.compute,
+        checkpoints=CheckpointConfig(every=settings.checkpoint_every, keep=2),
+        filters=FilterConfig(),
     )

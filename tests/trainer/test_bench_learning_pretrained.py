@@ -1,0 +1,65 @@
+"""``bridle bench learning --pretrained``: what counts as learned, and the table. Its runs take
+minutes; the loop that they run is the demo's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridle.bench import learning_pretrained
+from bridle.bench.learning import LearningSettings, cases, compared
+from bridle.bench.learning_pretrained import CASES, bench_pretrained, reached_goal, table
+
+
+def test_the_cases_are_known() -> None:
+    assert set(CASES) <= {case.name for case in cases()}
+
+
+def test_the_goal_is_a_mean_over_the_last_steps() -> None:
+    settings = LearningSettings()
+    assert not reached_goal([1.0, 1.0], settings)
+    assert not reached_goal([1.0, 0.8, 0.8, 1.0], settings)
+    assert reached_goal([0.0, 0.8, 0.9, 1.0], settings)
+
+
+def test_sessions_are_counted_until_the_goal_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {0: [0.5, 0.9, 0.9, 0.9], 7: [0.5, 0.6]}
+    monkeypatch.setattr(
+        learning_pretrained, "rewards_by_step", lambda case, settings, seed, say: steps[seed]
+    )
+    first, other = (
+        bench_pretrained(cases()[0], LearningSettings(seeds=1, first_seed=seed), print)
+        for seed in steps
+    )
+    assert (first, other) == ([256], [None])
+    text = table(compared({"grpo": first, "other": other}), LearningSettings())
+    assert "| grpo | 256 | 256 | 1.00 |" in text
+    assert "| other | not reached | not reached |  |" in text
+
+
+def test_a_case_changes_the_demos_credit_and_loss_and_stops_at_the_goal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    asked: list[Any] = []
+
+    def train_policy(*arguments: Any) -> None:
+        *_, config, _run, _on_session, on_step = arguments
+        asked.append(config)
+        while not on_step(SimpleNamespace(reward_mean=0.95)):
+            pass
+
+    class Running:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(learning_pretrained, "train_policy", train_policy)
+    monkeypatch.setattr(learning_pretrained, "stack", lambda *_: Running())
+    monkeypatch.setattr(learning_pretrained, "smollm2_directory", lambda: tmp_path)
+    case = next(case for case in cases() if case.name == "cispo")
+    found = learning_pretrained.rewards_by_step(case, LearningSettings(), 3, lambda _text: None)
+    assert found == [0.95] * 3
+    assert asked[0].loss.name == "cispo"
+    assert asked[0].seed == 3
+    assert asked[0].optimizer.learning_rate == learning_pretrained.SETTINGS.learning_rate
