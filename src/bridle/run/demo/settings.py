@@ -22,6 +22,8 @@ class Lesson:
     """Where the learning rate ends, as a fraction of its peak; 1 where another lesson goes on."""
     batch_size: int = 16
     """Demonstrations per update."""
+    sessions: int | None = None
+    """Demonstrations, the first ones; ``None``: all."""
     context: int | None = None
     """Tokens seen before a demonstration's first reply; ``None``: all. To copy from a prompt is
     learned in hundreds of updates, and behind a long one each would cost seconds; so first comes

@@ -177,12 +177,12 @@ def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftSte
     examples = examples_from_parquet(places.teacher_data)
     with torch_threads(2):
         for number, lesson in enumerate(settings.lessons[taught:], taught):
-            seen = examples
+            seen = examples[: lesson.sessions]
             if lesson.shared is not None:
                 seen = [
                     example
                     for draw in range(_draws(lesson))
-                    for example in without_shared(examples, lesson.shared, lesson.piece, seed=draw)
+                    for example in without_shared(seen, lesson.shared, lesson.piece, seed=draw)
                 ]
             if lesson.context is not None:
                 seen = [with_context(example, lesson.context) for example in seen]
@@ -236,8 +236,8 @@ def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> in
 
 def _updates(lesson: Lesson, settings: DemoSettings) -> int:
     draws = _draws(lesson)
-    examples = settings.teacher_sessions * draws
-    return steps_of(examples, lesson.epochs // draws, lesson.batch_size)
+    examples = min(lesson.sessions or settings.teacher_sessions, settings.teacher_sessions)
+    return steps_of(examples * draws, lesson.epochs // draws, lesson.batch_size)
 
 
 def _draws(lesson: Lesson) -> int:

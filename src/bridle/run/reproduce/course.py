@@ -136,10 +136,12 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         replace(
             _LONG_PROMPT,
             teacher_sessions=1200,
+            groups=12,
+            update_threads=2,
             lessons=(
                 Lesson(epochs=8, learning_rate=3e-3, final_fraction=1.0, shared=16, piece=256),
                 Lesson(epochs=12, learning_rate=3e-3, shared=16, piece=2048),
-                Lesson(epochs=2, learning_rate=1e-3),
+                Lesson(epochs=1, learning_rate=1e-3, sessions=512),
             ),
         ),
     ),
