@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from bridle.run.demo import stages
 from bridle.run.demo.settings import DemoSettings, Lesson
 from bridle.run.demo.stages import Places, lessons_taught, warm_start, warm_start_updates
 from bridle.trainer.policy.tiny import TinyShape, make_policy
@@ -66,3 +68,29 @@ def test_a_warm_start_that_is_stopped_goes_on_after_its_last_whole_lesson(tmp_pa
     assert len(again) == warm_start_updates(SETTINGS) - warm_start_updates(SETTINGS, 2)
     assert weights(stopped) == weights(whole)
     assert sorted(each.name for each in (stopped.root / "policy").iterdir()) == ["base", "warm"]
+
+
+def test_a_lesson_may_have_fewer_demonstrations_and_other_pieces_in_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[int, ...]]] = []
+
+    def train_sft(_learner: object, examples: Any, config: Any, on_step: Any) -> None:
+        seen.append([tuple(example.token_ids.tolist()) for example in examples])
+        assert config.epochs == 1
+        for _ in range(-(-len(examples) // config.batch_size)):
+            on_step(None)
+
+    monkeypatch.setattr(stages, "train_sft", train_sft)
+    settings = dataclasses.replace(
+        SETTINGS,
+        lessons=(
+            Lesson(epochs=4, learning_rate=1e-3, shared=2, piece=8),
+            Lesson(epochs=1, learning_rate=1e-3, sessions=16),
+        ),
+    )
+    steps: list[SftStep] = []
+    warm_start(prepared(tmp_path), settings, steps.append)
+    assert [len(examples) for examples in seen] == [4 * 32, 16]
+    assert len({*seen[0]}) > 32, "an epoch's pieces are others"
+    assert len(steps) == warm_start_updates(settings) == 4 * 32 // 16 + 1
