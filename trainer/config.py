@@ -19,6 +19,7 @@ Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
 Importance = Literal["truncate", "mask", "sequence", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
+TrainedKind = Literal["main", "subagent", "compaction", "side", "retry", "unknown"]
 PartName = Annotated[str, Meta(min_length=1)]
 """A registered name, or ``FILE.py:NAME`` (:mod:`bridle.trainer.registry`)."""
 Count = Annotated[int, Meta(ge=1)]
@@ -212,6 +213,15 @@ class PublishConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleConfig:
+    """Which of a session's calls are trained."""
+
+    kinds: tuple[TrainedKind, ...] = ("main", "subagent", "retry", "unknown")
+    """What calls are for. With ``compaction`` the summaries that a conversation goes on from are
+    trained, too, by the reward of their session (SUPO, arXiv 2510.06727)."""
+
+
+@dataclass(frozen=True, slots=True)
 class GrpoConfig:
     """One GRPO run."""
 
@@ -236,6 +246,7 @@ class GrpoConfig:
     lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()
+    samples: SampleConfig = SampleConfig()
     advantages: AdvantageConfig = AdvantageConfig()
     filters: FilterConfig = field(default_factory=FilterConfig)
     loss: LossConfig = LossConfig()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
-from bridle.run.training import stated
+from bridle.run.training import rules_of, stated
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RunRecord
+from bridle.store.records import CallKind, RunRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.config import AdvantageConfig, GrpoConfig
+from bridle.trainer.config import AdvantageConfig, GrpoConfig, SampleConfig
 
 
 def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str) -> None:
@@ -21,3 +21,10 @@ def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str)
     assert Aggregation.from_data(config["reward"]) == Aggregation({"score": 2.0}, "mean")
     assert config["settings"]["steps"] == 3
     assert config["settings"]["advantages"]["reward_turns"] == "mean"
+
+
+def test_summaries_are_trained_where_a_run_says_so() -> None:
+    assert rules_of(GrpoConfig()) == DEFAULT_RULES
+    rules = rules_of(GrpoConfig(samples=SampleConfig(("main", "compaction"))))
+    assert rules.kinds == {CallKind.MAIN, CallKind.COMPACTION}
+    assert SampleRules.from_data(stated(GrpoConfig())["samples"]["rules"]) == DEFAULT_RULES

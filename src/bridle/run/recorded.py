@@ -25,6 +25,7 @@ from bridle.run.training import (
     require_devices,
     require_parts,
     resumable,
+    rules_of,
     sinks_of,
 )
 from bridle.store.reading.queries import Reader
@@ -96,7 +97,7 @@ def train_recorded(
             publisher = opened.enter_context(publishing(plan, stack, learner, writer))
         groups = RecordedGroups(
             lambda: _sealed(reader, recordings),
-            lambda session_id: loaded_episode(reader, session_id),
+            lambda session_id: loaded_episode(reader, session_id, rules_of(plan.config)),
             plan.groups_per_step,
             oldest=recordings.version - plan.config.max_staleness,
             complete=recordings.wait_for,

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bridle.errors import BridleError
 from bridle.reconstruct.episodes import broken_episode, episode_of
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
-from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
@@ -29,7 +29,7 @@ from bridle.run.report import evaluation_metrics
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
-from bridle.store.records import PolicyRecord
+from bridle.store.records import CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
@@ -78,13 +78,18 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
         "samples": {
             "builder": "tree",
             "builder_version": BUILDER_VERSION,
-            "rules": DEFAULT_RULES.as_data(),
+            "rules": rules_of(config).as_data(),
         },
         "reward": Aggregation(
             advantages.reward_weights, advantages.reward_turns, advantages.reward_sources
         ).as_data(),
         "settings": asdict(config),
     }
+
+
+def rules_of(config: GrpoConfig) -> SampleRules:
+    """Which tokens of a session ``config`` trains."""
+    return replace(DEFAULT_RULES, kinds=frozenset(map(CallKind, config.samples.kinds)))
 
 
 def require_parts(config: GrpoConfig) -> None:
@@ -126,6 +131,7 @@ def train(
     """
     require_parts(plan.config)
     require_devices(plan.config)
+    rules = rules_of(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
     with (
         resumable(),
@@ -136,7 +142,7 @@ def train(
         sinks_of(plan, writer) as sinks,
         Collector(
             groups,
-            lambda session_id: loop.renumbering.episode(loaded_episode(reader, session_id)),
+            lambda session_id: loop.renumbering.episode(loaded_episode(reader, session_id, rules)),
             plan.config,
             per_step=plan.groups_per_step,
         ) as collector,
@@ -238,12 +244,12 @@ def resumable() -> Iterator[None]:
         raise
 
 
-def loaded_episode(reader: Reader, session_id: str) -> Episode:
+def loaded_episode(reader: Reader, session_id: str, rules: SampleRules) -> Episode:
     """The session, without samples when its record contradicts itself: its tokens are dropped as
     ``tree_broken``."""
     session = LoadedSession.load(reader, session_id)
     try:
-        return episode_of(session)
+        return episode_of(session, rules)
     except BrokenTree as error:
         log.warning(
             "session %s contradicts itself and is not trained on: %s; `bridle audit` says where",
