@@ -36,7 +36,8 @@ def table(
         f"{STEPS} steps, {WAYS} ways in each, a start drawn among {PLACES} places, and a reward",
         "of 1 at the goal alone. The policy is a table of logits; credit, losses and corrections",
         f"are the trainer's. {size} sessions a step, AdamW at {settings.rate}, median of",
-        f"{settings.seeds} seeds; a run ends after {settings.most * size} sessions.",
+        f"{settings.seeds} seeds, from {settings.first_seed} on; a run ends after",
+        f"{settings.most * size} sessions.",
         "",
         *rows(found, settings),
     ]
