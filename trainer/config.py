@@ -59,10 +59,15 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) and its learning rate over time."""
+    """An optimizer and its learning rate over time."""
 
+    name: PartName = "adamw"
+    """``adamw`` (Loshchilov & Hutter 2019, arXiv 1711.05101), or a class or function as
+    ``MODULE:NAME`` or ``FILE.py:NAME`` that makes an optimizer from parameters and the keywords
+    ``lr``, ``betas``, ``eps`` and ``weight_decay``
+    (:func:`bridle.trainer.learner.optimizer.make_optimizer`)."""
     learning_rate: AtLeastZero = 1e-3
-    """Peak learning rate. 0 leaves the weights exactly as they are."""
+    """Peak learning rate. With 0 AdamW leaves the weights exactly as they are."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     eps: AboveZero = 1e-8
     weight_decay: AtLeastZero = 0.0

@@ -1,4 +1,4 @@
-"""Parts of a training run by name: advantages, losses, filters.
+"""Parts of a training run by name: advantages, losses, filters, optimizers.
 
 A configuration names a part that is registered, or a function of the user's as ``FILE.py:NAME`` or
 ``MODULE:NAME``. With several devices a run's processes import the built-in parts only, so there a
@@ -7,7 +7,7 @@ user's own part is given as ``FILE.py:NAME``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from bridle.errors import UsageError
@@ -39,6 +39,10 @@ class Registry(Generic[Part]):
 
         return add
 
+    def __iter__(self) -> Iterator[str]:
+        """The registered names."""
+        return iter(self._parts)
+
     def find(self, name: str) -> Part:
         """The part that ``name`` names.
 
@@ -50,6 +54,5 @@ class Registry(Generic[Part]):
             part: Part = load_object(name)
             return part
         raise UnknownPart(
-            f"there is no {self._kind} {name!r}: name FILE.py:NAME or one of "
-            + ", ".join(self._parts)
+            f"there is no {self._kind} {name!r}: name FILE.py:NAME or one of " + ", ".join(self)
         )

@@ -21,6 +21,7 @@ from bridle.trainer.learner.checkpoint import (
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.policy.durable import NotWritten, atomic_directory
 from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 
 def train(model, optimizer, steps):
@@ -32,27 +33,74 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
 
 
-def fresh(policy_directory):
+def fresh(policy_directory, optimizer="adamw"):
     model = load_policy(policy_directory)
-    return model, make_optimizer(model, OptimizerConfig(weight_decay=0.01))
+    return model, make_optimizer(model, OptimizerConfig(name=optimizer, weight_decay=0.01))
 
 
-def test_resuming_equals_never_having_stopped_bit_for_bit(policy_directory, tmp_path):
+FACTORIES = """
+import torch
+
+
+def adafactor(parameters, *, lr, weight_decay, **_others):
+    return torch.optim.Adafactor(parameters, lr=lr, weight_decay=weight_decay)
+
+
+def momentum(parameters, *, lr, betas, weight_decay, **_others):
+    return torch.optim.SGD(parameters, lr, betas[0], weight_decay=weight_decay)
+
+
+class Opaque(torch.optim.SGD):
+    def __init__(self, parameters, *, lr, **_others):
+        super().__init__(parameters, lr)
+        self.state[self.param_groups[0]["params"][0]]["kept"] = Opaque
+"""
+
+
+@pytest.fixture
+def factories(tmp_path):
+    """A user's file of optimizers."""
+    file = tmp_path / "factories.py"
+    file.write_text(FACTORIES)
+    return file
+
+
+@pytest.mark.parametrize("name", ["adamw", "FILE:adafactor", "FILE:momentum", "torch.optim:NAdam"])
+def test_resuming_equals_never_having_stopped_bit_for_bit(
+    policy_directory, tmp_path, factories, name
+):
+    name = name.replace("FILE", str(factories))
     torch.manual_seed(7)
-    straight, optimizer = fresh(policy_directory)
+    straight, optimizer = fresh(policy_directory, name)
     train(straight, optimizer, 4)
 
     torch.manual_seed(7)
-    first, optimizer = fresh(policy_directory)
+    first, optimizer = fresh(policy_directory, name)
     train(first, optimizer, 2)
     path = save_checkpoint(tmp_path, first, optimizer, Progress(2, 5, {"best": 0.5}))
     torch.manual_seed(99)
-    resumed, optimizer = fresh(policy_directory)
+    resumed, optimizer = fresh(policy_directory, name)
     assert load_checkpoint(path, resumed, optimizer) == Progress(2, 5, {"best": 0.5})
     train(resumed, optimizer, 2)
 
     for expected, found in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_moments_in_eight_bits_are_resumed_bit_for_bit(tmp_path):
+    optim = pytest.importorskip("torchao.optim")
+    shape = TinyShape(hidden=64, layers=1, heads=2, kv_heads=2, intermediate=64, context=64)
+    make_policy(tmp_path / "policy", shape, vocab_size=64, seed=1)
+    straight, optimizer = fresh(tmp_path / "policy", "torchao.optim:AdamW8bit")
+    train(straight, optimizer, 2)
+    moments = optimizer.state[straight.model.layers[0].mlp.up_proj.weight]
+    assert isinstance(moments["exp_avg"], optim.subclass_8bit.OptimState8bit)
+    path = save_checkpoint(tmp_path, straight, optimizer, Progress(2, 2))
+    train(straight, optimizer, 2)
+    resumed, optimizer = fresh(tmp_path / "policy", "torchao.optim:AdamW8bit")
+    load_checkpoint(path, resumed, optimizer)
+    train(resumed, optimizer, 2)
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
 
 
 def test_a_model_whose_files_have_other_names_than_its_parameters_is_resumed(tmp_path):
@@ -177,3 +225,18 @@ def test_a_checkpoint_of_another_model_is_refused(policy_directory, chat_directo
     shutil.rmtree(path / "policy")
     with pytest.raises(CheckpointError, match="does not fit"):
         load_checkpoint(path, *fresh(policy_directory))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(policy_directory, tmp_path, factories):
+    path = save_checkpoint(tmp_path, *fresh(policy_directory), Progress(1, 1))
+    with pytest.raises(CheckpointError, match=r"with AdamW, and optimizer\.name makes SGD"):
+        load_checkpoint(path, *fresh(policy_directory, f"{factories}:momentum"))
+
+
+def test_an_optimizers_state_that_cannot_be_read_again_is_refused(
+    policy_directory, tmp_path, factories
+):
+    name = f"{factories}:Opaque"
+    path = save_checkpoint(tmp_path, *fresh(policy_directory, name), Progress(1, 1))
+    with pytest.raises(CheckpointError, match="add_safe_globals"):
+        load_checkpoint(path, *fresh(policy_directory, name))

@@ -1,13 +1,19 @@
+import dataclasses
+
 import pytest
 import torch
 
-from bridle.trainer.config import OptimizerConfig
+from bridle.run.training import require_devices, require_parts
+from bridle.trainer.config import ComputeConfig, GrpoConfig, OptimizerConfig
 from bridle.trainer.learner.optimizer import (
+    UnsupportedOptimizer,
     clip_and_step,
     learning_rate,
     make_optimizer,
     set_learning_rate,
 )
+from bridle.trainer.registry import UnknownPart
+from bridle.user_code import UserCodeError
 
 
 def test_the_rate_warms_up_and_then_follows_its_schedule():
@@ -55,3 +61,77 @@ def test_a_rate_of_zero_changes_no_bit_even_with_weight_decay():
     before = layer.weight.detach().clone()
     clip_and_step(layer, optimizer, 1.0)
     assert torch.equal(layer.weight, before)
+
+
+def test_it_is_adamw_with_the_settings_unless_another_is_named():
+    config = OptimizerConfig(learning_rate=0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    optimizer = make_optimizer(a_layer([1.0, 1.0]), config)
+    assert type(optimizer) is torch.optim.AdamW
+    (group,) = optimizer.param_groups
+    found = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    assert found == {"lr": 0.5, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}
+
+
+def test_a_class_is_named_by_its_module_and_a_function_by_its_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def sgd(parameters, *, lr, betas, weight_decay, **_others):\n"
+        "    return torch.optim.SGD(parameters, lr, betas[0], weight_decay=weight_decay)\n"
+    )
+    layer = a_layer([1.0, 2.0])
+    layer.bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    assert type(made(layer, "torch.optim:NAdam")) is torch.optim.NAdam
+    optimizer = made(layer, f"{file}:sgd")
+    assert type(optimizer) is torch.optim.SGD
+    (group,) = optimizer.param_groups
+    assert [each is layer.weight for each in group["params"]] == [True]
+    before = layer.weight.detach().clone()
+    set_learning_rate(optimizer, 0.1)
+    clip_and_step(layer, optimizer, 1e9)
+    torch.testing.assert_close(before - layer.weight.detach(), torch.tensor([[0.1, 0.2]]))
+
+
+def made(layer, name):
+    return make_optimizer(layer, OptimizerConfig(name=name))
+
+
+def test_a_rate_that_is_a_tensor_is_set_in_place():
+    """torchao's optimizers refuse to step with another object than the one they made."""
+    optimizer = torch.optim.AdamW(a_layer([1.0, 1.0]).parameters(), lr=torch.tensor(1.0))
+    rate = optimizer.param_groups[0]["lr"]
+    set_learning_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.25
+
+
+def test_an_optimizer_that_is_not_there_or_refuses_its_keywords_is_an_error_with_the_remedy(
+    tmp_path,
+):
+    layer = a_layer([1.0, 1.0])
+    with pytest.raises(UnknownPart, match=r"no optimizer 'adam': name FILE\.py:NAME or .*adamw"):
+        made(layer, "adam")
+    with pytest.raises(UserCodeError, match=r"torch\.optim has no 'Adam8'"):
+        made(layer, "torch.optim:Adam8")
+    with pytest.raises(UnsupportedOptimizer, match=r"unexpected keyword.*as FILE\.py:NAME"):
+        made(layer, "torch.optim:Adafactor")
+    file = tmp_path / "faulty.py"
+    file.write_text(
+        "def faulty(parameters, **options):\n"
+        "    return options['rate']\n"
+        "def nothing(parameters, **options): ...\n"
+    )
+    with pytest.raises(UnsupportedOptimizer, match=r"KeyError: 'rate' \(.*faulty\.py, line 2\)"):
+        made(layer, f"{file}:faulty")
+    with pytest.raises(UnsupportedOptimizer, match=r"nothing is a NoneType: .*returns a torch"):
+        made(layer, f"{file}:nothing")
+    with pytest.raises(UnknownPart, match="no optimizer 'adam'"):
+        require_parts(GrpoConfig(optimizer=OptimizerConfig(name="adam")))
+
+
+def test_several_devices_train_with_a_registered_optimizer_alone():
+    config = GrpoConfig(compute=ComputeConfig(device="cpu,cpu"))
+    require_devices(config)
+    own = OptimizerConfig(name="torch.optim:NAdam")
+    with pytest.raises(UnsupportedOptimizer, match="trains in one process: name one of adamw"):
+        require_devices(dataclasses.replace(config, optimizer=own))

@@ -7,6 +7,7 @@ appears by one rename after its files have reached the disk, so one that is ther
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 import shutil
@@ -81,6 +82,7 @@ def save_checkpoint(
                 "adapters": trained,
                 "scaling": scaling(model),
                 "optimizer": state,
+                "optimizer_class": type(optimizer).__name__,
                 "random": _random_state(),
                 "step": progress.step,
                 "version": progress.version,
@@ -118,8 +120,11 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
             load_adapters(model, state["adapters"])
         else:
             restore_policy(model, path / POLICY_DIRECTORY)
-        optimizer.load_state_dict(own_state(optimizer, state["optimizer"]))
-    except (RuntimeError, ValueError, OSError) as error:
+        saved, own = state.get("optimizer_class", "AdamW"), type(optimizer).__name__
+        if saved != own:
+            raise ValueError(f"it was trained with {saved}, and optimizer.name makes {own}")
+        optimizer.load_state_dict(own_state(model, optimizer, state["optimizer"]))
+    except (RuntimeError, ValueError, OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from error
     _restore_random_state(state["random"])
     return Progress(

@@ -1,26 +1,74 @@
-"""AdamW as configured, and its learning rate as a function of the step alone."""
+"""The optimizer as configured, and its learning rate as a function of the step alone."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from bridle.errors import UsageError
 from bridle.trainer.config import OptimizerConfig
-from bridle.trainer.policy.sharding import number
+from bridle.trainer.policy.sharding import number, share_of
+from bridle.trainer.registry import Registry
+from bridle.user_code import describe
+
+OptimizerFactory = Callable[..., Optimizer]
+
+OPTIMIZERS: Registry[OptimizerFactory] = Registry("optimizer")
+OPTIMIZERS.register("adamw")(AdamW)
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
-    """AdamW over the parameters of ``model`` that require gradients."""
-    return AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-    )
+class UnsupportedOptimizer(UsageError, ValueError):
+    """The named factory makes no optimizer from the settings, or one that cannot be spread."""
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimizer that ``config`` names, over the parameters of ``model`` that require gradients.
+
+    Its factory is called with a list of them and the keywords ``lr``, ``betas``, ``eps`` and
+    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and what :meth:`Registry.find` raises.
+    """
+    if share_of(model).processes > 1:
+        require_spreadable(config)
+    factory = OPTIMIZERS.find(config.name)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        optimizer = factory(
+            trained,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+    except Exception as error:
+        why = describe(error, config.name.rpartition(":")[0])
+        raise UnsupportedOptimizer(
+            f"optimizer {config.name} was not made: {why}. It is called with parameters and the "
+            "keywords lr, betas, eps and weight_decay; name a function of your own, as "
+            "FILE.py:NAME, that takes these and passes on what the optimizer takes"
+        ) from error
+    if not isinstance(optimizer, Optimizer):
+        raise UnsupportedOptimizer(
+            f"optimizer {config.name} is a {type(optimizer).__name__}: name a class or function "
+            "that returns a torch.optim.Optimizer"
+        )
+    return optimizer
+
+
+def require_spreadable(config: OptimizerConfig) -> None:
+    """Raises :class:`UnsupportedOptimizer` unless several processes can train with the optimizer.
+
+    Checkpoints bring an optimizer's state together from all processes. How, is known of the
+    registered ones alone.
+    """
+    if ":" in config.name:
+        raise UnsupportedOptimizer(
+            f"optimizer {config.name} trains in one process: name one of {', '.join(OPTIMIZERS)} "
+            "to train on several devices"
+        )
 
 
 def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:
@@ -41,7 +89,10 @@ def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):  # one that a compiled step has captured
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def clip_and_step(model: nn.Module, optimizer: Optimizer, grad_clip: float) -> tuple[float, bool]:

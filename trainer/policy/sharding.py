@@ -122,6 +122,8 @@ def gathered(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 def gathered_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state as it would be in one process; as :func:`gathered`."""
     state: dict[str, Any] = optimizer.state_dict()
+    if share_of(model).processes == 1:
+        return state
     return {
         **state,
         "state": {key: gathered(model, each) for key, each in state["state"].items()},
@@ -137,8 +139,10 @@ def own_part(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def own_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def own_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """What this process holds of the state that :func:`gathered_state` returned."""
+    if share_of(model).processes == 1:
+        return state
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     return {
         **state,

@@ -36,6 +36,7 @@ from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
+from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.losses.losses import LOSSES
@@ -93,10 +94,11 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 
 
 def require_parts(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, filter or sink that
-    ``config`` names and that does not exist."""
+    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, filter, sink or
+    optimizer that ``config`` names and that does not exist."""
     ADVANTAGES.find(config.advantages.baseline)
     LOSSES.find(config.loss.name)
+    OPTIMIZERS.find(config.optimizer.name)
     for name in config.filters.extra:
         FILTERS.find(name)
     for name in config.sinks:
@@ -105,8 +107,10 @@ def require_parts(config: GrpoConfig) -> None:
 
 def require_devices(config: GrpoConfig) -> None:
     """Raises ``UnsupportedCompute`` where ``config`` names devices that are
-    not here, or that cannot train so."""
+    not here, or that cannot train so; ``UnsupportedOptimizer`` for one that they cannot share."""
     devices = choose_devices(config.compute.device)
+    if len(devices) > 1:
+        require_spreadable(config.optimizer)
     if len(devices) > 1 and config.publish.through == "transfer":
         raise UnsupportedCompute(
             "weights are transferred from one device: publish through directories, or train on one"
