@@ -185,7 +185,8 @@ class LossConfig:
     importance_floor: AtLeastZero = 0.5
     """Of ``mask``: a token whose ratio is below it is not trained."""
     kl_coefficient: AtLeastZero = 0.0
-    """β of the KL penalty to the reference policy; needs a reference model when not 0."""
+    """β of the KL penalty to the reference policy, that of version 0. When not 0 the reference is
+    held in memory as a second model; with adapters it is the same model with these off."""
     kl_corrected: bool = False
     """Weigh the KL estimate by ``π / μ`` of its token (DeepSeek-V3.2, arXiv 2512.02556, equation
     7): its expectation is then that of π, and so is its gradient."""

@@ -22,7 +22,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
 from bridle.run.plan.cost import NotMeasured, recording_cost
 from bridle.run.plan.device import Device
-from bridle.run.plan.estimate import engines, trainers
+from bridle.run.plan.estimate import Trainers, engines, trainers
 from bridle.run.plan.model import model_size
 from bridle.run.plan.workload import RecordedRun, Workload, recorded_run
 from bridle.run.stack import Stack, stack
@@ -129,10 +129,26 @@ def test_twice_the_sessions_take_twice_the_devices_and_lora_less_of_them(policy:
     serving = engines(WORKLOAD, size, device, 16)
     assert serving.needed(double, 0.5) == pytest.approx(2 * serving.needed(WORKLOAD, 0.5), abs=1)
     assert serving.needed(WORKLOAD, 0.25) == pytest.approx(2 * serving.needed(WORKLOAD, 0.5), abs=1)
-    full, lora = (trainers(WORKLOAD, size, device, lora) for lora in (False, True))
+    full, lora = (trainers(WORKLOAD, size, device, lora=lora) for lora in (False, True))
     assert full.state_bytes == 16 * size.parameters
     assert lora.state_bytes < full.state_bytes
     assert lora.needed(WORKLOAD, 0.5) < full.needed(WORKLOAD, 0.5)
+
+
+def test_a_reference_takes_memory_but_below_adapters_and_a_forward_pass_in_any_case(
+    policy: Path,
+) -> None:
+    size, device = model_size(policy), Device("slow", 1e12, 1e9, 1e9)
+
+    def planned(lora: bool, reference: bool) -> Trainers:
+        return trainers(WORKLOAD, size, device, lora=lora, reference=reference)
+
+    assert planned(False, True).state_bytes == 20 * size.parameters
+    assert planned(True, True).state_bytes == planned(True, False).state_bytes
+    forward = planned(False, False).seconds_per_session / 3
+    for lora in (False, True):
+        more = planned(lora, True).seconds_per_session - planned(lora, False).seconds_per_session
+        assert more == pytest.approx(forward)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -151,7 +167,7 @@ def test_a_training_pass_computes_what_torch_counts(policy: Path, lora: bool) ->
         model(torch.ones(1, tokens, dtype=torch.long)).logits.sum().backward()
 
     session = Workload(1, turns=1, prompt=tokens - 1, added=0, sampled=1)
-    predicted = trainers(session, model_size(policy), Device("unit", 1e12, 1.0, 1.0), lora)
+    predicted = trainers(session, model_size(policy), Device("unit", 1e12, 1.0, 1.0), lora=lora)
 
     # Eager attention computes what the causal mask throws away.
     assert predicted.seconds_per_session == pytest.approx(counter.get_total_flops(), rel=0.1)

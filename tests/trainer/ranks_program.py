@@ -65,8 +65,14 @@ def penalty(policy: Path, out: Path) -> dict[str, Any]:
 
 
 def lora(policy: Path, out: Path) -> dict[str, Any]:
-    padded = PackingConfig(layout="padded", max_tokens=64)
-    return _train(policy, out, dataclasses.replace(CONFIG, lora=LoraConfig(rank=2), packing=padded))
+    """With the policy below the adapters as the reference."""
+    config = dataclasses.replace(
+        CONFIG,
+        lora=LoraConfig(rank=2),
+        loss=LossConfig(kl_coefficient=0.1),
+        packing=PackingConfig(layout="padded", max_tokens=64),
+    )
+    return _train(policy, out, config)
 
 
 def killed(policy: Path, out: Path) -> dict[str, Any]:

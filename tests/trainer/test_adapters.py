@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.model import load_model
-from bridle.trainer.config import ComputeConfig, LoraConfig, OptimizerConfig, SftConfig
+from bridle.trainer.config import (
+    ComputeConfig,
+    GrpoConfig,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+    SftConfig,
+)
 from bridle.trainer.learner.checkpoint import (
     CheckpointError,
     Progress,
@@ -23,7 +37,8 @@ from bridle.trainer.learner.checkpoint import (
 )
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.optimizer import make_optimizer
-from bridle.trainer.policy.lora import adapters, merged_state
+from bridle.trainer.learner.ranks import learning
+from bridle.trainer.policy.lora import adapters, merged_state, without_adapters
 from bridle.trainer.policy.model import (
     ON_CPU,
     UnsupportedModel,
@@ -105,6 +120,46 @@ def test_the_weights_below_stay_and_the_merged_model_scores_the_same(
     assert again.state_dict().keys() == before.state_dict().keys()
     torch.testing.assert_close(scores(again), scores(adapted), rtol=1e-4, atol=1e-4)
     assert checkpoint_tensors(adapted).keys() == checkpoint_tensors(before).keys()
+
+
+@pytest.mark.parametrize("directory", ["policy_directory", "mixture_directory"])
+@pytest.mark.parametrize("compute", [ON_CPU, IN_BFLOAT16], ids=["float32", "bfloat16"])
+def test_with_its_adapters_off_it_is_the_policy_that_it_began_as(directory, compute, request):
+    directory = request.getfixturevalue(directory)
+    model = trainable_policy(directory, compute, LORA)
+    began = scores(model)
+    with torch.no_grad():
+        for adapter in adapters(model).values():
+            adapter.add_(0.1)
+    trained = scores(model)
+    assert float((trained - began).abs().mean()) > 0.1
+    with without_adapters(model):
+        assert torch.equal(scores(model), began)
+        if compute == ON_CPU:
+            torch.testing.assert_close(scores(load_policy(directory)), began, rtol=0, atol=1e-6)
+    assert torch.equal(scores(model), trained)
+    with pytest.raises(KeyboardInterrupt), without_adapters(model):
+        raise KeyboardInterrupt
+    assert torch.equal(scores(model), trained)
+    assert {n for n, each in model.named_parameters() if each.requires_grad} == set(adapters(model))
+
+
+def test_the_reference_of_a_kl_penalty_is_no_second_model(policy_directory):
+    config = GrpoConfig(compute=ON_CPU, lora=LORA, loss=LossConfig(kl_coefficient=0.1))
+    before = models_in_memory()
+    with learning(policy_directory, config) as learner:
+        assert learner.has_reference
+        assert models_in_memory() == before + 1
+    with learning(policy_directory, dataclasses.replace(config, lora=LoraConfig())) as learner:
+        assert models_in_memory() == before + 2
+
+
+def models_in_memory():
+    gc.collect()
+    return sum(
+        isinstance(each, PreTrainedModel) and each.base_model is not each
+        for each in gc.get_objects()
+    )
 
 
 def test_adapters_begin_as_the_seed_says_and_draw_nothing_from_torchs_generator(policy_directory):

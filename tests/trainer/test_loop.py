@@ -29,6 +29,7 @@ from bridle.trainer.config import (
 from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.policy.lora import adapters
 from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
 from bridle.trainer.sinks import SinkGroup, StoreSink
 from bridle.trainer.sinks.tensorboard import TensorBoardSink
@@ -431,6 +432,25 @@ def test_the_kl_penalty_holds_the_policy_near_the_reference(bandit_loop, policy_
     free, held = (reports[c][-1].update.loss.mean("kl_reference") for c in (0.01, 3.0))
     assert held < free / 3
     assert reports[3.0][-1].metrics()["update/kl_reference"] == held
+
+
+def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
+    policy_directory, make_sample, make_episode, tmp_path
+):
+    lora, loss = LoraConfig(rank=4), LossConfig(kl_coefficient=0.5)
+    config = dataclasses.replace(CONFIG, steps=3, minibatches=2, lora=lora, loss=loss)
+    trained = []
+    for copies in (1, 2):
+        torch.manual_seed(0)
+        model = trainable_policy(policy_directory, ON_CPU, lora)
+        reference = model if copies == 1 else load_policy(policy_directory)
+        bandit = Bandit(model, make_sample, make_episode)
+        learner = Learner(model, config, reference)
+        loop = GrpoLoop(config, learner, bandit, directory=tmp_path / str(copies))
+        reports = run(loop)
+        assert reports[-1].update.loss.mean("kl_reference") > 1e-3
+        trained.append(adapters(model))
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
 
 
 def test_no_kl_to_a_reference_is_told_where_there_is_none(bandit_loop):

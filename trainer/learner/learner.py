@@ -62,7 +62,8 @@ class AnyLearner(Weights, Protocol):
 class Learner(ModelWeights):
     """Trains a model in this process, or this process's part of one.
 
-    ``reference`` is the frozen policy of the KL penalty.
+    ``reference`` is the policy of the KL penalty: a frozen model, or ``model`` itself, whose
+    adapters are off while it is asked.
     """
 
     def __init__(

@@ -196,12 +196,13 @@ def _load(
     policy: Path, config: Settings, mesh: DeviceMesh | None = None
 ) -> tuple[nn.Module, nn.Module | None]:
     model = trainable_policy(policy, config.compute, config.lora, config.seed, mesh)
-    reference = None
-    if isinstance(config, GrpoConfig) and config.loss.kl_coefficient != 0:
-        # The policy as it was at the beginning, which the KL penalty is measured to.
-        frozen = replace(config.compute, recompute=False)
-        reference = load_policy(policy, compute=frozen, mesh=mesh).requires_grad_(False)
-    return model, reference
+    if not isinstance(config, GrpoConfig) or config.loss.kl_coefficient == 0:
+        return model, None
+    # The policy as it was at the beginning, which the KL penalty is measured to.
+    if config.lora.rank:
+        return model, model  # below its adapters it stays as it was
+    frozen = replace(config.compute, recompute=False)
+    return model, load_policy(policy, compute=frozen, mesh=mesh).requires_grad_(False)
 
 
 def _on_own_device(world: World, config: Settings) -> Settings:

@@ -23,6 +23,7 @@ from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.optimizer import clip_and_step
 from bridle.trainer.losses.losses import LossSums, policy_loss
+from bridle.trainer.policy.lora import without_adapters
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
 
@@ -102,7 +103,8 @@ def update_policy(
 
     With a single update the policy's own forward pass is ``π_old``; with more, the logprobs of
     ``π_old`` are taken for all minibatches before the first. Of several processes each computes
-    packs of its own, and tells their sums.
+    packs of its own, and tells their sums. ``reference`` computes with its adapters off, so that it
+    may be ``model``.
     """
     block_tokens = config.packing.block_tokens
     started = time.perf_counter()
@@ -114,7 +116,8 @@ def update_policy(
     dealt = [share.of(minibatch, _size) for minibatch in packed]
     minibatches: list[Turns] = [*dealt]
     if reference is not None:
-        minibatches = [with_reference_logprobs(reference, m, block_tokens) for m in minibatches]
+        with without_adapters(reference):
+            minibatches = [with_reference_logprobs(reference, m, block_tokens) for m in minibatches]
     if len(minibatches) * config.epochs > 1:
         minibatches = [with_old_logprobs(model, m, block_tokens) for m in minibatches]
     packs = [pack for minibatch in packed for pack in minibatch]

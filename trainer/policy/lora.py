@@ -6,7 +6,8 @@ with its adapters merged in: a model like any other, which every engine serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -40,6 +41,23 @@ def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What is trained of a model with adapters; nothing of one without."""
     return {name: each for name, each in model.named_parameters() if ".lora_" in name}
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """``model`` computes as the policy below its adapters; one without any, as it always does."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    trained = adapters(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    # PEFT freezes what it switches off. FSDP2 asks in the first pass what is trained.
+    for adapter in trained:
+        adapter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def scaling(model: nn.Module) -> float | None:

@@ -63,6 +63,9 @@ def plan(
         ),
     ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Only adapters are trained.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Sessions are scored for a KL penalty too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the proxies, disk, engines and trainers that so many sessions an hour need.
@@ -101,7 +104,7 @@ def plan(
             efficiency = min(1.0, reached)
     share = efficiency or _ASSUMED
     one = engines(workload, size, machine, parallel or (measured.parallel if measured else 64))
-    learning = trainers(workload, size, machine, lora)
+    learning = trainers(workload, size, machine, lora=lora, reference=reference)
     daily = 24 * workload.sessions_per_hour * cost.bytes_per_session
     busy = workload.calls_per_s * cost.cpu_s_per_call
     found |= {

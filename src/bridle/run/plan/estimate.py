@@ -19,6 +19,8 @@ CACHE_SHARE: Final = 0.9
 """Of a device's memory that an engine takes, for weights and key-value cache."""
 _FULL_STATE: Final = 16
 """Bytes a parameter: float32 weight, gradient and Adam's two moments."""
+_REFERENCE: Final = 4
+"""Bytes a parameter: the float32 weight of a KL penalty's reference policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def engines(workload: Workload, model: ModelSize, device: Device, parallel: floa
 @dataclass(frozen=True, slots=True)
 class Trainers:
     state_bytes: float
-    """Weights, gradients and the optimizer's moments; activations come on top."""
+    """Weights, gradients, the optimizer's moments and a reference; activations come on top."""
     devices_for_state: int
     seconds_per_session: float
     """Of one device, at its arithmetic."""
@@ -70,16 +72,20 @@ class Trainers:
         return max(self.devices_for_state, math.ceil(seconds / efficiency / 3600))
 
 
-def trainers(workload: Workload, model: ModelSize, device: Device, lora: bool) -> Trainers:
+def trainers(
+    workload: Workload, model: ModelSize, device: Device, *, lora: bool, reference: bool = False
+) -> Trainers:
     """One update with each session, whose tree is packed so that each token is computed once.
 
-    ``lora``: adapters alone are trained; their own size is left out.
+    ``lora``: adapters alone are trained; their own size is left out. ``reference``: a KL penalty
+    scores each session with the reference policy too, which below adapters is there already.
     """
-    state = float(model.weight_bytes if lora else _FULL_STATE * model.parameters)
+    per_parameter = _FULL_STATE + (_REFERENCE if reference else 0)
+    state = float(model.weight_bytes if lora else per_parameter * model.parameters)
     # Forward, and backward for the activations and, where weights learn, for the weights.
-    passes = 2 if lora else 3
+    passes = (2 if lora else 3) + reference
     matrices = 2 * passes * model.multiplied * workload.tokens
-    attention = 3 * model.attention_flops * workload.tokens**2 / 2
+    attention = (3 + reference) * model.attention_flops * workload.tokens**2 / 2
     return Trainers(
         state,
         max(1, math.ceil(state / (CACHE_SHARE * device.memory))),
