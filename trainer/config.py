@@ -104,8 +104,8 @@ class AdvantageConfig:
 
     baseline: PartName = "grpo"
     """``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``, ``gigpo``, ``turn_returns``,
-    ``spiral``
-    (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
+    ``spiral``, ``none`` (:mod:`bridle.trainer.credit`), or one registered with
+    ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """Which standard deviation advantages are divided by, where they are."""
     discount: Share = 1.0
@@ -131,6 +131,29 @@ class AdvantageConfig:
     )
     """Whose rewards count: ``verifier``, ``operator`` (admin key, ``bridle reward``),
     ``unattested`` (of a release in which an agent could write them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationConfig:
+    """A teacher that scores the policy's own samples (:mod:`bridle.trainer.credit.distillation`).
+
+    Groups whose rewards are all equal are trained too, since the teacher has something to say of
+    them.
+    """
+
+    url: str = ""
+    """Base URL, without ``/v1``, of the engine that serves the teacher; empty: none."""
+    model: str = ""
+    """The teacher's served name; empty: the first one."""
+    key_variable: str = ""
+    """Name of the environment variable that has the engine's key, or whose ``_FILE`` names a file
+    with it; empty: it asks for none."""
+    coefficient: AboveZero = 1.0
+    """Advantage for each nat by which the teacher finds a token likelier than the policy did."""
+    clip: AtLeastZero = 5.0
+    """Largest difference of a token, in nats, up or down; 0: no bound."""
+    parallel: Count = 8
+    """Samples that the teacher is asked about at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +277,7 @@ class GrpoConfig:
     packing: PackingConfig = PackingConfig()
     samples: SampleConfig = SampleConfig()
     advantages: AdvantageConfig = AdvantageConfig()
+    distillation: DistillationConfig = DistillationConfig()
     filters: FilterConfig = field(default_factory=FilterConfig)
     loss: LossConfig = LossConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()

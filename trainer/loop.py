@@ -20,6 +20,7 @@ from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.collector import Collect
 from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit.distillation import AskTeacher
 from bridle.trainer.learner.checkpoint import (
     CheckpointError,
     Progress,
@@ -62,8 +63,10 @@ class GrpoLoop:
         tokenizer_from: Path | None = None,
         version: int = 0,
         groups: Callable[[], Mapping[str, Any]] = dict,
+        teacher: AskTeacher | None = None,
     ) -> None:
-        """``groups``: what checkpoints keep of the groups that have been taken."""
+        """``groups``: what checkpoints keep of the groups that have been taken. ``teacher`` adds to
+        their credit as ``config.distillation`` says."""
         if (config.loss.kl_coefficient != 0) != learner.has_reference:
             raise ValueError("a KL penalty needs a reference model, and a reference model one")
         self.config = replace(config, packing=learner.packing)
@@ -80,6 +83,7 @@ class GrpoLoop:
         self._metrics = metrics
         self._tokenizer_from = tokenizer_from
         self._groups = groups
+        self._teacher = teacher
         self._trained_groups: Mapping[str, Any] = {}
         """As of the last completed step, as what follows."""
         self._kept_memory: Mapping[str, float] = {}
@@ -142,7 +146,7 @@ class GrpoLoop:
         with self._timed("collect"):
             episodes = self._collect(step, self.version)
         with self._timed("prepare"):
-            prepared = prepare(episodes, self.version, self.config, self.memory)
+            prepared = prepare(episodes, self.version, self.config, self.memory, self._teacher)
         update = policy = None
         version = self.version
         if prepared.items:

@@ -69,6 +69,7 @@ class StepReport:
             **self._session_metrics(),
             **self._token_metrics(),
             **self._staleness_metrics(),
+            **self._teacher_metrics(),
             **self._update_metrics(),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }
@@ -114,6 +115,15 @@ class StepReport:
             "staleness/mean": float(staleness.mean()),
             "staleness/max": float(staleness.max()),
         }
+
+    def _teacher_metrics(self) -> dict[str, float]:
+        gap = self.prepared.teacher_gap
+        if gap is None:
+            return {}
+        metrics = {"distillation/tokens": float(gap.tokens)}
+        if gap.tokens:
+            metrics |= {"distillation/gap": gap.mean, "distillation/clip_fraction": gap.clipped}
+        return metrics
 
     def _update_metrics(self) -> dict[str, float]:
         update = self.update

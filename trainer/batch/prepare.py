@@ -1,7 +1,7 @@
 """From a step's sessions to what is trained: rewards, advantages, filters, the account of tokens.
 
 Order matters and is the same always: rewards; sessions that say nothing about the policy leave;
-advantages over whole groups; then the filters. So no filter shifts a baseline.
+advantages over whole groups; a teacher's part; then the filters. So no filter shifts a baseline.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bridle.trainer.batch.filters import (
 )
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
+from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
 from bridle.trainer.credit.rewards import session_reward
 from bridle.trainer.filters.overlong import overlong_punishment
 from bridle.trainer.filters.resample_on_correct import kept_on_correct
@@ -60,6 +61,8 @@ class PreparedStep:
     """Sessions by reason."""
     staleness: NDArray[np.int64]
     """``int64[M]``: by how many versions each trained token lags behind the one in training."""
+    teacher_gap: TeacherGap | None = None
+    """``None`` without a teacher."""
 
 
 def prepare(
@@ -67,11 +70,24 @@ def prepare(
     version: int,
     config: GrpoConfig,
     memory: dict[str, float] | None = None,
+    teacher: AskTeacher | None = None,
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
-    ``memory`` is what estimators keep over the steps of a run; they change it.
+    ``memory`` is what estimators keep over the steps of a run; they change it. ``teacher`` is asked
+    about every session that is not left out for its own sake, whatever its group's rewards; what it
+    raises is raised.
     """
+
+    def fate(index: int, degenerate_group: bool) -> str | None:
+        return not_trained(
+            episodes[index],
+            degenerate_group=degenerate_group,
+            version=version,
+            max_staleness=config.max_staleness,
+            config=config.filters,
+        )
+
     memory = {} if memory is None else memory
     stated = config.advantages
     given = [
@@ -107,19 +123,17 @@ def prepare(
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, compared, indices, config, memory)
+    teacher_gap = None
+    if teacher is not None:
+        asked = [index for index in compared if fate(index, degenerate_group=False) is None]
+        teacher_gap = _add_teacher(credit, episodes, asked, config, teacher)
     degenerate = {
         group
         for group, indices in members.items()
         if not any(np.any(part) for index in indices for part in credit[index])
     }
     for index in compared:
-        reasons[index] = not_trained(
-            episodes[index],
-            degenerate_group=group_of(episodes[index]) in degenerate,
-            version=version,
-            max_staleness=config.max_staleness,
-            config=config.filters,
-        )
+        reasons[index] = fate(index, degenerate_group=group_of(episodes[index]) in degenerate)
     oldest = version - config.max_staleness
     judged = list(episodes)
     for index, reason in enumerate(reasons):
@@ -146,6 +160,7 @@ def prepare(
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
+        teacher_gap=teacher_gap,
     )
 
 
@@ -181,3 +196,22 @@ def _credit(
     group = CreditGroup([episodes[index] for index in indices], rewards, config.advantages, memory)
     estimated = ADVANTAGES.find(config.advantages.baseline)(group)
     return dict(zip(indices, estimated, strict=True))
+
+
+def _add_teacher(
+    credit: dict[int, list[NDArray[np.float32]]],
+    episodes: Sequence[Episode],
+    asked: Sequence[int],
+    config: GrpoConfig,
+    teacher: AskTeacher,
+) -> TeacherGap:
+    """Adds the teacher's part to the credit of the sessions ``asked``."""
+    samples = [sample for index in asked for sample in episodes[index].samples]
+    gaps = teacher(samples)
+    following = iter(gaps)
+    for index in asked:
+        credit[index] = [
+            taught(part, next(following), config.distillation) for part in credit[index]
+        ]
+    scored = [gap[sample.mask] for sample, gap in zip(samples, gaps, strict=True)]
+    return TeacherGap.of(np.concatenate([np.zeros(0, np.float32), *scored]), config.distillation)

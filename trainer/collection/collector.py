@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from bridle.reconstruct.samples.sample import Episode
@@ -52,6 +53,11 @@ class Collector:
         self._start = start
         self._load = load
         self._config = config
+        self._judging = config
+        if config.distillation.url:
+            # A teacher makes groups of equal rewards teach too. It is asked when they are trained.
+            filters = replace(config.filters, drop_zero_variance=False)
+            self._judging = replace(config, filters=filters)
         limit = max(per_step, round(per_step * config.filters.refill))
         self._book = GroupBook(per_step, config.max_staleness, limit)
         self._changed = threading.Condition()
@@ -175,7 +181,7 @@ class Collector:
         ]
         if late and all(late):
             return "late"
-        if self._config.filters.refill > 1 and not prepare(group, version, self._config).items:
+        if self._config.filters.refill > 1 and not prepare(group, version, self._judging).items:
             return "spent"
         return "live"
 

@@ -1,8 +1,8 @@
 """How much of its session's rewards each token gets.
 
 ``group`` has what an estimator sees, ``advantages`` those for whole sessions, ``steps`` those for
-single calls, ``running`` those against a baseline that outlives the group; ``weighting`` is how
-tokens weigh in the loss.
+single calls, ``running`` those against a baseline that outlives the group; ``distillation``
+adds what a teacher says of each token; ``weighting`` is how tokens weigh in the loss.
 """
 
 from bridle.trainer.credit import advantages as advantages

@@ -8,6 +8,8 @@ For a group of ``G`` rewards ``r``:
 ``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783
 ``gated``          ``grpo`` of ``r_i + [r_i >= gate] Σ s_i``     G-RA, arXiv 2508.10548; ``s_i``:
                                                                  the rewards of its steps
+``none``           ``0``                                         none: a teacher's part alone
+                                                                 (:mod:`.distillation`)
 =================  ============================================  =================================
 
 ``std`` is that of the sample (``G - 1``) or of the population (``G``), by ``deviation``. The
@@ -56,6 +58,12 @@ def gated(group: CreditGroup) -> Credit:
         if group.rewards[episode] >= group.config.gate:
             totals[episode] += value
     return group.everywhere(_standardized(group, totals))
+
+
+@register_advantage("none")
+def none(group: CreditGroup) -> Credit:
+    """Rewards count for nothing."""
+    return group.everywhere(np.zeros(len(group.rewards)))
 
 
 def _standardized(group: CreditGroup, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from msgspec import structs
 from bridle.errors import BridleError
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.run.distillation import teaching
 from bridle.run.stack import Stack
 from bridle.run.training import (
     CHECKPOINTS,
@@ -87,6 +88,7 @@ def train_recorded(
     require_devices(plan.config)
     with (
         resumable(),
+        teaching(plan.config.distillation) as teacher,
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
@@ -114,6 +116,7 @@ def train_recorded(
             tokenizer_from=plan.policy,
             version=recordings.version,
             groups=groups.groups,
+            teacher=teacher,
         )
         if checkpoints(directory):
             groups.restore(loop.resume().groups)

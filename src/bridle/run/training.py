@@ -23,6 +23,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.run.distillation import require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
 from bridle.run.report import evaluation_metrics
@@ -95,7 +96,7 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 
 def require_parts(config: GrpoConfig) -> None:
     """Raises :class:`bridle.errors.UsageError` for an advantage, loss, filter, sink or
-    optimizer that ``config`` names and that does not exist."""
+    optimizer that ``config`` names and that does not exist, or a teacher that cannot be asked."""
     ADVANTAGES.find(config.advantages.baseline)
     LOSSES.find(config.loss.name)
     OPTIMIZERS.find(config.optimizer.name)
@@ -103,6 +104,7 @@ def require_parts(config: GrpoConfig) -> None:
         FILTERS.find(name)
     for name in config.sinks:
         require_sink(name)
+    require_teacher(config.distillation)
 
 
 def require_devices(config: GrpoConfig) -> None:
@@ -139,6 +141,7 @@ def train(
     loop_directory = plan.directory / CHECKPOINTS
     with (
         resumable(),
+        teaching(plan.config.distillation) as teacher,
         learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
@@ -176,6 +179,7 @@ def train(
             metrics=sinks,
             tokenizer_from=plan.policy,
             groups=collector.groups,
+            teacher=teacher,
         )
 
         def after_step(report: StepReport) -> bool | None:

@@ -1,0 +1,177 @@
+"""What a teacher makes of the tokens that the policy sampled: on-policy distillation.
+
+The teacher scores the policy's own samples. Each trained token's credit gets
+
+    ``coefficient * (log π_T(token | prefix) - log π(token | prefix))``
+
+on top of the estimator's, with ``log π`` as it was recorded when the token was sampled. Over tokens
+drawn from ``π`` the expected difference is the negative reverse KL divergence, ``-KL(π || π_T)`` at
+that prefix, so the policy is drawn to what the teacher finds likely, wherever its own samples lead.
+
+Sources: On-Policy Distillation of Language Models (GKD, arXiv 2306.13649); MiniLLM (arXiv
+2306.08543); as an advantage per token, On-Policy Distillation (Thinking Machines Lab, 2025).
+
+The teacher is an engine that speaks the contract, such as a vLLM. It scores exactly the sample's
+token ids, so it must have the policy's tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.engine.contract.client import (
+    EngineClient,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+)
+from bridle.errors import BridleError
+from bridle.reconstruct.samples.sample import Sample
+from bridle.trainer.config import DistillationConfig
+
+REQUEST_TIMEOUT_S: Final = 600.0
+"""A request waits for the others that the teacher computes, and a long sample takes a while."""
+
+AskTeacher = Callable[[Sequence[Sample]], list[NDArray[np.float32]]]
+"""From samples to what :meth:`Teacher.gaps` returns of them."""
+
+
+class TeacherError(BridleError):
+    """The teacher refused what it was asked, or its reply cannot be used."""
+
+
+class TeacherUnreachable(TeacherError):
+    """No reply from the teacher."""
+
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherGap:
+    """By how much the teacher and the policy differ over a step."""
+
+    tokens: int
+    """Trained tokens that the teacher has scored."""
+    mean: float
+    """Mean ``log π_T - log π`` in nats before any bound: an estimate of ``-KL(π || π_T)``; NaN
+    without tokens."""
+    clipped: float
+    """Share of the tokens whose difference is bounded; NaN without tokens."""
+
+    @classmethod
+    def of(cls, gaps: NDArray[np.float32], config: DistillationConfig) -> TeacherGap:
+        """Of ``float32[N]``, the differences of ``N`` tokens."""
+        if not len(gaps):
+            return cls(0, float("nan"), float("nan"))
+        beyond = np.abs(gaps) > (config.clip or np.inf)
+        return cls(len(gaps), float(gaps.mean(dtype=np.float64)), float(beyond.mean()))
+
+
+def taught(
+    credit: NDArray[np.float32], gap: NDArray[np.float32], config: DistillationConfig
+) -> NDArray[np.float32]:
+    """A sample's credit with the teacher's part, ``float32[T]``; NaN stays NaN.
+
+    ``credit``: the estimator's, ``float32[T]``. ``gap``: as :meth:`Teacher.gaps` returns it.
+    """
+    bound = config.clip or np.inf
+    bounded: NDArray[np.float32] = gap.clip(-bound, bound)
+    return credit + np.float32(config.coefficient) * bounded
+
+
+class Teacher:
+    """A model that scores samples, behind the URL of ``config``; a context manager.
+
+    ``api_key`` is sent as a bearer token.
+    """
+
+    def __init__(self, config: DistillationConfig, *, api_key: str | None = None) -> None:
+        self._config = config
+        self._engine = EngineClient(config.url, timeout=REQUEST_TIMEOUT_S, api_key=api_key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._engine.close()
+
+    def served(self) -> str:
+        """The name under which the teacher is asked: the configured one, or the first served.
+
+        Raises :class:`TeacherError` when it does not answer.
+        """
+        try:
+            first = self._engine.model().id
+        except EngineError as error:
+            raise self._failed(error) from error
+        return self._config.model or first
+
+    def gaps(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """For each sample ``float32[T]``: ``log π_T - log π`` of the tokens that it trains, in
+        nats, and 0 elsewhere.
+
+        Several samples are asked about at a time, each up to its last trained token. Raises
+        :class:`TeacherError`; then nothing is known of any of them.
+        """
+        model = self.served()
+        with ThreadPoolExecutor(self._config.parallel, "teacher") as requests:
+            return list(requests.map(lambda sample: self._gap(sample, model), samples))
+
+    def _gap(self, sample: Sample, model: str) -> NDArray[np.float32]:
+        found = np.zeros(len(sample.token_ids), np.float32)
+        trained = np.flatnonzero(sample.mask)
+        if not len(trained):
+            return found
+        ids = sample.token_ids[: trained[-1] + 1]
+        try:
+            scores = self._engine.score(ids.tolist(), model=model)
+        except EngineError as error:
+            raise self._failed(error, sample.session_id, ids) from error
+        if not np.isfinite(scores).all():
+            raise TeacherError(
+                f"the teacher at {self._engine.base_url} scored tokens of session "
+                f"{sample.session_id} with values that are not finite: its weights or its "
+                "precision are at fault"
+            )
+        found[trained] = scores[trained - 1] - sample.logprobs[trained]
+        return found
+
+    def _failed(
+        self,
+        error: EngineError,
+        session_id: str | None = None,
+        ids: NDArray[np.uint32] | None = None,
+    ) -> TeacherError:
+        """``error`` with the teacher's place and the remedy."""
+        where = f"the teacher at {self._engine.base_url}"
+        if isinstance(error, EngineUnreachable):
+            return TeacherUnreachable(
+                f"{where} does not answer: {error} Start it, or name another as distillation.url"
+            )
+        status = error.status if isinstance(error, EngineRefused) else None
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            remedy = "distillation.key_variable names the environment variable that has its key"
+        elif status == httpx.codes.NOT_FOUND:
+            remedy = "distillation.url is its base URL, without /v1, distillation.model its name"
+        elif ids is not None:
+            remedy = (
+                f"it must have the policy's tokenizer, with id {ids.max()}, and a context of "
+                f"{len(ids) + 1} tokens or more"
+            )
+        else:
+            remedy = "distillation.url must be that of an engine such as vLLM"
+        asked = "" if session_id is None else f" does not score session {session_id}"
+        return TeacherError(f"{where}{asked}: {error}; {remedy}")
