@@ -186,6 +186,26 @@ class FilterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """Successes of earlier steps that are trained again (:mod:`bridle.trainer.collection.replay`).
+
+    The paper (SPEAR, arXiv 2509.22601) has a buffer of 2048 sessions.
+    """
+
+    share: Share = 0.0
+    """Replayed sessions of a step, as a fraction of those that it collects, rounded; 0: none."""
+    buffer: Count = 512
+    """Latest successes that are kept."""
+    baselines: Count = 512
+    """Latest groups over whose mean rewards the median is taken that a replayed session has to
+    exceed."""
+    warmup_steps: Natural = 200
+    """Steps over which the advantages of replayed sessions grow from nothing, by half a cosine."""
+    max_staleness: Natural = 10
+    """Most policy versions that a replayed session may lag behind."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossConfig:
     """The policy-gradient loss. Formulas stand in :mod:`bridle.trainer.losses.losses`."""
 
@@ -265,9 +285,9 @@ class GrpoConfig:
     max_staleness: Natural = 0
     """Most policy versions a trained token may lag behind. 0: collect, train, publish, in turn.
     n: the groups of up to n steps run ahead of training (:mod:`bridle.trainer.collection`); tokens
-    that lag more are masked and counted."""
+    that lag more are masked and counted. Replayed sessions have a limit of their own."""
     seed: Natural = 0
-    """Decides which groups share a minibatch."""
+    """Decides which groups share a minibatch, and which successes are replayed."""
     sinks: tuple[PartName, ...] = ("tensorboard",)
     """Trackers that take the run's numbers besides the store: ``tensorboard``, ``wandb``,
     ``mlflow``, ``trackio`` (:mod:`bridle.trainer.sinks`)."""
@@ -279,6 +299,7 @@ class GrpoConfig:
     advantages: AdvantageConfig = AdvantageConfig()
     distillation: DistillationConfig = DistillationConfig()
     filters: FilterConfig = field(default_factory=FilterConfig)
+    replay: ReplayConfig = ReplayConfig()
     loss: LossConfig = LossConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()

@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.collector import Collect
 from bridle.trainer.collection.renumbering import Renumbering
+from bridle.trainer.collection.replay import Replay, ReplayBuffer
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.distillation import AskTeacher
 from bridle.trainer.learner.checkpoint import (
@@ -64,11 +66,15 @@ class GrpoLoop:
         version: int = 0,
         groups: Callable[[], Mapping[str, Any]] = dict,
         teacher: AskTeacher | None = None,
+        load: Callable[[str], Episode] | None = None,
     ) -> None:
         """``groups``: what checkpoints keep of the groups that have been taken. ``teacher`` adds to
-        their credit as ``config.distillation`` says."""
+        their credit as ``config.distillation`` says. ``load``: a session of an earlier step by its
+        id, for success replay."""
         if (config.loss.kl_coefficient != 0) != learner.has_reference:
             raise ValueError("a KL penalty needs a reference model, and a reference model one")
+        if config.replay.share and load is None:
+            raise ValueError("success replay needs a way to load sessions")
         self.config = replace(config, packing=learner.packing)
         self.learner = learner
         self.step = 0
@@ -84,6 +90,7 @@ class GrpoLoop:
         self._tokenizer_from = tokenizer_from
         self._groups = groups
         self._teacher = teacher
+        self._load = load
         self._trained_groups: Mapping[str, Any] = {}
         """As of the last completed step, as what follows."""
         self._kept_memory: Mapping[str, float] = {}
@@ -91,6 +98,8 @@ class GrpoLoop:
         """What estimators keep over the steps."""
         self.renumbering = Renumbering()
         """How versions that were recorded by earlier attempts count now."""
+        self.replay_buffer = ReplayBuffer()
+        """As of the last completed step."""
         self._seconds: dict[str, float] = {}
         self._updating = False
         """Whether the weights may be between two versions."""
@@ -110,11 +119,13 @@ class GrpoLoop:
         self._trained_groups, self._kept_memory = progress.groups, progress.memory
         self.renumbering = Renumbering(progress.renumbered)
         self.memory = dict(progress.memory)
+        self.replay_buffer = ReplayBuffer.of_data(progress.replay)
         return progress
 
     def renumber(self, version: int) -> None:
         """The weights count as ``version`` from now on, a number that nothing has had."""
         self.renumbering = self.renumbering.resumed(self.version, version)
+        self.replay_buffer = self.replay_buffer.renumbered(version - self.version)
         self.version = version
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
@@ -147,13 +158,15 @@ class GrpoLoop:
             episodes = self._collect(step, self.version)
         with self._timed("prepare"):
             prepared = prepare(episodes, self.version, self.config, self.memory, self._teacher)
+            replay = self._replay(len(episodes))
+        items = (*prepared.items, *(replay.items if replay else ()))
         update = policy = None
         version = self.version
-        if prepared.items:
+        if items:
             self._updating = True
             with self._timed("update"):
                 update = self.learner.update(
-                    prepared.items, self.config, step=step, version=version, learning_rate=rate
+                    items, self.config, step=step, version=version, learning_rate=rate
                 )
             self._seconds["score"] = update.scoring_seconds
             self._seconds["update"] -= update.scoring_seconds
@@ -170,11 +183,14 @@ class GrpoLoop:
                     policy = self._publish(self.learner, version) if self._publish else None
         self.step, self.version, self._updating = step + 1, version, False
         self._trained_groups, self._kept_memory = self._groups(), dict(self.memory)
+        if replay is not None:
+            self.replay_buffer = self.replay_buffer.after(prepared, self.config.replay)
         report = StepReport(
             step=step,
             version=version,
             sessions=len(episodes),
             prepared=prepared,
+            replay=replay,
             update=update,
             policy=policy,
             learning_rate=rate,
@@ -185,6 +201,14 @@ class GrpoLoop:
         if self._metrics is not None:
             self._metrics.write(step, report.metrics())
         return report
+
+    def _replay(self, sessions: int) -> Replay | None:
+        """What the step trains besides ``sessions`` of its own; ``None``: replay is off."""
+        if self._load is None or not self.config.replay.share:
+            return None
+        return self.replay_buffer.draw(
+            self._load, self.config, step=self.step, version=self.version, sessions=sessions
+        )
 
     def _steps_in_all(self) -> int:
         """Steps that the run will have had at its end: as configured, or as its time allows at the
@@ -208,6 +232,7 @@ class GrpoLoop:
                 self._trained_groups,
                 self.renumbering.changes,
                 self._kept_memory,
+                self.replay_buffer.as_data(),
             ),
             tokenizer_from=self._tokenizer_from,
             keep=self.config.checkpoints.keep,

@@ -10,6 +10,7 @@ import numpy as np
 
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import PreparedStep
+from bridle.trainer.collection.replay import Replay
 from bridle.trainer.learner.update import UpdateStats
 
 _NAMED: Final = frozenset({"tokens", "loss", "clipped"})
@@ -26,6 +27,8 @@ class StepReport:
     """Policy version after the step."""
     sessions: int
     prepared: PreparedStep
+    replay: Replay | None
+    """``None`` when success replay is off."""
     update: UpdateStats | None
     """``None`` when nothing was left to train on; the version then stays."""
     policy: PolicyRecord | None
@@ -70,6 +73,7 @@ class StepReport:
             **self._token_metrics(),
             **self._staleness_metrics(),
             **self._teacher_metrics(),
+            **(self.replay.metrics() if self.replay else {}),
             **self._update_metrics(),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }

@@ -109,6 +109,28 @@ def test_a_selection_in_sql_takes_what_it_says_and_resumes_without_training_twic
     assert "the selection takes no sealed session" in nothing.stderr
 
 
+def test_a_resumed_training_replays_the_sessions_that_it_would_have_replayed(
+    live: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[replay]\nshare = 0.5\nwarmup_steps = 0\n")
+    store = live / "bridle.db"
+    again = [
+        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
+        *("--groups", "2", "--learning-rate", "0.001", "--settings", str(settings), "--out"),
+    ]
+    for out, more in (("straight", ()), ("resumed", ("--steps", "2")), ("resumed", ())):
+        done = bridle(*again, str(tmp_path / out), *more)
+        assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "straight") == weights(tmp_path / "resumed")
+    with Reader(str(store)) as reader:
+        (run,) = [one for one in reader.runs("train") if one.name == "resumed"]
+        replayed = [m.value for m in reader.metrics(run.id, "replay/sessions")]
+        collected = [m.value for m in reader.metrics(run.id, "sessions/collected")]
+    assert replayed[0] == 0 < max(replayed)
+    assert collected == [16] * 4, "replayed sessions are not the step's"
+
+
 def test_sessions_of_other_weights_are_refused_unless_they_are_asked_for(
     live: Path, tmp_path: Path
 ) -> None:

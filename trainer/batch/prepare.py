@@ -51,9 +51,10 @@ class PreparedStep:
 
     items: tuple[TrainItem, ...]
     account: TokenAccount
-    rewards: tuple[float, ...]
-    """Of the sessions that count in a baseline."""
-    groups: int
+    session_rewards: dict[int, float]
+    """Of the sessions that count in a baseline, by their index among the step's episodes."""
+    group_rewards: tuple[float, ...]
+    """The mean over those of each group."""
     degenerate_groups: int
     punished_sessions: int
     """Sessions whose reward is less for their length."""
@@ -63,6 +64,15 @@ class PreparedStep:
     """``int64[M]``: by how many versions each trained token lags behind the one in training."""
     teacher_gap: TeacherGap | None = None
     """``None`` without a teacher."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Of the sessions that count in a baseline."""
+        return tuple(self.session_rewards.values())
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_rewards)
 
 
 def prepare(
@@ -154,8 +164,10 @@ def prepare(
     return PreparedStep(
         items=tuple(items),
         account=account,
-        rewards=tuple(compared.values()),
-        groups=len(members),
+        session_rewards=compared,
+        group_rewards=tuple(
+            float(np.mean([compared[index] for index in indices])) for indices in members.values()
+        ),
         degenerate_groups=len(degenerate),
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},

@@ -59,13 +59,12 @@ class RecordedGroups:
             ready = self._ready()
         chosen = list(ready)[: self.per_step]
         self.trained.update(chosen)
-        return in_order(
-            [[self._within(self.load(one), version) for one in ready[key]] for key in chosen]
-        )
+        return in_order([[self.episode(one, version) for one in ready[key]] for key in chosen])
 
-    def _within(self, episode: Episode, version: int) -> Episode:
-        """Without tokens of versions before ``oldest``, and of those that this training has not
-        reached: both are of other weights."""
+    def episode(self, session_id: str, version: int) -> Episode:
+        """A session without tokens of versions before ``oldest``, and of those that this training
+        has not reached at ``version``: both are of other weights."""
+        episode = self.load(session_id)
         versions = [sample.versions for sample in episode.samples]
         earlier = [(each >= 0) & (each < self.oldest) for each in versions]
         episode = masked(episode, earlier, MaskReason.STALE)

@@ -52,6 +52,8 @@ class Progress:
     """:attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """What estimators keep over the steps (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
+    replay: Mapping[str, Any] = field(default_factory=dict)
+    """Which successes may be replayed (:mod:`bridle.trainer.collection.replay`)."""
 
 
 def save_checkpoint(
@@ -89,6 +91,7 @@ def save_checkpoint(
                 "seconds": progress.seconds,
                 "groups": dict(progress.groups),
                 "memory": dict(progress.memory),
+                "replay": dict(progress.replay),
                 "renumbered": [list(change) for change in progress.renumbered],
             },
             scratch / STATE_FILE,
@@ -134,6 +137,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
         groups=state.get("groups", {}),
         memory=state.get("memory", {}),
         renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
+        replay=state.get("replay", {}),
     )
 
 

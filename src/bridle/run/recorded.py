@@ -117,6 +117,7 @@ def train_recorded(
             version=recordings.version,
             groups=groups.groups,
             teacher=teacher,
+            load=lambda session_id: groups.episode(session_id, loop.version),
         )
         if checkpoints(directory):
             groups.restore(loop.resume().groups)

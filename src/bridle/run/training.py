@@ -139,6 +139,10 @@ def train(
     require_devices(plan.config)
     rules = rules_of(plan.config)
     loop_directory = plan.directory / CHECKPOINTS
+
+    def load(session_id: str) -> Episode:
+        return loop.renumbering.episode(loaded_episode(reader, session_id, rules))
+
     with (
         resumable(),
         teaching(plan.config.distillation) as teacher,
@@ -149,7 +153,7 @@ def train(
         sinks_of(plan, writer) as sinks,
         Collector(
             groups,
-            lambda session_id: loop.renumbering.episode(loaded_episode(reader, session_id, rules)),
+            load,
             plan.config,
             per_step=plan.groups_per_step,
         ) as collector,
@@ -180,6 +184,7 @@ def train(
             tokenizer_from=plan.policy,
             groups=collector.groups,
             teacher=teacher,
+            load=load,
         )
 
         def after_step(report: StepReport) -> bool | None:
