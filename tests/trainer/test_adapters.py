@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    PreTrainedModel,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
 
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
@@ -133,10 +126,12 @@ def test_with_its_adapters_off_it_is_the_policy_that_it_began_as(directory, comp
             adapter.add_(0.1)
     trained = scores(model)
     assert float((trained - began).abs().mean()) > 0.1
+    near = 1e-6 if compute == ON_CPU else 0.05
     with without_adapters(model):
-        assert torch.equal(scores(model), began)
-        if compute == ON_CPU:
-            torch.testing.assert_close(scores(load_policy(directory)), began, rtol=0, atol=1e-6)
+        found = scores(model)
+    torch.testing.assert_close(
+        found, scores(load_policy(directory, compute=compute)), rtol=near, atol=near
+    )
     assert torch.equal(scores(model), trained)
     with pytest.raises(KeyboardInterrupt), without_adapters(model):
         raise KeyboardInterrupt
@@ -144,22 +139,21 @@ def test_with_its_adapters_off_it_is_the_policy_that_it_began_as(directory, comp
     assert {n for n, each in model.named_parameters() if each.requires_grad} == set(adapters(model))
 
 
-def test_the_reference_of_a_kl_penalty_is_no_second_model(policy_directory):
+def test_the_reference_of_a_kl_penalty_is_no_second_model(policy_directory, monkeypatch):
     config = GrpoConfig(compute=ON_CPU, lora=LORA, loss=LossConfig(kl_coefficient=0.1))
-    before = models_in_memory()
+    load, loaded = AutoModelForCausalLM.from_pretrained, []
+
+    def counted(directory, **options):
+        loaded.append(directory)
+        return load(directory, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
     with learning(policy_directory, config) as learner:
         assert learner.has_reference
-        assert models_in_memory() == before + 1
+        assert len(loaded) == 1
     with learning(policy_directory, dataclasses.replace(config, lora=LoraConfig())) as learner:
-        assert models_in_memory() == before + 2
-
-
-def models_in_memory():
-    gc.collect()
-    return sum(
-        isinstance(each, PreTrainedModel) and each.base_model is not each
-        for each in gc.get_objects()
-    )
+        assert learner.has_reference
+        assert len(loaded) == 1 + 2
 
 
 def test_adapters_begin_as_the_seed_says_and_draw_nothing_from_torchs_generator(policy_directory):

@@ -450,7 +450,7 @@ def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
         learner = Learner(model, config, reference)
         loop = GrpoLoop(config, learner, bandit, directory=tmp_path / str(copies))
         reports = run(loop)
-        assert reports[-1].update.loss.mean("kl_reference") > 1e-3
+        assert reports[-1].update.loss.mean("kl_reference") > 1e-4
         trained.append(adapters(model))
     torch.testing.assert_close(*trained, rtol=0, atol=0)
 
