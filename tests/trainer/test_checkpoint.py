@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from bridle.trainer.config import OptimizerConfig
@@ -20,7 +21,7 @@ from bridle.trainer.learner.checkpoint import (
 )
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.policy.durable import NotWritten, atomic_directory
-from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.model import load_policy, save_policy
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 
@@ -154,6 +155,20 @@ def test_a_checkpoint_is_a_model_directory(chat_directory, tmp_path):
     again = load_policy(path / "policy")
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert (path / "policy" / "tokenizer.json").exists()
+
+
+def test_a_policy_in_16_bits_is_kept_in_float32_and_resumed_bit_for_bit(policy_directory, tmp_path):
+    save_policy(load_policy(policy_directory, dtype="bfloat16"), tmp_path / "policy")
+    straight, optimizer = fresh(tmp_path / "policy")
+    train(straight, optimizer, 1)
+    path = save_checkpoint(tmp_path, straight, optimizer, Progress(1, 1))
+    kept = load_file(path / "policy" / "model.safetensors")
+    assert {each.dtype for each in kept.values()} == {torch.float32}
+    train(straight, optimizer, 1)
+    resumed, optimizer = fresh(tmp_path / "policy")
+    load_checkpoint(path, resumed, optimizer)
+    train(resumed, optimizer, 1)
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
 
 
 def test_a_write_that_fails_leaves_the_old_directory_and_no_scraps(tmp_path):

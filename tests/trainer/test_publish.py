@@ -6,12 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from bridle.engine.contract.client import EngineRefused, EngineUnreachable
-from bridle.trainer.config import PublishConfig
-from bridle.trainer.policy.model import load_policy, score_sequence
+from bridle.trainer.config import ComputeConfig, LoraConfig, PublishConfig
+from bridle.trainer.policy.model import (
+    checkpoint_tensors,
+    load_policy,
+    save_policy,
+    score_sequence,
+    trainable_policy,
+)
 from bridle.trainer.publish.publisher import Publisher, default_probes, weights_digest
-from bridle.trainer.publish.swap import PublishError
+from bridle.trainer.publish.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, PublishError
 
 
 class LocalEngine:
@@ -95,7 +103,7 @@ def test_an_engine_that_was_restarted_with_other_weights_is_noticed(setup):
     assert not publisher.serves(model)
     publisher.publish(model, 4)
     assert publisher.serves(model)
-    engine.model = load_policy(publisher._tokenizer_from)
+    engine.model = load_policy(publisher._origin)
     assert not publisher.serves(model)
 
 
@@ -142,6 +150,61 @@ def test_an_engine_in_bfloat16_is_no_match_for_a_trainer_in_float32_and_that_is_
     engine.reload_weights = reload
     with pytest.raises(PublishError, match=r"more than 1e-03; they may compute in different prec"):
         publisher.publish(model, 4)
+
+
+def in_16_bits(policy_directory, directory):
+    """The policy as a directory in bfloat16 but for one norm, as some families have it."""
+    model = load_policy(policy_directory)
+    model.to(torch.bfloat16).model.norm.float()
+    save_policy(model, directory)
+    return directory
+
+
+def trained(directory, precision):
+    compute = ComputeConfig(device="cpu", precision=precision)
+    model = trainable_policy(directory, compute, LoraConfig())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_a_policy_in_16_bits_is_published_in_them_where_it_is_served_so(
+    policy_directory, tmp_path, precision
+):
+    origin = in_16_bits(policy_directory, tmp_path / "origin")
+    served = getattr(torch, precision)
+    engine = LocalEngine(origin)
+    loads = engine.reload_weights
+
+    def reload(directory):
+        loads(directory)
+        engine.model.to(served)
+
+    engine.reload_weights = reload
+    publisher = Publisher(
+        engine,
+        tmp_path / "published",
+        run_id="run",
+        served=origin,
+        served_version=0,
+        probes=default_probes(64),
+    )
+    model = trained(origin, precision)
+    record = publisher.publish(model, 1)
+    assert record.verified
+    assert record.logprob_gap <= (TOLERANCE if precision == "float32" else TOLERANCE_IN_BFLOAT16)
+    published = load_file(Path(record.path) / "model.safetensors")
+    expected = checkpoint_tensors(model)
+    norm = "model.norm.weight"
+    for name, tensor in expected.items():
+        kept = torch.float32 if name == norm else served
+        assert torch.equal(published[name], tensor.to(kept)), name
+        assert published[name].dtype is kept
+    config = AutoConfig.from_pretrained(record.path)
+    assert config.dtype is served
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
 
 
 def test_an_engine_that_refuses_the_weights_keeps_the_old_ones(setup):

@@ -143,10 +143,11 @@ class SpreadLearner:
         directory: Path,
         tokenizer_from: Path | None = None,
         tensors: Mapping[str, Tensor] | None = None,
+        types_from: Path | None = None,
     ) -> None:
         if tensors is not None:
             raise UnsupportedCompute("of a policy that is spread only its own weights are written")
-        self._everywhere("save", directory, tokenizer_from)
+        self._everywhere("save", directory, tokenizer_from, types_from=types_from)
 
     def tensors(self) -> dict[str, Tensor]:
         raise UnsupportedCompute("a policy that is spread is published through directories")

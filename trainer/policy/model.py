@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ from bridle.trainer.policy.compute import (
     place,
 )
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
+from bridle.trainer.policy.rounding import rounded_as
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
 
 DType = Literal["float32", "float64", "bfloat16"]
@@ -155,22 +157,31 @@ def save_policy(
     directory: Path,
     tokenizer_from: Path | None = None,
     tensors: Mapping[str, Tensor] | None = None,
+    types_from: Path | None = None,
 ) -> None:
     """Write ``model`` as safetensors with its config, and the tokenizer files beside it.
 
-    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them. Of several
-    processes the first writes.
+    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them. With
+    ``types_from``, a model directory, they are rounded to the 16 bits that they have there
+    (:func:`bridle.trainer.policy.rounding.rounded_as`). Of several processes the first writes.
     """
     chosen: dict[str, Any] = {}
     share = share_of(model)
-    if tensors is None and (adapters(model) or share.processes > 1):
+    if tensors is None and (adapters(model) or share.processes > 1 or types_from is not None):
         tensors = checkpoint_tensors(model)
     if not share.is_first:
         return
+    if types_from is not None and tensors is not None:
+        tensors = rounded_as(tensors, types_from)
     if tensors is not None:
         chosen = {"state_dict": dict(tensors), "save_original_format": False}
     with _without_progress_bars():
         _transformers(model).save_pretrained(directory, max_shard_size="1000GB", **chosen)
+    if tensors is not None:
+        # Transformers writes the type of the model itself.
+        config = copy(_transformers(model).config)
+        config.dtype = next(iter(tensors.values())).dtype
+        config.save_pretrained(directory)
     if tokenizer_from is not None:
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).exists():

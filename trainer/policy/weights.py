@@ -49,6 +49,7 @@ class Weights(Protocol):
         directory: Path,
         tokenizer_from: Path | None = None,
         tensors: Mapping[str, Tensor] | None = None,
+        types_from: Path | None = None,
     ) -> None:
         """See :func:`bridle.trainer.policy.model.save_policy`."""
 
@@ -79,8 +80,9 @@ class ModelWeights:
         directory: Path,
         tokenizer_from: Path | None = None,
         tensors: Mapping[str, Tensor] | None = None,
+        types_from: Path | None = None,
     ) -> None:
-        save_policy(self.model, directory, tokenizer_from, tensors)
+        save_policy(self.model, directory, tokenizer_from, tensors, types_from)
 
     def tensors(self) -> dict[str, Tensor]:
         return checkpoint_tensors(self.model)

@@ -61,7 +61,7 @@ class Publisher:
         self.served = served
         self.served_version = served_version
         self.config = config or PublishConfig()
-        self._tokenizer_from = served
+        self._origin = served
         self._swap = VerifiedSwap(engine, probes, self.config, announce)
         self._record = record
 
@@ -77,7 +77,7 @@ class Publisher:
         was changed.
         """
         before = self._swap.scores_before()
-        path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
+        path, digest = write_version(self.directory, policy, version, self._origin)
         try:
             gap = self._swap.run(
                 policy,
@@ -167,17 +167,21 @@ def write_version(
     directory: Path,
     policy: Policy,
     version: int,
-    tokenizer_from: Path,
+    origin: Path,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
     """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
 
-    ``tensors`` are written for its own weights
+    ``origin`` is the model directory that it began as, and has its tokenizer. A policy that
+    computes in 16 bits, as its engine then does, is written in those of ``origin``; one that
+    computes in float32 is served so. ``tensors`` are written for its own weights
     (:func:`bridle.trainer.policy.model.checkpoint_tensors`).
     """
+    weights = weights_of(policy)
+    types_from = origin if weights.is_rounded else None
     path = directory / f"v{version:08d}"
     with atomic_directory(path) as scratch:
-        weights_of(policy).save(scratch, tokenizer_from, tensors)
+        weights.save(scratch, origin, tensors, types_from)
     return path, weights_digest(path)
 
 

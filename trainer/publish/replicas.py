@@ -59,7 +59,7 @@ class Replicas(Generic[Engine]):
         self.config = config or PublishConfig()
         self.lagging: dict[str, str] = {}
         """Engines that do not serve the version of the last publish, and why."""
-        self._tokenizer_from = served
+        self._origin = served
         self._retract = retract
         self._record = record
 
@@ -106,7 +106,7 @@ class ReplicaPublisher(Replicas[EngineControl]):
         The record's gap is the largest of the engines that serve it. Raises :class:`PublishError`
         when none does.
         """
-        path, digest = write_version(self.directory, policy, version, self._tokenizer_from)
+        path, digest = write_version(self.directory, policy, version, self._origin)
         gaps, lagging = self._on_each(lambda name: self._swap(name, policy, path, version))
         if not gaps:
             self._retract(self.served_version)

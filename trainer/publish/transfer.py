@@ -124,9 +124,7 @@ class TransferPublisher(Replicas[TransferEngine]):
 
     def _write(self, policy: Policy, tensors: Mapping[str, Tensor], record: PolicyRecord) -> None:
         """The directory of a version that is served, which is then what a restart begins with."""
-        path, digest = write_version(
-            self.directory, policy, record.version, self._tokenizer_from, tensors
-        )
+        path, digest = write_version(self.directory, policy, record.version, self._origin, tensors)
         self.served = path
         known = [self._tell(name, path, record.version) for name in self.in_rotation()]
         # An engine that is just being restarted may be reading an older one.
