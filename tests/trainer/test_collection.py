@@ -13,7 +13,7 @@ from bridle.trainer.collection.book import GroupBook
 from bridle.trainer.collection.collector import Collector
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.collection.renumbering import Renumbering
-from bridle.trainer.config import FilterConfig, GrpoConfig
+from bridle.trainer.config import DistillationConfig, FilterConfig, GrpoConfig
 
 
 def begin_all(book, version, steps_left=99):
@@ -231,6 +231,17 @@ def test_groups_of_equal_rewards_are_replaced_until_the_step_is_full(sessions):
             sessions.end(number)
         assert groups(step.result(10)) == [0, 1, 2, 3]
         assert sessions.begun == [0, 1, 2, 3]
+
+
+def test_groups_of_equal_rewards_are_not_replaced_where_a_teacher_teaches_them(sessions):
+    sessions.equal = {0, 1}
+    teacher = DistillationConfig(url="http://teacher:8000")
+    with collector(sessions, filters=FilterConfig(refill=4), distillation=teacher) as collect:
+        step = asked(collect, 0, 0)
+        for number in range(2):
+            sessions.until_begun(number)
+            sessions.end(number)
+        assert groups(step.result(10)) == [0, 1]
 
 
 def test_what_running_a_group_raises_is_raised_by_the_step(sessions):

@@ -1,0 +1,97 @@
+"""A run whose settings name a teacher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridle.engine.embedded import EmbeddedEngine
+from bridle.errors import UsageError
+from bridle.run.distillation import require_teacher, teaching
+from bridle.run.training import require_parts
+from bridle.store.reading.queries import Reader
+from bridle.trainer.config import DistillationConfig, GrpoConfig
+from bridle.trainer.credit.distillation import TeacherUnreachable
+from bridle.trainer.policy.model import load_policy, save_policy
+
+URL = "http://127.0.0.1:9"
+
+
+def test_without_a_url_there_is_no_teacher() -> None:
+    require_teacher(DistillationConfig(key_variable="NOT_SET_ANYWHERE"))
+    with teaching(DistillationConfig()) as teacher:
+        assert teacher is None
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (DistillationConfig(url="teacher:8000"), "distillation.url: 'teacher:8000' is not an HTTP"),
+        (DistillationConfig(url=URL, key_variable="TEACHER_KEY"), "environment has no TEACHER_KEY"),
+    ],
+)
+def test_a_teacher_that_cannot_be_asked_ends_the_run_before_it_begins(
+    config: DistillationConfig, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    with pytest.raises(UsageError, match=told):
+        require_parts(GrpoConfig(distillation=config))
+
+
+def test_a_teacher_is_asked_for_its_models_first() -> None:
+    with pytest.raises(TeacherUnreachable, match=URL), teaching(DistillationConfig(url=URL)):
+        pytest.fail("the run began")
+
+
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+def test_sessions_are_taught_live_and_from_recordings_alike(
+    training_arguments: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bridle(*arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "bridle", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    monkeypatch.setenv("TEACHER_KEY", "a-key")
+    live = training_arguments()
+    policy, store = tmp_path / "policy", tmp_path / "out" / "bridle.db"
+    settings = tmp_path / "settings.toml"
+    surer = load_policy(policy)
+    with torch.no_grad():
+        surer.get_input_embeddings().weight.mul_(4)
+    save_policy(surer, tmp_path / "teacher", policy)
+    with EmbeddedEngine(tmp_path / "teacher", api_key="a-key") as engine:
+        settings.write_text(
+            '[advantages]\nbaseline = "none"\n'
+            f'[distillation]\nurl = "{engine.base_url}"\nkey_variable = "TEACHER_KEY"\n'
+        )
+        bridle(
+            *(*live, "--steps", "1", "--set", f"training.distillation.url={engine.base_url}"),
+            *("--set", "training.distillation.key_variable=TEACHER_KEY"),
+            *("--set", "training.advantages.baseline=none"),
+        )
+        bridle(
+            *("trainer", "--from-store", "--store", str(store), "--policy", str(policy)),
+            *("--settings", str(settings), "--groups", "2", "--out", str(tmp_path / "again")),
+        )
+    with Reader(str(store)) as reader:
+        runs = [
+            dict((m.name, m.value) for m in reader.metrics(run.id)) for run in reader.runs("train")
+        ]
+        stored = [reader.run(run.id).config for run in reader.runs("train")]
+    assert len(runs) == 2
+    for metrics in runs:
+        assert metrics["distillation/tokens"] == metrics["tokens/trained"] > 0
+        assert metrics["distillation/gap"] < -0.01
+    assert "a-key" not in str(stored)
+    assert "TEACHER_KEY" in str(stored)
