@@ -137,6 +137,7 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
             _LONG_PROMPT,
             teacher_sessions=1200,
             groups=12,
+            max_steps=20,
             update_threads=2,
             lessons=(
                 Lesson(epochs=8, learning_rate=3e-3, final_fraction=1.0, shared=16, piece=256),
