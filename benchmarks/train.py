@@ -75,13 +75,13 @@ class TrainSettings:
     @property
     def shape(self) -> TinyShape:
         """Of the policy: twice as many heads as it has of keys, of 128 numbers in a wide one."""
-        heads = max(2, self.hidden // 128)
+        kv_heads = max(1, self.hidden // 256)
         return replace(
             SHAPE,
             hidden=self.hidden,
             layers=self.layers,
-            heads=heads,
-            kv_heads=heads // 2,
+            heads=2 * kv_heads,
+            kv_heads=kv_heads,
             intermediate=2 * self.hidden,
         )
 

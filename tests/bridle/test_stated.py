@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+from sqlalchemy import create_engine, update
+
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
+from bridle.run.report import training_figures
 from bridle.run.training import rules_of, stated
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, RunRecord
+from bridle.store.schema.database import database_url
+from bridle.store.schema.tables import sessions
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, SampleConfig
 
@@ -28,3 +34,17 @@ def test_summaries_are_trained_where_a_run_says_so() -> None:
     rules = rules_of(GrpoConfig(samples=SampleConfig(("main", "compaction"))))
     assert rules.kinds == {CallKind.MAIN, CallKind.COMPACTION}
     assert SampleRules.from_data(stated(GrpoConfig())["samples"]["rules"]) == DEFAULT_RULES
+
+
+@pytest.mark.parametrize(("kinds", "rows"), [(("main",), 1.0), (("side",), 0.0)])
+def test_a_report_counts_rows_by_the_rules_of_its_run(
+    store: str, recorded: str, kinds: tuple[str, ...], rows: float
+) -> None:
+    with Writer(store) as writer:
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
+        writer.configure_run("run_1", stated(GrpoConfig(samples=SampleConfig(kinds))))
+    with create_engine(database_url(store)).begin() as connection:
+        connection.execute(update(sessions).values(run_id="run_1", sealed_at=2.0))
+    with Reader(store) as reader:
+        assert [session.name for session in reader.sessions(run="run_1")] == [recorded]
+        assert training_figures(reader, "run_1")["rows_per_session"] == rows

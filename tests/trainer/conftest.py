@@ -17,7 +17,10 @@ import torch
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
-from bridle.trainer.policy.model import load_policy
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner.learner import Learner
+from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
@@ -156,3 +159,92 @@ def make_episode() -> Callable[..., Episode]:
 def double_policy_shared(policy_directory: Path) -> Any:
     """For tests that leave no gradients and change no weights."""
     return truly_double(load_policy(policy_directory, dtype="float64"))
+
+
+class Bandit:
+    """Two arms: a session's first token is even (reward 1) or odd (reward 0)."""
+
+    prompts = ([5, 9, 12], [5, 9, 30, 31])
+    sampled = 2
+    """Tokens of a session."""
+
+    def __init__(
+        self,
+        model: Any,
+        make_sample: Callable[..., Sample],
+        make_episode: Callable[..., Episode],
+        sessions: int = 24,
+    ) -> None:
+        self.model = model
+        self.make_sample = make_sample
+        self.make_episode = make_episode
+        self.sessions = sessions
+        """Of a prompt."""
+        self.versions: list[int] = []
+        self.lag = 0
+
+    @torch.no_grad()
+    def __call__(self, step: int, version: int) -> Sequence[Episode]:
+        self.versions.append(version)
+        return [
+            episode
+            for number, prompt in enumerate(self.prompts)
+            for episode in self.group(f"{step}-{number}", prompt, version - self.lag)
+        ]
+
+    def group(self, group: str, prompt: list[int], version: int) -> list[Episode]:
+        made = self.model.generate(
+            torch.tensor([prompt] * self.sessions),
+            attention_mask=torch.ones(self.sessions, len(prompt), dtype=torch.long),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=self.sampled,
+            min_new_tokens=self.sampled,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        scores = torch.stack(made.logits, dim=1).log_softmax(-1)
+        sampled = made.sequences[:, len(prompt) :]
+        logprobs = scores.gather(2, sampled[..., None]).squeeze(2)
+        return [
+            self.make_episode(
+                [
+                    self.make_sample(
+                        prompt + sampled[i].tolist(),
+                        range(len(prompt), len(prompt) + self.sampled),
+                        session=f"{group}-{i}",
+                        logprobs=logprobs[i].tolist(),
+                        version=version,
+                    )
+                ],
+                float(sampled[i, 0] % 2 == 0),
+                session=f"{group}-{i}",
+                group=group,
+                masked={"length": 1},
+            )
+            for i in range(self.sessions)
+        ]
+
+
+@pytest.fixture
+def make_bandit(make_sample: Callable[..., Sample], make_episode: Callable[..., Episode]) -> Any:
+    def make(model: Any) -> Bandit:
+        return Bandit(model, make_sample, make_episode)
+
+    return make
+
+
+@pytest.fixture
+def bandit_loop(policy_directory: Path, make_bandit: Any, tmp_path: Path) -> Any:
+    """Makes a loop on a bandit, and the bandit."""
+
+    def make(config: GrpoConfig, **arguments: Any) -> tuple[GrpoLoop, Bandit]:
+        model = trainable_policy(policy_directory, ON_CPU, config.lora)
+        bandit = make_bandit(model)
+        arguments.setdefault("directory", tmp_path / "checkpoints")
+        learner = Learner(model, config, arguments.pop("reference", None))
+        collect = arguments.pop("collect", None) or bandit
+        return GrpoLoop(config, learner, collect, **arguments), bandit
+
+    return make

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bridle.bench import train
@@ -28,6 +30,15 @@ def test_trees_and_rows_have_the_same_gradients(
     assert len(figures) == 4
     for found in figures.values():
         assert found.max_rel_grad_diff <= 1e-5
+
+
+def test_every_width_makes_both_models() -> None:
+    assert TrainSettings().shape == train.SHAPE
+    wide = TrainSettings(hidden=2048).shape
+    assert (wide.heads, wide.kv_heads) == (16, 8)
+    with bench_policies(replace(SMALL, hidden=640)) as load:
+        for model in ("qwen3", "qwen3.5"):
+            assert load(model).config.hidden_size == 640
 
 
 def test_the_peak_is_what_a_step_holds_at_a_time() -> None:

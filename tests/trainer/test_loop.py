@@ -3,20 +3,17 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bridle.reconstruct.samples.sample import Episode
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.filters import DropReason
-from bridle.trainer.collection.replay import ReplayBuffer
 from bridle.trainer.config import (
     AdvantageConfig,
     CheckpointConfig,
@@ -26,7 +23,6 @@ from bridle.trainer.config import (
     LossConfig,
     OptimizerConfig,
     PackingConfig,
-    ReplayConfig,
 )
 from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.learner import Learner
@@ -36,83 +32,11 @@ from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
 from bridle.trainer.sinks import SinkGroup, StoreSink
 from bridle.trainer.sinks.tensorboard import TensorBoardSink
 
-PROMPTS = ([5, 9, 12], [5, 9, 30, 31])
-SAMPLED = 2
-
-
-class Bandit:
-    """Two arms: a session's first token is even (reward 1) or odd (reward 0)."""
-
-    def __init__(self, model, make_sample, make_episode, sessions: int = 24) -> None:
-        self.model = model
-        self.make_sample = make_sample
-        self.make_episode = make_episode
-        self.sessions = sessions
-        self.versions: list[int] = []
-        self.lag = 0
-
-    @torch.no_grad()
-    def __call__(self, step: int, version: int) -> Sequence[Episode]:
-        self.versions.append(version)
-        return [
-            episode
-            for number, prompt in enumerate(PROMPTS)
-            for episode in self.group(f"{step}-{number}", prompt, version - self.lag)
-        ]
-
-    def group(self, group: str, prompt: list[int], version: int) -> list[Episode]:
-        made = self.model.generate(
-            torch.tensor([prompt] * self.sessions),
-            attention_mask=torch.ones(self.sessions, len(prompt), dtype=torch.long),
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=SAMPLED,
-            min_new_tokens=SAMPLED,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        scores = torch.stack(made.logits, dim=1).log_softmax(-1)
-        sampled = made.sequences[:, len(prompt) :]
-        logprobs = scores.gather(2, sampled[..., None]).squeeze(2)
-        return [
-            self.make_episode(
-                [
-                    self.make_sample(
-                        prompt + sampled[i].tolist(),
-                        range(len(prompt), len(prompt) + SAMPLED),
-                        session=f"{group}-{i}",
-                        logprobs=logprobs[i].tolist(),
-                        version=version,
-                    )
-                ],
-                float(sampled[i, 0] % 2 == 0),
-                session=f"{group}-{i}",
-                group=group,
-                masked={"length": 1},
-            )
-            for i in range(self.sessions)
-        ]
-
-
 CONFIG = GrpoConfig(
     steps=12,
     optimizer=OptimizerConfig(learning_rate=1e-2),
     packing=PackingConfig(max_tokens=64, block_tokens=16),
 )
-
-
-@pytest.fixture
-def bandit_loop(policy_directory, make_sample, make_episode, tmp_path):
-    def make(config=CONFIG, **arguments):
-        model = trainable_policy(policy_directory, ON_CPU, config.lora)
-        bandit = Bandit(model, make_sample, make_episode)
-        arguments.setdefault("directory", tmp_path / "checkpoints")
-        learner = Learner(model, config, arguments.pop("reference", None))
-        loop = GrpoLoop(config, learner, arguments.pop("collect", None) or bandit, **arguments)
-        return loop, bandit
-
-    return make
 
 
 def run(loop):
@@ -127,7 +51,7 @@ def run(loop):
         {},
         {"loss": LossConfig(weighting="token"), "advantages": AdvantageConfig("leave_one_out")},
         {
-            "loss": LossConfig(weighting="constant", constant_tokens=SAMPLED),
+            "loss": LossConfig(weighting="constant", constant_tokens=2),
             "advantages": AdvantageConfig("mean"),
         },
         {"loss": LossConfig(name="gspo", clip_low=0.05, clip_high=0.05), "minibatches": 2},
@@ -174,14 +98,14 @@ def test_a_learning_rate_of_zero_learns_nothing_and_changes_no_bit(bandit_loop):
 
 
 def test_a_step_reports_what_it_did_and_where_every_token_went(bandit_loop):
-    loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=3, epochs=2))
+    loop, bandit = bandit_loop(dataclasses.replace(CONFIG, steps=3, epochs=2))
     report = run(loop)[-1]
     assert report.version == 3
     assert report.logprob_gap < 1e-5
     metrics = report.metrics()
-    sessions = 24 * len(PROMPTS)
+    sessions = bandit.sessions * len(bandit.prompts)
     assert metrics["sessions/collected"] == sessions
-    assert metrics["tokens/captured"] == sessions * (SAMPLED + 1)
+    assert metrics["tokens/captured"] == sessions * (bandit.sampled + 1)
     assert metrics["tokens/captured"] == (
         metrics["tokens/trained"] + metrics["tokens/masked"] + metrics["tokens/dropped"]
     )
@@ -224,7 +148,7 @@ def test_stale_sessions_are_dropped_and_without_any_left_the_version_stays(bandi
     (report,) = run(loop)
     assert report.update is None
     assert (report.version, published) == (0, [])
-    assert report.prepared.account.dropped == {DropReason.STALE.value: 24 * 2 * SAMPLED}
+    assert report.prepared.account.dropped == {DropReason.STALE.value: 24 * 2 * bandit.sampled}
     assert report.metrics()["sessions/dropped/stale"] == 48
     assert "staleness/max" not in report.metrics()
 
@@ -336,11 +260,11 @@ def test_an_interrupt_between_two_versions_leaves_the_last_whole_checkpoint(band
             raise KeyboardInterrupt
         return
 
-    loop, _ = bandit_loop(publish=publish)
+    loop, _ = bandit_loop(CONFIG, publish=publish)
     kept = []
     with pytest.raises(KeyboardInterrupt):
         loop.run(lambda _report: kept.append(weights(loop)))
-    resumed, _ = bandit_loop()
+    resumed, _ = bandit_loop(CONFIG)
     assert resumed.resume().step == 2
     assert_equal_weights(kept[-1], weights(resumed))
 
@@ -408,7 +332,7 @@ def test_a_time_limit_that_is_over_allows_one_step_and_more_than_enough_changes_
 
 
 def test_resuming_from_nothing_is_an_error(bandit_loop):
-    loop, _ = bandit_loop()
+    loop, _ = bandit_loop(CONFIG)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         loop.resume()
 
@@ -437,7 +361,7 @@ def test_the_kl_penalty_holds_the_policy_near_the_reference(bandit_loop, policy_
 
 
 def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
-    policy_directory, make_sample, make_episode, tmp_path
+    policy_directory, make_bandit, tmp_path
 ):
     lora, loss = LoraConfig(rank=4), LossConfig(kl_coefficient=0.5)
     config = dataclasses.replace(CONFIG, steps=3, minibatches=2, lora=lora, loss=loss)
@@ -446,9 +370,8 @@ def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
         torch.manual_seed(0)
         model = trainable_policy(policy_directory, ON_CPU, lora)
         reference = model if copies == 1 else load_policy(policy_directory)
-        bandit = Bandit(model, make_sample, make_episode)
         learner = Learner(model, config, reference)
-        loop = GrpoLoop(config, learner, bandit, directory=tmp_path / str(copies))
+        loop = GrpoLoop(config, learner, make_bandit(model), directory=tmp_path / str(copies))
         reports = run(loop)
         assert reports[-1].update.loss.mean("kl_reference") > 1e-4
         trained.append(adapters(model))
@@ -511,140 +434,5 @@ def test_zero_variance_groups_still_train_when_asked_and_change_nothing(bandit_l
     before = weights(loop)
     (report,) = run(loop)
     assert report.update.grad_norms == (0.0,)
-    assert report.prepared.account.trained == 24 * 2 * SAMPLED
+    assert report.prepared.account.trained == 24 * 2 * bandit.sampled
     assert_equal_weights(before, weights(loop))
-
-
-# -- success replay --------------------------------------------------------------------------------
-
-REPLAYED = dataclasses.replace(
-    CONFIG, steps=4, minibatches=2, replay=ReplayConfig(share=0.5, warmup_steps=0)
-)
-
-
-@pytest.fixture
-def replaying(bandit_loop):
-    """A loop on a bandit whose sessions are recorded, by id, in a store that outlives it."""
-    recorded = {}
-
-    def make(config=REPLAYED, **arguments):
-        loop, bandit = bandit_loop(config, load=lambda name: recorded[name], **arguments)
-        original = bandit.make_episode
-
-        def record(samples, reward, *, session, **fields):
-            recorded[session] = original(samples, reward, session=session, **fields)
-            return recorded[session]
-
-        bandit.make_episode = record
-        return loop, bandit
-
-    return make
-
-
-def fresh(report):
-    """What a step says of its own sessions, before the update."""
-    rooms = ("reward/", "sessions/", "groups/", "tokens/", "staleness/")
-    return {name: value for name, value in report.metrics().items() if name.startswith(rooms)}
-
-
-def test_replayed_sessions_train_beside_a_steps_own_and_are_counted_apart(replaying, tmp_path):
-    still = dataclasses.replace(
-        REPLAYED, minibatches=1, optimizer=OptimizerConfig(learning_rate=0.0)
-    )
-    torch.manual_seed(3)
-    loop, _ = replaying(still)
-    reports = run(loop)
-    torch.manual_seed(3)
-    without, _ = replaying(
-        dataclasses.replace(still, replay=ReplayConfig()), directory=tmp_path / "without"
-    )
-    assert [fresh(report) for report in reports] == [fresh(report) for report in run(without)]
-    first, *later = [report.metrics() for report in reports]
-    assert (first["replay/sessions"], first["replay/buffer"]) == (0, 0)
-    for step, (report, metrics) in enumerate(zip(reports[1:], later, strict=True), start=1):
-        assert metrics["replay/sessions"] == min(24, metrics["replay/buffer"])
-        assert metrics["replay/tokens"] == SAMPLED * metrics["replay/sessions"]
-        assert 0 < metrics["replay/staleness"] <= step
-        assert report.update.loss["tokens"] == metrics["tokens/trained"] + metrics["replay/tokens"]
-        # On policy, the step's own tokens are those of the version in training.
-        assert report.update.gap.tokens == metrics["tokens/trained"]
-
-
-def test_a_step_whose_own_sessions_teach_nothing_learns_from_replayed_ones(replaying):
-    loop, bandit = replaying(dataclasses.replace(REPLAYED, steps=2))
-    original = bandit.make_episode
-
-    def collect_successes_once(samples, reward, *, session, **fields):
-        known = reward if session.startswith("0-") else 0.0
-        return original(samples, known, session=session, **fields)
-
-    bandit.make_episode = collect_successes_once
-    _, report = run(loop)
-    assert report.prepared.items == ()
-    assert report.version == 2
-    assert report.update.loss["tokens"] == report.metrics()["replay/tokens"] > 0
-
-
-def test_replay_that_is_off_or_finds_nothing_changes_no_bit(replaying, tmp_path):
-    trained = {}
-    for name, replay in {
-        "off": ReplayConfig(warmup_steps=0),
-        "empty": ReplayConfig(share=1.0, warmup_steps=0, max_staleness=0),
-    }.items():
-        torch.manual_seed(3)
-        config = dataclasses.replace(REPLAYED, steps=2, replay=replay)
-        loop, _ = replaying(config, directory=tmp_path / name)
-        metrics = run(loop)[-1].metrics()
-        trained[name] = weights(loop)
-        shown = {metric: value for metric, value in metrics.items() if "replay/" in metric}
-        if name == "off":
-            assert (shown, loop.replay_buffer) == ({}, ReplayBuffer())
-        else:
-            assert set(shown.values()) == {0.0}
-    assert_equal_weights(trained["off"], trained["empty"])
-
-
-def test_a_resumed_run_replays_what_it_would_have_replayed(replaying, tmp_path):
-    torch.manual_seed(3)
-    straight, _ = replaying(directory=tmp_path / "straight")
-    expected = [report.metrics()["replay/buffer"] for report in run(straight)]
-    assert expected[-1] > 0
-    torch.manual_seed(3)
-    first, bandit = replaying()
-    group = bandit.group
-
-    def die_in_the_third_step(name, *arguments):
-        if name == "2-1":
-            raise KeyboardInterrupt
-        return group(name, *arguments)
-
-    bandit.group = die_in_the_third_step
-    with pytest.raises(KeyboardInterrupt):
-        run(first)
-    torch.manual_seed(55)
-    second, _ = replaying()
-    second.resume()
-    assert second.replay_buffer == first.replay_buffer != ReplayBuffer()
-    assert [report.metrics()["replay/buffer"] for report in run(second)] == expected[2:]
-    assert second.replay_buffer == straight.replay_buffer
-    assert_equal_weights(weights(straight), weights(second))
-
-
-def test_a_new_number_for_the_weights_makes_no_success_older(replaying):
-    loop, _ = replaying(dataclasses.replace(REPLAYED, steps=2))
-    run(loop)
-    before = [loop.version - success.version for success in loop.replay_buffer.successes]
-    loop.renumber(9)
-    assert [loop.version - each.version for each in loop.replay_buffer.successes] == before
-
-
-def test_replay_without_a_way_to_load_sessions_is_an_error(bandit_loop):
-    with pytest.raises(ValueError, match="replay"):
-        bandit_loop(REPLAYED)
-
-
-def test_the_reward_rises_with_replay(replaying):
-    loop, _ = replaying(dataclasses.replace(REPLAYED, steps=12))
-    reports = run(loop)
-    assert reports[0].reward_mean < 0.75
-    assert reports[-1].reward_mean > 0.9

@@ -9,6 +9,7 @@ each block, without the ``N²`` entries of a dense mask. Grouped keys are not co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,11 @@ from bridle.trainer.batch.forest import subtree_ends
 BLOCK: Final = 128
 """Tokens of a block, both of queries and of keys: FlexAttention's own default."""
 
-_compiled: Any = torch.compile(flex_attention, dynamic=True)
-"""Uncompiled it computes all ``N²`` scores."""
+
+@cache
+def _compiled() -> Any:
+    """Uncompiled it computes all ``N²`` scores. To compile loads much of PyTorch."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def flex_tree_attention(
 
     Returns ``[1, H, N, D]``.
     """
-    attend = _compiled if query.is_cuda else flex_attention
+    attend = _compiled() if query.is_cuda else flex_attention
     tokens = query.shape[2]
     padding = (0, 0, 0, plan.mask.seq_lengths[0] - tokens)
     attended: Tensor = attend(

@@ -86,6 +86,7 @@ def train_recorded(
     """
     require_parts(plan.config)
     require_devices(plan.config)
+    rules = rules_of(plan.config)
     with (
         resumable(),
         teaching(plan.config.distillation) as teacher,
@@ -99,7 +100,7 @@ def train_recorded(
             publisher = opened.enter_context(publishing(plan, stack, learner, writer))
         groups = RecordedGroups(
             lambda: _sealed(reader, recordings),
-            lambda session_id: loaded_episode(reader, session_id, rules_of(plan.config)),
+            lambda session_id: loaded_episode(reader, session_id, rules),
             plan.groups_per_step,
             oldest=recordings.version - plan.config.max_staleness,
             complete=recordings.wait_for,

@@ -12,6 +12,7 @@ import orjson
 from bridle.harnesses.stages import NAMES
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.evaluation import Evaluation
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import Reader
@@ -67,15 +68,22 @@ def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
 
 
 def _rows(reader: Reader, run_id: str) -> list[int]:
-    """By session, how many of its samples train something."""
+    """By session, how many of its samples train something, by the rules of the run."""
+    rules = _rules(reader, run_id)
     found = []
     for session in LoadedSession.stream(reader, reader.sessions(run=run_id, sealed=True)):
         try:
-            samples = episode_of(session).samples
+            samples = episode_of(session, rules).samples
         except BrokenTree:
             continue
         found.append(sum(bool(sample.mask.any()) for sample in samples))
     return found
+
+
+def _rules(reader: Reader, run_id: str) -> SampleRules:
+    """Those that the run has stated, the defaults for one that has stated none."""
+    samples = reader.run(run_id).config.get("samples")
+    return SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
 
 
 def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
