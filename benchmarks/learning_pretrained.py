@@ -35,12 +35,15 @@ SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
 
 
 def bench_pretrained(
-    case: Case, settings: LearningSettings, say: Callable[[str], None]
+    case: Case, settings: LearningSettings, device: str, say: Callable[[str], None]
 ) -> list[int | None]:
-    """Sessions until the goal by seed; ``None`` where it is not reached."""
+    """Sessions until the goal by seed; ``None`` where it is not reached.
+
+    ``device``: PyTorch's name of what trains and serves.
+    """
     needed = []
     for seed in settings.every_seed:
-        rewards = rewards_by_step(case, settings, seed, say)
+        rewards = rewards_by_step(case, settings, seed, device, say)
         reached = reached_goal(rewards, settings)
         sessions = len(rewards) * SETTINGS.groups * SETTINGS.group_size
         needed.append(sessions if reached else None)
@@ -48,7 +51,7 @@ def bench_pretrained(
 
 
 def rewards_by_step(
-    case: Case, settings: LearningSettings, seed: int, say: Callable[[str], None]
+    case: Case, settings: LearningSettings, seed: int, device: str, say: Callable[[str], None]
 ) -> list[float]:
     """The mean reward of each step's sessions, until the goal or the demo's last step."""
     rewards: list[float] = []
@@ -58,7 +61,7 @@ def rewards_by_step(
         say(f"{case.name}, seed {seed}, step {len(rewards)}: {report.reward_mean:.2f}")
         return reached_goal(rewards, settings)
 
-    demo = replace(SETTINGS, seed=seed)
+    demo = replace(SETTINGS, seed=seed, device=device)
     config = replace(
         grpo_config(demo, LONGEST_S), advantages=case.config.advantages, loss=case.config.loss
     )
@@ -70,7 +73,8 @@ def rewards_by_step(
         run = RunRecord(new_id("run"), "bench", time.time(), name=case.name)
         with Writer(places.store) as writer:
             writer.add_sync(run)
-        with stack(places.warm, places.store, places.logs) as running:
+        placed = ("--device", device)
+        with stack(places.warm, places.store, places.logs, engine_arguments=placed) as running:
             train_policy(
                 StaffList(), running, places, demo, config, run.id, lambda _result: None, on_step
             )

@@ -26,6 +26,9 @@ def learning(
             help="Train the demo's SmolLM2-135M instead: minutes for each run of a case.",
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Of --pretrained's trainer and engine: cpu, cuda, cuda:1.")
+    ] = "cpu",
     table: Annotated[
         Path | None,
         typer.Option(
@@ -55,7 +58,7 @@ def learning(
         if each is known[0] or not case or each.name in case:
             err.print(each.name, highlight=False)
             needed[each.name] = (
-                learning_pretrained.bench_pretrained(each, settings, err.print)
+                learning_pretrained.bench_pretrained(each, settings, device, err.print)
                 if pretrained
                 else bench_learning(each, settings)
             )

@@ -27,10 +27,12 @@ def test_the_goal_is_a_mean_over_the_last_steps() -> None:
 def test_sessions_are_counted_until_the_goal_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {0: [0.5, 0.9, 0.9, 0.9], 7: [0.5, 0.6]}
     monkeypatch.setattr(
-        learning_pretrained, "rewards_by_step", lambda case, settings, seed, say: steps[seed]
+        learning_pretrained,
+        "rewards_by_step",
+        lambda case, settings, seed, device, say: steps[seed],
     )
     first, other = (
-        bench_pretrained(cases()[0], LearningSettings(seeds=1, first_seed=seed), print)
+        bench_pretrained(cases()[0], LearningSettings(seeds=1, first_seed=seed), "cpu", print)
         for seed in steps
     )
     assert (first, other) == ([256], [None])
@@ -55,11 +57,21 @@ def test_a_case_changes_the_demos_credit_and_loss_and_stops_at_the_goal(
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(learning_pretrained, "train_policy", train_policy)
-    monkeypatch.setattr(learning_pretrained, "stack", lambda *_: Running())
+    placed: list[Any] = []
+
+    def stack(*_: Any, engine_arguments: Any) -> Running:
+        placed.append(engine_arguments)
+        return Running()
+
+    monkeypatch.setattr(learning_pretrained, "stack", stack)
     monkeypatch.setattr(learning_pretrained, "smollm2_directory", lambda: tmp_path)
     case = next(case for case in cases() if case.name == "cispo")
-    found = learning_pretrained.rewards_by_step(case, LearningSettings(), 3, lambda _text: None)
+    found = learning_pretrained.rewards_by_step(
+        case, LearningSettings(), 3, "cuda:1", lambda _: None
+    )
     assert found == [0.95] * 3
     assert asked[0].loss.name == "cispo"
     assert asked[0].seed == 3
     assert asked[0].optimizer.learning_rate == learning_pretrained.SETTINGS.learning_rate
+    assert placed == [("--device", "cuda:1")]
+    assert asked[0].compute.device == "cuda:1"
