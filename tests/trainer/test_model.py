@@ -5,11 +5,15 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
     GptOssConfig,
+    GraniteConfig,
     Lfm2Config,
     MistralConfig,
 )
 
+from bridle.trainer.batch import attention, scored
 from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
@@ -111,11 +115,31 @@ def test_a_policy_generates_as_with_plain_attention(policy, policy_directory):
     )
 
 
-def test_models_that_change_their_logits_are_refused(policy_directory, tmp_path, policy):
-    policy.config.final_logit_softcapping = 30.0
+def test_settings_for_logits_that_the_model_does_not_follow_are_refused(tmp_path, policy):
+    policy.config.final_logit_softcapping = 3.0
     save_policy(policy, tmp_path)
-    with pytest.raises(UnsupportedModel, match="final_logit_softcapping"):
+    with pytest.raises(UnsupportedModel, match="another family's"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"),
+    [(GraniteConfig, {"logits_scaling": 4.0}), (CohereConfig, {"logit_scale": 0.25})],
+)
+def test_logits_are_scaled_as_their_family_does(config_class, settings, tmp_path):
+    model = small_model(config_class, **settings)
+    model.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path)
+    assert exact_packing(policy, PackingConfig()).layout == "tree"
+    pack, made = a_pack()
+    scores = score_pack(policy, pack).logprobs
+    for number, sequence in enumerate(made):
+        ids = torch.from_numpy(sequence.token_ids.astype(np.int64))
+        own = model.eval()(input_ids=ids[None]).logits[0].log_softmax(-1)
+        offsets = pack.offsets[pack.samples == number]
+        expected = own[offsets - 1, ids[offsets]]
+        found = scores[torch.from_numpy(pack.samples == number)]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_folder_without_weights_is_named(tmp_path, policy):
@@ -154,11 +178,28 @@ def small_model(config_class, **settings):
     return AutoModelForCausalLM.from_config(config)
 
 
+CAPPED = {
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 3.0,
+    "sliding_window": 8,
+    "head_dim": 8,
+}
+WITH_SINKS = {
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "sliding_window": 8,
+    "head_dim": 8,
+}
+
+
 @pytest.mark.parametrize(
     ("config_class", "settings"),
     [
         (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
         (MistralConfig, {"sliding_window": 64}),
+        (Gemma2Config, CAPPED),
+        (GptOssConfig, WITH_SINKS),
+        (GptOssConfig, {**WITH_SINKS, "layer_types": ["full_attention"] * 2}),
     ],
 )
 def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
@@ -212,10 +253,37 @@ def test_plain_attention_is_packed_as_asked(policy, layout, caplog):
     assert not caplog.text
 
 
-def test_a_model_that_no_layout_computes_exactly_is_refused(tmp_path):
-    settings = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-    model = small_model(GptOssConfig, layer_types=["full_attention"] * 2, **settings)
+@pytest.mark.parametrize(
+    ("config_class", "settings"), [(Gemma2Config, CAPPED), (GptOssConfig, WITH_SINKS)]
+)
+def test_soft_caps_and_sinks_have_the_gradients_of_the_model_itself(
+    config_class, settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scored, "QUERIES", 7)
+    model = small_model(config_class, **settings).eval()
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("sinks"):
+                each.normal_()
     model.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 64, 40))
+    own = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+    own[:-1].gather(1, ids[1:, None]).sum().backward()
+    score_sequence(policy, ids.numpy()).sum().backward()
+    wanted = {name: each.grad for name, each in model.named_parameters()}
+    for name, each in policy.named_parameters():
+        largest = float(wanted[name].abs().max())
+        torch.testing.assert_close(each.grad, wanted[name], rtol=0, atol=1e-5 * largest + 1e-8)
+    assert any("sinks" in name for name in wanted) == (config_class is GptOssConfig)
+
+
+def test_a_model_that_no_layout_computes_exactly_is_refused(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ValueError("no sinks here")
+
+    monkeypatch.setattr(attention, "scored_attention", refuse)
+    small_model(GptOssConfig, **WITH_SINKS).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"GptOssForCausalLM.*sinks"):
         exact_packing(load_policy(tmp_path), PackingConfig())
 

@@ -14,7 +14,8 @@ autograd's.
 Registered with Transformers as the attention implementation :data:`TREE_ATTENTION`; models that
 take ``attn_implementation`` and hand keyword arguments down to attention (Llama, Qwen, Mistral …)
 are called with ``tree_plan=``. Without it the function falls back to Transformers' own SDPA, so
-that the same model also generates and takes padded rows.
+that the same model also generates and takes padded rows. Soft caps and sinks go in rows
+(:mod:`bridle.trainer.batch.scored`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from bridle.trainer.batch.flex import TreeMask, flex_tree_attention, plan_mask
 from bridle.trainer.batch.forest import subtree_ends
+from bridle.trainer.batch.scored import scored_attention
 from bridle.trainer.batch.spans import TreeSpans, plan_tree_spans, span_attention
 
 TREE_ATTENTION: Final = "bridle_tree"
@@ -168,8 +170,13 @@ def _transformers_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The signature that Transformers calls; returns ``[batch, tokens, heads, dim]``."""
-    if kwargs.get("softcap") or kwargs.get("s_aux") is not None:
-        raise ValueError("attention with soft caps or sinks is not supported by the trainer")
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if softcap is not None or sinks is not None:
+        if tree_plan is not None:
+            raise ValueError("attention with soft caps or sinks goes in rows")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scored = scored_attention(query, key, value, attention_mask, scale, softcap, sinks)
+        return scored.transpose(1, 2).contiguous(), None
     if tree_plan is None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

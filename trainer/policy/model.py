@@ -37,6 +37,7 @@ from bridle.trainer.policy.compute import (
     in_bfloat16,
     place,
 )
+from bridle.trainer.policy.head import Head, why_not_its_own
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
 from bridle.trainer.policy.rounding import rounded_as
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
@@ -93,8 +94,8 @@ def load_policy(
 
     ``dtype`` is its weights', whatever ``compute`` says of forward passes. With a ``mesh`` it is
     spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device.
-    Raises :class:`UnsupportedModel` when there is none, and for families that post-process their
-    logits; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    Raises :class:`UnsupportedModel` when there is none, and for families that do to their logits
+    what is not known here; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
     """
     return place(_read(directory, dtype), compute, mesh)
 
@@ -108,9 +109,8 @@ def _read(directory: str | Path, dtype: DType) -> nn.Module:
             )
     except Exception as error:
         raise UnsupportedModel(not_loadable(directory, error)) from error
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(model.config, name, None) not in (None, 1, 1.0):
-            raise UnsupportedModel(f"{directory}: {name} is not supported by the trainer")
+    if (why := why_not_its_own(model)) is not None:
+        raise UnsupportedModel(f"{directory} is not supported by the trainer: {why}")
     fork_states(model)
     loaded: nn.Module = model
     return loaded
@@ -237,7 +237,7 @@ def _score_pack(
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
     targets = torch.from_numpy(pack.targets).to(device)
-    head: nn.Module = _transformers(model).get_output_embeddings()
+    head = Head.of(model)
     with computing(model):
         if pack.layout == "padded":
             hidden = _padded_hidden_states(model, pack, device)
@@ -254,7 +254,7 @@ def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
 def _score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
     device = next(model.parameters()).device
     ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).to(device)
-    head: nn.Module = _transformers(model).get_output_embeddings()
+    head = Head.of(model)
     with computing(model):
         output = _backbone(model)(input_ids=ids[None, :-1], use_cache=False)
         logits: Tensor = head(output.last_hidden_state[0])
@@ -299,13 +299,13 @@ def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) ->
 
 
 def _score_targets(
-    hidden: Tensor, head: nn.Module, sources: Tensor, targets: Tensor, drawn: Tensor | None
+    hidden: Tensor, head: Head, sources: Tensor, targets: Tensor, drawn: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Apply ``head`` to the hidden states that predict something, each once."""
     if drawn is not None:
         drawn = drawn.to(hidden.device)
     needed, inverse = torch.unique(sources, return_inverse=True)
-    chunk = max(1, LOGIT_ELEMENTS // int(_vocabulary(head)))
+    chunk = max(1, LOGIT_ELEMENTS // head.vocabulary)
     logprobs = []
     entropies = []
     order = torch.argsort(inverse, stable=True)
@@ -330,7 +330,7 @@ def _score_targets(
 
 
 def _score_chunk(
-    head: nn.Module, states: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor | None
+    head: Head, states: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     logits = head(states)
     if drawn is not None:
@@ -371,13 +371,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def vocabulary_size(model: nn.Module) -> int:
     """How many token ids the model can be given."""
-    return _vocabulary(_transformers(model).get_output_embeddings())
-
-
-def _vocabulary(head: nn.Module) -> int:
-    weight = head.weight
-    assert isinstance(weight, Tensor)  # noqa: S101 - every output embedding is a linear layer
-    return weight.shape[0]
+    return Head.of(model).vocabulary
 
 
 def _transformers(model: nn.Module) -> Any:
