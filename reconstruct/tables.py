@@ -36,6 +36,7 @@ SAMPLE_COLUMNS: Final = (
     ("calls", "list<int32>"),
     ("call_ids", "list<string>"),
     ("roles", "list<string>"),
+    ("policies", "list<string>"),
     ("samplers", "list<string>"),
 )
 """The fields of a sample, each with the name of its Arrow type."""

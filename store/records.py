@@ -161,6 +161,10 @@ class Note:
     detail: str = ""
 
 
+DEFAULT_POLICY: Final = "policy"
+"""Name of the policy that a call asks when it names no other. A proxy may serve further policies,
+each with weights and versions of its own; all of them share one tokenizer and chat template."""
+
 FROZEN: Final = "model_frozen"
 """Name of the note on a call that another model than the policy answered: it is never trained."""
 
@@ -474,6 +478,8 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     compared: bool = False
     """Whether it has been looked for a contradiction (``integrity.py``); else the writer
     looks."""
+    policy: str | None = None
+    """The name of the policy that was asked, where it is another than the default."""
 
 
 class RewardSource(StrEnum):
@@ -557,6 +563,8 @@ class PolicyRecord:
     """Whether the engine's logprobs were compared with the trainer's after the publish."""
     logprob_gap: float | None = None
     """Mean absolute difference found by that comparison, in nats."""
+    name: str = DEFAULT_POLICY
+    """Which of the run's policies; each counts its versions by itself."""
 
 
 @dataclass(frozen=True, slots=True)

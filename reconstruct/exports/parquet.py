@@ -99,7 +99,7 @@ def _sample(row: dict[str, Any]) -> Sample:
     }
     plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
     plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
-    plain["roles"] = tuple(plain["roles"])
+    plain |= {name: tuple(plain[name]) for name in ("roles", "policies")}
     plain["samplers"] = tuple(
         None if one is None else msgspec.json.decode(one, type=Sampler) for one in plain["samplers"]
     )

@@ -28,7 +28,7 @@ from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, SessionTree, SpanPiece, version_ranges
 from bridle.store.reading.queries import SpanRow
-from bridle.store.records import SpanKind
+from bridle.store.records import DEFAULT_POLICY, SpanKind
 
 BUILDER_VERSION: Final = 2
 """Changes when the same session and rules would give other samples."""
@@ -173,6 +173,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         call_ids=tuple(call_ids),
         weight=weight,
         roles=tuple(tree.calls[call_id].role for call_id in call_ids),
+        policies=tuple(tree.calls[call_id].policy or DEFAULT_POLICY for call_id in call_ids),
         samplers=tuple(tree.calls[call_id].sampler for call_id in call_ids),
     )
 

@@ -52,6 +52,8 @@ class Sample:
     """Of each of ``call_ids``, what its tokens were drawn from; ``None``: not recorded."""
     roles: tuple[str | None, ...] = ()
     """Of each of ``call_ids``: the call's own role."""
+    policies: tuple[str, ...] = ()
+    """Of each of ``call_ids``: the name of the policy that was asked."""
     leaf_choice: int = 0
     """Which choice of the leaf call ends the branch."""
 

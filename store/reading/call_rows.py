@@ -79,6 +79,8 @@ class CallRow:
     role_set: str | None
     kind_by: str | None
     """Who decided so."""
+    policy: str | None
+    """The name of the policy that was asked, where it is another than the default."""
 
     @property
     def break_reasons(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class Facts:
     metrics: Mapping[str, Sequence[Metric]]
     """The run's numbers by name, each by step."""
     policies: Sequence[PolicyRecord]
-    """Published versions, oldest first."""
+    """What was published: policies by name, the versions of each oldest first."""
 
 
 def read_facts(

@@ -426,10 +426,16 @@ class Reader:
             query = query.where(tasks.c.split == split)
         return [TaskRecord(**row._mapping) for row in self._rows(query)]
 
-    def policies(self, run_id: str) -> list[PolicyRecord]:
-        """The policy versions that a run has published, oldest first."""
-        query = select(policies).where(policies.c.run_id == run_id).order_by(policies.c.version)
-        return [PolicyRecord(**row._mapping) for row in self._rows(query)]
+    def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
+        """What a run has published: its policies by name, the versions of each oldest first.
+
+        ``name``: those of one policy only.
+        """
+        query = select(policies).where(policies.c.run_id == run_id)
+        if name is not None:
+            query = query.where(policies.c.name == name)
+        ordered = query.order_by(policies.c.name, policies.c.version)
+        return [PolicyRecord(**row._mapping) for row in self._rows(ordered)]
 
     def served(self) -> dict[str, ServedPolicy]:
         """What each engine was last reported to serve, by its URL."""

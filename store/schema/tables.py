@@ -170,6 +170,7 @@ calls = Table(
     Column("role_set", Text),
     Column("kind_by", Text),
     Column("sampler", PlainJson),
+    Column("policy", String(SHORT_TEXT)),
     Index(None, "session_id", "started_at"),
     Index(
         "ix_calls_open",
@@ -183,7 +184,8 @@ read. The messages that are this call's own follow the reply ``base_choice`` of 
 ``digests`` are lineage's (:class:`bridle.store.records.RequestDigests`, as MessagePack).
 ``kind_set`` and ``role_set`` are what a person (``kind_by``) decided that the call was for.
 ``sampler`` is what the tokens were drawn from (:class:`bridle.store.records.Sampler`): an object
-without the values that are the policy's own distribution."""
+without the values that are the policy's own distribution. ``policy`` names the policy that was
+asked; NULL: the default one, or a model that is not trained."""
 
 call_messages = Table(
     "call_messages",
@@ -312,6 +314,7 @@ policies = Table(
     "policies",
     metadata,
     Column("run_id", String(64), primary_key=True),
+    Column("name", String(SHORT_TEXT), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("path", Text),
     Column("digest", String(64)),

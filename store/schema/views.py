@@ -17,6 +17,11 @@ SELECT
     COALESCE(c.kind_set, k.kind, c.kind) AS kind,
     CASE WHEN c.kind_set IS NOT NULL THEN c.role_set ELSE COALESCE(c.role, k.role) END AS role,
     c.dialect, c.model_requested, c.model_served AS model,
+    CASE
+        WHEN c.status IN ('open', 'interrupted')
+            OR CAST(c.notes AS TEXT) LIKE '%%"model_frozen"%%' THEN NULL
+        ELSE COALESCE(c.policy, 'policy')
+    END AS policy,
     c.status, c.reason, c.finish_reason, c.stream,
     c.parent_call_id, c.lineage_rule, c.break_reason,
     c.prompt_tokens, c.sampled_tokens, c.version_start, c.version_end,

@@ -60,6 +60,7 @@ _NOT_YET: Final[dict[str, Any]] = {
     "notes": None,
     "first_token_at": None,
     "ended_at": None,
+    "policy": None,
 }
 """What a call's end fills in, while it runs."""
 
@@ -145,6 +146,7 @@ def ended_row(
         "notes": _json(notes) if notes else None,
         "first_token_at": ended.first_token_at,
         "ended_at": ended.ended_at,
+        "policy": ended.policy,
     }
 
 

@@ -222,8 +222,17 @@ def test_samples_come_back_from_parquet_bit_for_bit(reader, agent, tmp_path):
             one, other = getattr(left, name), getattr(right, name)
             assert one.dtype == other.dtype
             assert one.tobytes() == other.tobytes()
-        for name in ("session_id", "leaf_call_id", "kind", "role", "call_ids", "weight"):
+        for name in ("session_id", "leaf_call_id", "kind", "role", "roles", "call_ids", "weight"):
             assert getattr(left, name) == getattr(right, name)
+
+
+def test_a_sample_keeps_which_policy_each_of_its_calls_asked(reader, record, tmp_path):
+    session = record()
+    first = session.call([1], [50])
+    session.call([1, 50, 2], [51], parent=first, policy="planner")
+    export_parquet(reader, tmp_path / "x.parquet")
+    (sample,) = read_samples(tmp_path / "x.parquet")
+    assert sample.policies == ("policy", "planner")
 
 
 def test_the_parquet_file_is_read_by_datasets(reader, rewarded, tmp_path):

@@ -18,7 +18,7 @@ from sqlalchemy import inspect
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RewardSource, Sampler
+from bridle.store.records import DEFAULT_POLICY, PolicyRecord, RewardSource, Sampler
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -223,6 +223,26 @@ def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     with transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
     engine.dispose()
+
+
+def test_all_that_was_published_before_there_were_several_policies_is_the_default_ones(url):
+    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
+    published = {"path": None, "digest": "d", "verified": 1, "logprob_gap": 1e-5}
+    stored["rows"]["policies"] = [
+        {"run_id": "run_1", "version": version, "published_at": 3.0, **published}
+        for version in (1, 2**40)
+    ]
+    emptied(url)
+    released.restore(url, stored)
+    migrate(url)
+    with Reader(url) as reader:
+        found = reader.policies("run_1", DEFAULT_POLICY)
+        asked = [call.policy for one in reader.sessions() for call in reader.calls(one.id)]
+    assert [policy.version for policy in found] == [1, 2**40]
+    assert found[0] == PolicyRecord(
+        "run_1", 1, 3.0, digest="d", verified=True, logprob_gap=1e-5, name="policy"
+    )
+    assert asked == [None] * 4
 
 
 def test_calls_of_the_first_release_get_the_sampler_that_they_asked_for(url):

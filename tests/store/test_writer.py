@@ -492,6 +492,11 @@ def test_runs_tasks_policies_and_metrics(writer, reader):
     verified = replace(policy, verified=True, logprob_gap=1e-5)
     writer.add_sync(verified)
     assert reader.policies("run_1") == [verified]
+    worker = [PolicyRecord("run_1", version, 3.0, name="worker") for version in (0, 2**40)]
+    planner = PolicyRecord("run_1", 2**40, 3.0, name="planner")
+    writer.add_sync(*worker, planner)
+    assert reader.policies("run_1") == [planner, verified, *worker]
+    assert reader.policies("run_1", "worker") == worker
 
     writer.record_metrics("run_1", 1, {"loss": 0.5, "gap": math.nan}, at=4.0)
     writer.record_metrics("run_1", 1, {"loss": 0.25}, at=5.0)

@@ -318,7 +318,9 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             changes=task_changes(found)[:PAGE],
             stages=stages,
             lanes=lanes[-40:],
-            policies=reader.policies(run_id)[::-1][:PAGE],
+            policies=sorted(
+                reader.policies(run_id), key=lambda one: one.published_at, reverse=True
+            )[:PAGE],
         )
 
     @router.get("/runs/{run_id}/lanes")
