@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
+from bridle.store.records import DEFAULT_POLICY
 from bridle.store.schema.database import migrate
 from bridle.store.writing.redaction import DetectorsMissing, Redactor
 from bridle.store.writing.writer import Writer
@@ -54,12 +56,12 @@ class Services:
     sessions: Sessions
     memory: SessionMemory
     explanations: Explanations
-    gate: PolicyGate
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
-    rendering_check: RenderingCheck | None
-    """Compares engines' prompts with the tokenizer's; ``None`` without the model's tokenizer."""
+    rendering_checks: Mapping[EnginePool, RenderingCheck]
+    """By the engines of a policy: compares their prompts with the tokenizer's. Empty without the
+    policies' tokenizer."""
     stored_responses: StoredResponses
     watch: Watch
     seal_watch: SealWatch
@@ -69,8 +71,8 @@ class Services:
 
     @property
     def engines(self) -> EnginePool:
-        """The engines of the policy."""
-        return self.models.policy
+        """The engines of the default policy."""
+        return self.models.policies[DEFAULT_POLICY]
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
@@ -82,24 +84,24 @@ class Services:
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
-        gate = PolicyGate()
-        metrics = Metrics(gate)
+        gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
+        metrics = Metrics(gates)
         memory = SessionMemory(
             reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
         explanations = Explanations(writer, tokenizer, metrics.count_break)
-        models = ModelRoutes(settings, gate)
+        models = ModelRoutes(settings, gates)
         await models.start()
-        metrics.watch(models.policy.states)
+        metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
         sessions = Sessions(settings, writer, reader, memory, explanations.drain)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         cluster_control = ClusterControl(
-            settings, gate, models.policy, sessions, metrics, writer, reader
+            settings, models.policies, sessions, metrics, writer, reader
         )
         await cluster_control.start()
         idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
@@ -115,7 +117,6 @@ class Services:
             sessions=sessions,
             memory=memory,
             explanations=explanations,
-            gate=gate,
             metrics=metrics,
             recorder=Recorder(
                 writer,
@@ -127,7 +128,9 @@ class Services:
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             continuer=continuer,
-            rendering_check=_rendering_check(continuer, writer, explanations, metrics),
+            rendering_checks=_rendering_checks(
+                models.policies.values(), continuer, writer, explanations, metrics
+            ),
             stored_responses=StoredResponses(reader),
             watch=watch,
             seal_watch=seal_watch,
@@ -189,14 +192,19 @@ def _open_store(settings: ProxySettings) -> Writer:
     ).start()
 
 
-def _rendering_check(
-    continuer: Continuer | None, writer: Writer, explanations: Explanations, metrics: Metrics
-) -> RenderingCheck | None:
+def _rendering_checks(
+    pools: Iterable[EnginePool],
+    continuer: Continuer | None,
+    writer: Writer,
+    explanations: Explanations,
+    metrics: Metrics,
+) -> dict[EnginePool, RenderingCheck]:
     if continuer is None or not continuer.report.usable:
-        return None
+        return {}
     from bridle.proxy.engines.rendering_check import RenderingCheck
 
-    return RenderingCheck(continuer.tokenizer, writer, explanations.run, metrics.count_notes)
+    run, count = explanations.run, metrics.count_notes
+    return {pool: RenderingCheck(continuer.tokenizer, writer, run, count) for pool in pools}
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

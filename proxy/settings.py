@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bridle.store.records import Continuation
+from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
 from bridle.store.schema.database import Synchronous
 from bridle.store.writing import liveness
 
@@ -123,9 +123,14 @@ def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Lim
         raise ValueError(f"--limit: {error}") from error
 
 
+def engine_base(url: str) -> str:
+    """An engine's base URL without ``/v1``."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 @dataclass(frozen=True, slots=True)
 class OtherModel:
-    """A model other than the policy: frozen, or of another provider. It is recorded, never
+    """A model other than the policies: frozen, or of another provider. It is recorded, never
     trained."""
 
     urls: tuple[str, ...]
@@ -143,8 +148,9 @@ class OtherModel:
 class ProxySettings:
     """One proxy process: its engines, its store, its access rules.
 
-    Raises ``ValueError`` when ``role_models`` has a name that is missing in ``other_models``: that
-    role's calls would go to the policy and be trained on.
+    Raises ``ValueError`` for a name in ``role_models`` that is neither a policy's nor another
+    model's: that role's calls would go to the default policy and be trained on. It also raises it
+    for further ``policies`` that cannot be told apart by name or by engine.
     """
 
     upstream_url: str
@@ -165,7 +171,7 @@ class ProxySettings:
     """The proxy's URL for clients, used in the base URLs of sessions; ``None`` takes the request's
     Host."""
     more_engines: tuple[str, ...] = ()
-    """Base URLs of further engines that serve the same policy."""
+    """Base URLs of further engines that serve the same policy, the default one."""
     admin_key: str | None = field(default=None, repr=False)
     """The key that permits everything. Without one, everything is open on loopback; no command of
     ours starts a proxy so."""
@@ -178,9 +184,13 @@ class ProxySettings:
     """Client's model name -> served model name, before ``model`` applies."""
     other_models: Mapping[str, OtherModel] = field(default_factory=dict)
     """By the model name in the client's request, or a pattern of names such as ``*-haiku-*``."""
+    policies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further trained policies: the name, which clients give as their model, -> base URLs of the
+    engines that serve that policy. They are asked with ``upstream_api_key``. All policies of a
+    proxy have one tokenizer and chat template."""
     role_models: Mapping[str, str] = field(default_factory=dict)
-    """Role of a (sub-)agent, or ``subagent`` for all of them -> a name or a match of a pattern in
-    ``other_models``."""
+    """Role of a (sub-)agent, or ``subagent`` for all of them -> the name of a policy, or a name or
+    a match of a pattern in ``other_models``."""
     budget: Budget = field(default_factory=Budget)
     """For every session whose own settings have no budget."""
     tokenizer_dir: Path | None = None
@@ -210,9 +220,27 @@ class ProxySettings:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
+        self._check_policies()
+        named = {DEFAULT_POLICY, *self.policies, *self.other_models}
         for role, name in self.role_models.items():
-            if not any(name == other or fnmatchcase(name, other) for other in self.other_models):
-                raise ValueError(f"role model {role}={name}: there is no other model {name}")
+            if name not in named and not any(fnmatchcase(name, one) for one in self.other_models):
+                raise ValueError(f"role model {role}={name}: no policy or other model is {name}")
+
+    def _check_policies(self) -> None:
+        serves = {engine_base(url): DEFAULT_POLICY for url in self.engine_urls}
+        for name, urls in self.policies.items():
+            if name == DEFAULT_POLICY:
+                raise ValueError(f"policy {name}: this is the name of the default policy")
+            if name in self.other_models:
+                raise ValueError(f"policy {name}: an other model has this name")
+            if not 0 < len(name) <= SHORT_TEXT:
+                raise ValueError(f"policy {name}: a name has 1 to {SHORT_TEXT} characters")
+            if not urls:
+                raise ValueError(f"policy {name}: no engine serves it")
+            for url in urls:
+                other = serves.setdefault(engine_base(url), name)
+                if other != name:
+                    raise ValueError(f"policy {name}: {url} serves the policy {other} already")
 
     @property
     def own_keys(self) -> tuple[bytes, ...]:
@@ -230,7 +258,7 @@ class ProxySettings:
     def deployment(self) -> str:
         """Names the proxies that serve one policy from one store: those with the same first engine.
         A loopback URL is another engine on each machine."""
-        url = self.upstream_url.rstrip("/").removesuffix("/v1")
+        url = engine_base(self.upstream_url)
         return f"{url} of {liveness.host()}" if is_loopback(urlsplit(url).hostname) else url
 
     @property

@@ -12,9 +12,9 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.engines.routes import Destination
 from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.recording.recorder import CallOutcome, Recording
@@ -65,7 +65,7 @@ class Call:
         request: Request,
         recording: Recording,
         ask: EngineRequest,
-        engines: EnginePool,
+        to: Destination,
         notes: list[Note],
         held: Held,
     ) -> None:
@@ -78,7 +78,8 @@ class Call:
         self._request = request
         self._recording = recording
         self._ask = ask
-        self._gate = engines.gate
+        self._to = to
+        self._gate = to.engines.gate
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
@@ -95,7 +96,7 @@ class Call:
             read_prompt=recording.session.prompt.read,
         )
         self._stream = EngineStream(
-            engines,
+            to.engines,
             ask,
             self._decoder,
             call_id=begun.id,
@@ -238,9 +239,9 @@ class Call:
 
     def _compare_rendering(self, ended: CallEnded) -> None:
         """Compares the prompt of a call that continues nothing with the rendering here. Engines of
-        other models, which have a gate of their own, have another template too."""
-        check, engine = self._services.rendering_check, self._stream.engine
-        if check is not None and engine is not None and self._gate is self._services.gate:
+        other models have another template."""
+        check, engine = self._services.rendering_checks.get(self._to.engines), self._stream.engine
+        if check is not None and engine is not None:
             check.begin(engine, self._ask, ended, self._recording.begun.started_at)
 
     async def _fail(self, failure: CallFailure) -> None:
@@ -264,6 +265,7 @@ class Call:
             sampling=self._ask.sampling,
             sampler=None if engine is None else self._ask.sampler(engine.endpoint.sampling),
             model_served=self._decoder.model,
+            policy=self._to.policy,
             policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,

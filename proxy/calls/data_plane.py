@@ -166,7 +166,7 @@ class DataPlane:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        call = Call(services, client, dialect, request, recording, ask, to.engines, notes, held)
+        call = Call(services, client, dialect, request, recording, ask, to, notes, held)
         if refusal is not None:
             reason, note = refusal
             notes.append(note)
@@ -232,6 +232,7 @@ class DataPlane:
                 model_served=served,
                 usage={"prompt_tokens": count},
                 notes=request.notes,
+                policy=to.policy,
             )
             await self._record_count(begun, ended)
         await client.respond(200, reply)
@@ -302,7 +303,8 @@ class DataPlane:
             prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
-        check, home = self._services.rendering_check, session.homes.get(to.engines)
+        check = self._services.rendering_checks.get(to.engines)
+        home = session.homes.get(to.engines)
         if check is None or (home is not None and home.rendering.agrees):
             return prompt
         found = await check.objection(session.id, home, to.engines, request.model)

@@ -2,8 +2,12 @@
 
 A change is appended to the deployment's control log in the store, and every process applies the log
 in its order (``store/operations/control.py``). All processes therefore reach the same state: the
-policy version, the pause and the engines. The process that handles a request waits until all other
-live processes have applied the change. A process that starts later applies the whole log first.
+versions of the policies, the pause and the engines. The process that handles a request waits until
+all other live processes have applied the change. A process that starts later applies the whole log
+first.
+
+A change of versions names its policy; without a name it is about the default one. A pause holds for
+all policies. Only the default policy's engines can be added and removed.
 
 The same log carries requests for reports: each process answers with its running calls, its engines
 and its metrics, in its row of the store.
@@ -22,17 +26,17 @@ from typing import Any, Final
 import msgspec
 
 from bridle.proxy.cluster.reports import GateState, ProcessReport, engine_states, gate_state
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.policy_gate import Policy
 from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints, PooledEngine
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
-from bridle.proxy.settings import ProxySettings
+from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable
 from bridle.store.operations.control import ControlLog, Member
 from bridle.store.reading.queries import Reader
-from bridle.store.records import ServedPolicy
+from bridle.store.records import DEFAULT_POLICY, ServedPolicy
 from bridle.store.writing.writer import Writer
 
 log = logging.getLogger("bridle.proxy")
@@ -51,20 +55,21 @@ _REFUSALS: Final = (ValueError, KeyError)
 
 
 class ClusterControl:
-    """Start it after the pool."""
+    """Start it after the pools."""
 
     def __init__(
         self,
         settings: ProxySettings,
-        gate: PolicyGate,
-        engines: EnginePool,
+        pools: Mapping[str, EnginePool],
         sessions: Sessions,
         metrics: Metrics,
         writer: Writer,
         reader: Reader,
     ) -> None:
-        self._gate = gate
-        self._engines = engines
+        """``pools``: the engines of each policy, by its name."""
+        self._pools = pools
+        self._gates = {name: pool.gate for name, pool in pools.items()}
+        self._engines = pools[DEFAULT_POLICY]
         self._sessions = sessions
         self._metrics = metrics
         self._writer = writer
@@ -84,7 +89,9 @@ class ClusterControl:
 
     async def start(self) -> None:
         """Restores the versions that the store has for the engines, and applies the log."""
-        self._engines.restore(await asyncio.to_thread(self._reader.served))
+        served = await asyncio.to_thread(self._reader.served)
+        for pool in self._pools.values():
+            pool.restore(served)
         self._joined_as = self._writer.id
         await asyncio.to_thread(self._control.join, self._joined_as)
         await self._apply_new()
@@ -95,16 +102,23 @@ class ClusterControl:
         for task in self._retiring.values():
             task.cancel()
 
-    async def publish(self, policy: Policy, engine: str | None, *, back: bool) -> None:
-        """Raises :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`."""
+    async def publish(
+        self, policy: Policy, engine: str | None, *, back: bool, name: str = DEFAULT_POLICY
+    ) -> None:
+        """``name``: which of the policies it is.
+
+        Raises ``KeyError`` for an unknown name,
+        :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`.
+        """
+        pool = self._pools[name]
         stamp = {"version": policy.version, "model": policy.model, "engine": engine, "back": back}
-        await self._change({"do": "publish", **stamp})
+        await self._change({"do": "publish", "policy": name, **stamp})
         try:
-            fingerprints = await self._engines.learn_fingerprints(engine)
+            fingerprints = await pool.learn_fingerprints(engine)
         except KeyError:
             return  # Another process has removed the engine since.
-        await self._share(policy.version, fingerprints)
-        now, latest = time.time(), self._engines.versions()
+        await self._share(name, policy.version, fingerprints)
+        now, latest = time.time(), pool.versions()
         records = [
             ServedPolicy(url, policy.version, policy.model, now, fingerprint)
             for url, fingerprint in fingerprints.items()
@@ -115,9 +129,9 @@ class ClusterControl:
         except StoreUnavailable as error:
             raise store_unavailable() from error
 
-    async def _share(self, version: int, found: Fingerprints) -> None:
+    async def _share(self, name: str, version: int, found: Fingerprints) -> None:
         if any(found.values()):
-            learned = {"version": version, "fingerprints": dict(found)}
+            learned = {"policy": name, "version": version, "fingerprints": dict(found)}
             await self._change({"do": "fingerprints", **learned})
 
     async def pause(self, drain_s: float | None) -> None:
@@ -125,7 +139,7 @@ class ClusterControl:
 
         Raises :class:`ApiError` when a process does not answer; the pause is then taken back.
         """
-        before = self._gate.paused
+        before = self._gates[DEFAULT_POLICY].paused
         try:
             await self._change({"do": "pause"})
             if drain_s is not None:
@@ -138,7 +152,8 @@ class ClusterControl:
             raise
 
     async def _drained(self, deadline: float) -> None:
-        await self._gate.drained(max(0.0, deadline - time.monotonic()))
+        for gate in self._gates.values():
+            await gate.drained(max(0.0, deadline - time.monotonic()))
         while time.monotonic() < deadline:
             if not (await self.state()).running:
                 return
@@ -148,11 +163,18 @@ class ClusterControl:
         await self._change({"do": "resume"})
 
     async def add_engine(self, url: str, version: int) -> None:
-        """A known engine stays as it is. Raises ``ValueError`` as :meth:`EnginePool.add` does."""
+        """One engine more for the default policy; a known engine stays as it is.
+
+        Raises ``ValueError`` as :meth:`EnginePool.add` does, and for an engine of a further policy.
+        """
+        for name, pool in self._pools.items():
+            if pool is not self._engines and engine_base(url) in pool.versions():
+                raise ValueError(f"{url} serves the policy {name}")
         before = self._engines.versions()
         await self._change({"do": "add_engine", "url": url, "version": version})
         for added in self._engines.versions().keys() - before.keys():
-            await self._share(version, await self._engines.learn_fingerprints(added))
+            fingerprints = await self._engines.learn_fingerprints(added)
+            await self._share(DEFAULT_POLICY, version, fingerprints)
 
     async def remove_engine(self, name: str) -> None:
         """Returns when the engine's running calls have ended in every process.
@@ -173,12 +195,16 @@ class ClusterControl:
         await self._request({"do": "forget_session", "id": session_id})
 
     async def state(self) -> GateState:
-        """The gate, its running and waiting calls summed over the processes."""
-        return gate_state(self._gate, await self._reports())
+        """The gates, their running and waiting calls summed over the processes."""
+        return gate_state(self._gates, await self._reports())
 
     async def engines(self) -> list[EngineState]:
-        """The engines as this process sees them, with the calls and failures of all processes."""
-        return engine_states(self._engines.states(), await self._reports())
+        """The engines of all policies as this process sees them, with the calls and failures of all
+        processes."""
+        return engine_states(self._states(), await self._reports())
+
+    def _states(self) -> list[EngineState]:
+        return [state for pool in self._pools.values() for state in pool.states()]
 
     async def metrics(self) -> bytes:
         """The metrics of all workers of this port, each sample with its ``worker``; those of a
@@ -265,15 +291,18 @@ class ClusterControl:
     async def _apply(self, change: Change) -> None:
         match change:
             case {"do": "publish", "version": version, "engine": engine, "model": model}:
-                if engine is None or version > self._gate.version:
-                    self._gate.publish(Policy(version, model), back=change["back"])
-                self._engines.published(version, engine)
+                pool = self._pool_of(change)
+                if engine is None or version > pool.gate.version:
+                    pool.gate.publish(Policy(version, model), back=change["back"])
+                pool.published(version, engine)
             case {"do": "fingerprints", "version": version, "fingerprints": fingerprints}:
-                self._engines.learned(version, fingerprints)
+                self._pool_of(change).learned(version, fingerprints)
             case {"do": "pause"}:
-                self._gate.pause()
+                for gate in self._gates.values():
+                    gate.pause()
             case {"do": "resume"}:
-                self._gate.resume()
+                for gate in self._gates.values():
+                    gate.resume()
             case {"do": "add_engine", "url": url, "version": version}:
                 await self._engines.add(url, version)
             case {"do": "remove_engine", "url": url}:
@@ -282,6 +311,10 @@ class ClusterControl:
                 self._sessions.forget(session_id)
             case {"do": "report"}:
                 self._report = msgspec.to_builtins(self._own_report())
+
+    def _pool_of(self, change: Change) -> EnginePool:
+        """The engines of the policy that a change names. Raises ``KeyError``."""
+        return self._pools[change.get("policy", DEFAULT_POLICY)]
 
     def _retire(self, engine: PooledEngine) -> None:
         url = engine.endpoint.base
@@ -292,9 +325,9 @@ class ClusterControl:
         return ProcessReport(
             pid=os.getpid(),
             workers=self._workers,
-            running=self._gate.running,
-            waiting=self._gate.waiting,
-            engines=self._engines.states(),
+            running=sum(gate.running for gate in self._gates.values()),
+            waiting=sum(gate.waiting for gate in self._gates.values()),
+            engines=self._states(),
             retiring=list(self._retiring),
             metrics=self._metrics.exposition().decode(),
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EngineState
+from bridle.store.records import DEFAULT_POLICY
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
@@ -25,23 +26,32 @@ class ProcessReport(msgspec.Struct, frozen=True):
 
 
 class GateState(msgspec.Struct, frozen=True):
-    """The gate over all processes."""
+    """The gates over all processes."""
 
     version: int
+    """Of the default policy, as is ``model``."""
     model: str | None
     paused: bool
     running: int
+    """Over all policies, as is ``waiting``."""
     waiting: int
+    policies: dict[str, int]
+    """The versions of the further policies, by name."""
 
 
-def gate_state(gate: PolicyGate, others: Sequence[ProcessReport]) -> GateState:
-    """This process's gate, with the running and waiting calls of all processes."""
+def gate_state(gates: Mapping[str, PolicyGate], others: Sequence[ProcessReport]) -> GateState:
+    """This process's gates by the policies' names, with the running and waiting calls of all
+    processes."""
+    default = gates[DEFAULT_POLICY]
+    counts = [(gate.running, gate.waiting) for gate in gates.values()]
+    counts += [(report.running, report.waiting) for report in others]
     return GateState(
-        version=gate.policy.version,
-        model=gate.policy.model,
-        paused=gate.paused,
-        running=gate.running + sum(report.running for report in others),
-        waiting=gate.waiting + sum(report.waiting for report in others),
+        version=default.policy.version,
+        model=default.policy.model,
+        paused=default.paused,
+        running=sum(running for running, _ in counts),
+        waiting=sum(waiting for _, waiting in counts),
+        policies={name: gate.version for name, gate in gates.items() if name != DEFAULT_POLICY},
     )
 
 

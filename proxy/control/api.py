@@ -45,6 +45,7 @@ from bridle.proxy.control.models import (
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.keys import hash_key, new_session_key, verifier_key
@@ -61,6 +62,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     AGENTS_OWN,
     CLIENT_DISCONNECTED,
+    DEFAULT_POLICY,
     CallKind,
     CallStatus,
     Continuation,
@@ -412,31 +414,36 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """The published policy version, and the running and waiting calls of all proxy processes."""
+    """The published version of each policy, and the running and waiting calls of all proxy
+    processes."""
     return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Publishes a policy version: tokens of all engines, or of the named one, are stamped with it
-    from now on. Engines of another version than the newest get no new calls."""
+    """Publishes a policy version: tokens of all engines of the policy, or of the named one, are
+    stamped with it from now on. Engines of another version than the newest get no new calls."""
+    name, pools = new.policy or DEFAULT_POLICY, services.models.policies
+    if name not in pools:
+        message = f"there is no policy {name}; there are: {', '.join(pools)}"
+        raise ApiError("not_found", message, status=404, param="policy")
     if new.engine is not None:
-        _engine(services, new.engine)
+        _require_engine(pools[name], new.engine)
     policy = Policy(new.version, new.model)
     try:
-        await services.cluster_control.publish(policy, new.engine, back=new.back)
+        await services.cluster_control.publish(policy, new.engine, back=new.back, name=name)
     except StaleVersion as error:
         raise ApiError("invalid_request", str(error), status=409, param="version") from error
     return await get_policy(services, caller)
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """The engines of the policy and their state."""
+    """The engines of all policies and their state."""
     return [engine_view(state) for state in await services.cluster_control.engines()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Adds an engine for the policy. A known engine stays as it is. The proxy's upstream key is not
-    sent to it: name an engine that asks for that key when the proxy is started."""
+    """Adds an engine for the default policy. A known engine stays as it is. The proxy's upstream
+    key is not sent to it: name an engine that asks for that key when the proxy is started."""
     try:
         await asyncio.to_thread(require_engine_address, new.url)
         await services.cluster_control.add_engine(new.url, new.policy_version)
@@ -446,9 +453,9 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
 
 
 async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
-    """Removes an engine: it gets no further calls. The reply follows when its running calls
-    ended."""
-    _engine(services, name)
+    """Removes an engine of the default policy: it gets no further calls. The reply follows when its
+    running calls ended."""
+    _require_engine(services.engines, name)
     try:
         await services.cluster_control.remove_engine(name)
     except ValueError as error:
@@ -456,15 +463,15 @@ async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineVi
     return await list_engines(services, _)
 
 
-def _engine(services: Services, name: str) -> None:
-    """Raises 404 unless there is such an engine."""
-    if all(name not in (state.name, state.url) for state in services.engines.states()):
+def _require_engine(engines: EnginePool, name: str) -> None:
+    """Raises 404 unless the policy has such an engine."""
+    if all(name not in (state.name, state.url) for state in engines.states()):
         raise ApiError("not_found", f"there is no engine {name}", status=404, param="engine")
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
-    """Holds new calls back. With ``drain`` the reply follows when no call runs, or after
-    ``timeout_s``."""
+    """Holds new calls of all policies back. With ``drain`` the reply follows when no call runs, or
+    after ``timeout_s``."""
     await services.cluster_control.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 

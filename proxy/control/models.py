@@ -212,20 +212,27 @@ class NewEngine(_Body):
 
 class PolicyState(_Documented):
     version: int
+    """Of the default policy, as is ``model``."""
     model: str | None
     paused: bool
     running: int
+    """Over all policies, as is ``waiting``."""
     waiting: int
+    policies: dict[str, int]
+    """The versions of the further policies, by name."""
 
 
 class PublishPolicy(_Body):
+    policy: str | None = None
+    """Which policy it is, where the proxy serves several; without it, the default one."""
     version: Annotated[int, Field(ge=0, lt=2**63)]
     model: str | None = None
     """Served model name, when it changes with the version."""
     back: bool = False
     """Permits a lower version: a publish was undone, or the engine was restarted."""
     engine: str | None = None
-    """Name or URL of the one engine that serves the version; without it, all engines do."""
+    """Name or URL of the one engine that serves the version; without it, all engines of the policy
+    do."""
 
 
 class Pause(_Body):

@@ -5,6 +5,7 @@ They do not use FastAPI, so a proxy that serves only these never imports it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -27,11 +28,12 @@ async def health(client: Client, _: Running) -> None:
 
 
 async def ready(client: Client, running: Running) -> None:
-    """503 while no engine can be used, or the store could not be written when that was last tried;
-    ``circuits`` has the state of each engine's circuit."""
+    """503 while a policy has no engine that can be used, or the store could not be written when
+    that was last tried; ``circuits`` has the state of each engine's circuit."""
     services = running()
-    well = await services.engines.check()
-    circuits = [state.circuit for state in services.engines.states()]
+    pools = services.models.policies.values()
+    well = all(await asyncio.gather(*(pool.check() for pool in pools)))
+    circuits = [state.circuit for state in services.models.states()]
     status = "ready" if well else "engine_unreachable"
     if not services.writer.well:
         well, status = False, "store_unavailable"

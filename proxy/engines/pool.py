@@ -26,7 +26,7 @@ from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.served_weights import ServedWeights, other_weights
 from bridle.proxy.periodic import Periodic
-from bridle.proxy.settings import ProxySettings
+from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.records import ServedPolicy
 
@@ -123,7 +123,7 @@ class EnginePool:
         self._external = external
         self._trained = trained
         self._api_key = api_key
-        self._named_by_operator = frozenset(_base(url) for url in urls)
+        self._named_by_operator = frozenset(engine_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
             engine = self._made(url, gate.version)
@@ -357,7 +357,7 @@ class EnginePool:
         """One engine more, which serves ``version``; ``None`` when it is known.
 
         Raises ``ValueError`` for a URL that is none of HTTP."""
-        if _base(url) in self._engines:
+        if engine_base(url) in self._engines:
             return None
         engine = self._made(url, version)
         engine.serves.published(version)
@@ -382,7 +382,7 @@ class EnginePool:
         return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
-        base = _base(url)
+        base = engine_base(url)
         key = self._api_key if base in self._named_by_operator else None
         endpoint = EngineEndpoint(self._settings, base, key)
         circuit = Circuit(self._settings.limits.failures_to_eject)
@@ -405,11 +405,6 @@ def report(engine: PooledEngine, before: CircuitState, cause: str | None = None)
         log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause})
     elif after is CircuitState.CLOSED:
         log.info("engine_readmitted", extra={"engine": engine.name})
-
-
-def _base(url: str) -> str:
-    """An engine's base URL without ``/v1``."""
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def _rank(engine: PooledEngine, session_id: str) -> bytes:

@@ -1,19 +1,21 @@
 """Which engines a request goes to, by the model that it names and by who asks.
 
-Everything goes to the policy, whatever a harness calls its model, except what the settings send
-elsewhere: to a frozen model, or to another provider. Such calls are recorded like any other and
-carry the note ``model_frozen``, which keeps them out of training.
+Everything goes to the default policy, whatever a harness calls its model, except what the settings
+send elsewhere: to a further policy, to a frozen model, or to another provider. The calls of a
+further policy are recorded with its name. Those of the frozen models and of providers carry the
+note ``model_frozen``, which keeps them out of training.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.proxy.settings import OtherModel, ProxySettings
-from bridle.store.records import FROZEN, Note
+from bridle.store.records import DEFAULT_POLICY, FROZEN, Note
 
 SUBAGENT = "subagent"
 """The role of every caller that its harness names as a (sub-)agent of its own."""
@@ -24,56 +26,82 @@ class Destination:
     """Where one call goes."""
 
     engines: EnginePool
+    policy: str | None = None
+    """The name of the policy, where it is another than the default."""
     frozen: bool = False
-    """It is not the policy: recorded, never trained, its ids continue nothing of ours."""
+    """It is no policy: recorded, never trained, its ids continue nothing of ours."""
     external: bool = False
     """It knows no token ids: it is asked in plain terms of the provider's API."""
     notes: tuple[Note, ...] = ()
 
 
 class ModelRoutes:
-    """The policy's engines and those of the other models. Start it inside the event loop."""
+    """The engines of the policies and of the other models. Start it inside the event loop."""
 
-    def __init__(self, settings: ProxySettings, gate: PolicyGate) -> None:
-        self.policy = EnginePool(
-            settings,
-            gate,
-            settings.engine_urls,
-            model=settings.model,
-            api_key=settings.upstream_api_key,
-            trained=True,
-        )
+    def __init__(self, settings: ProxySettings, gates: Mapping[str, PolicyGate]) -> None:
+        """``gates``: one for each policy, by its name."""
+        self.policies = {
+            DEFAULT_POLICY: EnginePool(
+                settings,
+                gates[DEFAULT_POLICY],
+                settings.engine_urls,
+                model=settings.model,
+                api_key=settings.upstream_api_key,
+                trained=True,
+            ),
+            **{
+                name: EnginePool(
+                    settings, gates[name], urls, api_key=settings.upstream_api_key, trained=True
+                )
+                for name, urls in settings.policies.items()
+            },
+        }
+        """By name, the default one first."""
         self._settings = settings
-        self._to_policy = Destination(self.policy)
+        self._default = Destination(self.policies[DEFAULT_POLICY])
         self._others = {
             name: _other(settings, name, other) for name, other in settings.other_models.items()
         }
-        self.only = None if self._others else self._to_policy
-        """Where every call goes, if there are no other models."""
+        self._by_name = {
+            name: Destination(self.policies[name], policy=name) for name in settings.policies
+        } | self._others
+        self._by_role = {
+            role: self._named(name) or self._default for role, name in settings.role_models.items()
+        }
+        self.only = None if self._by_name else self._default
+        """Where every call goes, if there is nothing beside the default policy."""
 
     async def start(self) -> None:
-        await self.policy.start()
-        for other in self._others.values():
-            await other.engines.start()
+        for pool in self._pools():
+            await pool.start()
 
     async def close(self) -> None:
-        await self.policy.close()
-        for other in self._others.values():
-            await other.engines.close()
+        for pool in self._pools():
+            await pool.close()
+
+    def _pools(self) -> list[EnginePool]:
+        return [*self.policies.values(), *(other.engines for other in self._others.values())]
+
+    def states(self) -> list[EngineState]:
+        """The engines of all policies."""
+        return [state for pool in self.policies.values() for state in pool.states()]
 
     def find(self, model: str, role: str | None) -> Destination:
-        """By role first, then by the model's name, then the policy."""
-        asked = model
+        """By role first, then by the model's name, then the default policy."""
+        to = None
         if role is not None:
-            roles = self._settings.role_models
-            asked = roles.get(role) or roles.get(SUBAGENT) or model
-        exact = self._others.get(asked)
+            to = self._by_role.get(role) or self._by_role.get(SUBAGENT)
+        return to or self._named(model) or self._default
+
+    def _named(self, name: str) -> Destination | None:
+        """The further policy or the other model of this name, or whose pattern matches it."""
+        exact = self._by_name.get(name)
         if exact is not None:
             return exact
         for pattern, other in self._others.items():
-            if fnmatchcase(asked, pattern):
+            if fnmatchcase(name, pattern):
                 return other
-        return self._to_policy
+        return None
 
     def names(self) -> dict[str, str]:
         """Other names that a client may use, with what each stands for."""
@@ -82,7 +110,8 @@ class ModelRoutes:
             for name, other in self._settings.other_models.items()
             if not set("*?[") & set(name)
         }
-        return {**self._settings.model_aliases, **named}
+        policies = {name: name for name in self._settings.policies}
+        return {**self._settings.model_aliases, **policies, **named}
 
 
 def _other(settings: ProxySettings, name: str, other: OtherModel) -> Destination:
@@ -95,4 +124,5 @@ def _other(settings: ProxySettings, name: str, other: OtherModel) -> Destination
         external=other.external,
     )
     kind = "external" if other.external else "frozen"
-    return Destination(pool, True, other.external, (Note(FROZEN, f"{kind} {name}"),))
+    notes = (Note(FROZEN, f"{kind} {name}"),)
+    return Destination(pool, frozen=True, external=other.external, notes=notes)

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EngineState
-from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
+from bridle.store.records import DEFAULT_POLICY, BreakReason, CallEnded, CallStatus, Note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Upper bounds of the histograms' buckets."""
@@ -29,7 +29,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 class Metrics:
     """One registry per proxy, so that several can live in one process."""
 
-    def __init__(self, gate: PolicyGate) -> None:
+    def __init__(self, gates: Mapping[str, PolicyGate]) -> None:
+        """``gates``: one for each policy, by its name."""
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "bridle_calls", "Recorded calls", ["dialect", "status"], registry=self.registry
@@ -75,11 +76,13 @@ class Metrics:
             "bridle_call_seconds", "Request admitted to record committed", self.registry
         )
         running = Gauge("bridle_running_calls", "Calls at the engine", registry=self.registry)
-        running.set_function(lambda: gate.running)
+        running.set_function(lambda: sum(gate.running for gate in gates.values()))
         waiting = Gauge("bridle_waiting_calls", "Calls at the gate", registry=self.registry)
-        waiting.set_function(lambda: gate.waiting)
-        version = Gauge("bridle_policy_version", "Policy version", registry=self.registry)
-        version.set_function(lambda: gate.version)
+        waiting.set_function(lambda: sum(gate.waiting for gate in gates.values()))
+        version = Gauge(
+            "bridle_policy_version", "Version of the default policy", registry=self.registry
+        )
+        version.set_function(lambda: gates[DEFAULT_POLICY].version)
 
     def watch(self, engines: Callable[[], Iterable[EngineState]]) -> None:
         """Adds the metrics of these engines."""

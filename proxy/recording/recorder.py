@@ -66,6 +66,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     sampler: Sampler | None = None
     """What the reply was drawn from; ``None`` when no engine was asked."""
     model_served: str | None = None
+    policy: str | None = None
+    """The name of the policy that was asked, where it is another than the default."""
     policy_version: int = 0
     """Of the engine that replied, at the end of the call."""
     reason: str | None = None
@@ -264,6 +266,7 @@ class Recording:
                 *self.link.notes(status),
             ),
             compared=True,
+            policy=outcome.policy,
         )
         found = None
         if status in TRUSTED:

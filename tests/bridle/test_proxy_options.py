@@ -100,4 +100,4 @@ def test_a_role_is_sent_only_to_a_model_that_is_named(
     argv += ["--other-model", "judge-*=http://127.0.0.1:8", "--role-model", "subagent=jugde-1"]
     done = bridle("proxy", *argv)
     assert done.exit_code == 2
-    assert "role model subagent=jugde-1: there is no other model jugde-1" in done.output
+    assert "role model subagent=jugde-1: no policy or other model is jugde-1" in done.output

@@ -15,7 +15,7 @@ from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EngineState
 from bridle.proxy.recording.metrics import Metrics
-from bridle.store.records import CallStatus
+from bridle.store.records import DEFAULT_POLICY, CallStatus
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -31,7 +31,7 @@ def expressions() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, set[str]]:
     """Names of all series of a proxy, with their labels."""
-    metrics = Metrics(PolicyGate())
+    metrics = Metrics({DEFAULT_POLICY: PolicyGate()})
     engine = EngineState("a", "http://a", CircuitState.CLOSED, 0, False, True, 0, 0, 0, 0)
     metrics.watch(lambda: [engine])
     metrics.events.labels("note")

@@ -23,11 +23,14 @@ from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.reading.queries import Reader
+from bridle.store.records import DEFAULT_POLICY
 from bridle.store.schema.database import migrate, transaction
 from bridle.store.schema.tables import control, writers
 from bridle.store.writing.writer import Writer
 
 FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))
+PLANNER = "http://127.0.0.1:13"
+"""Serves the further policy ``planner``."""
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Process:
 
     gate: PolicyGate
     pool: EnginePool
+    planner: EnginePool
     control: ClusterControl
     sessions: Forgotten
     writer: Writer
@@ -75,11 +79,13 @@ async def process(
     settings = ProxySettings(engine, url, more_engines=(SECOND,), limits=limits, workers=workers)
     gate, sessions = PolicyGate(), Forgotten()
     pool = EnginePool(settings, gate, settings.engine_urls)
-    metrics = Metrics(gate)
+    planner = EnginePool(settings, PolicyGate(), [PLANNER])
+    pools = {DEFAULT_POLICY: pool, "planner": planner}
+    metrics = Metrics({name: one.gate for name, one in pools.items()})
     with Writer(url) as writer, Reader(url) as reader:
-        made = ClusterControl(settings, gate, pool, cast(Any, sessions), metrics, writer, reader)
+        made = ClusterControl(settings, pools, cast(Any, sessions), metrics, writer, reader)
         await made.start()
-        yield Process(gate, pool, made, sessions, writer)
+        yield Process(gate, pool, planner, made, sessions, writer)
         await made.close()
 
 
@@ -129,6 +135,27 @@ async def test_a_change_is_applied_in_every_process_when_it_returns(
         assert not one.gate.paused
         await one.control.forget_session("sess_1")
         assert other.sessions.ids == ["sess_1"]
+
+
+async def test_a_further_policy_has_its_own_version_in_every_process(
+    url: str, fingerprints: None
+) -> None:
+    async with process(url) as one, process(url) as other:
+        await one.control.publish(Policy(2), None, back=False)
+        await one.control.publish(Policy(5, "lora-5"), None, back=False, name="planner")
+        async with process(url) as later:
+            for each in (one, other, later):
+                assert each.gate.policy == Policy(2)
+                assert each.planner.gate.policy == Policy(5, "lora-5")
+                (served,) = (engine.serves for engine in each.planner._engines.values())
+                assert (served.version, served.fingerprint) == (5, "weights 5")
+        other.planner.gate.waiting = 4
+        state = await one.control.state()
+        assert (state.version, state.policies, state.waiting) == (2, {"planner": 5}, 4)
+        await other.control.pause(None)
+        assert one.planner.gate.paused
+        with pytest.raises(KeyError):
+            await one.control.publish(Policy(1), None, back=False, name="critic")
 
 
 async def test_processes_that_start_later_reach_the_same_state(

@@ -101,7 +101,7 @@ def test_a_role_may_be_sent_to_no_model_that_is_not_there() -> None:
     others = {"judge-*": OtherModel(("http://127.0.0.1:8",))}
     here = partial(ProxySettings, "http://127.0.0.1:9", "s.db", other_models=others)
     here(role_models={"subagent": "judge-1"})
-    with pytest.raises(ValueError, match="subagent=jugde-1: there is no other model jugde-1"):
+    with pytest.raises(ValueError, match="subagent=jugde-1: no policy or other model is jugde-1"):
         here(role_models={"subagent": "jugde-1"})
 
 
