@@ -73,6 +73,7 @@ def test_a_value_out_of_range_is_refused(
     [
         (("proxy",), "--engine"),
         (("proxy", "--engine", "http://e"), "--other-model"),
+        (("proxy", "--engine", "http://e"), "--policy"),
         (("doctor",), "--upstream"),
         (("status",), "--proxy"),
         (("engine", "vllm"), "--url"),
@@ -82,7 +83,7 @@ def test_a_value_out_of_range_is_refused(
 def test_an_address_that_is_no_url_is_refused_in_a_line(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, url: str
 ) -> None:
-    given = f"judge={url}" if option == "--other-model" else url
+    given = f"judge={url}" if option in ("--other-model", "--policy") else url
     more = ["--out", tmp_path] if command == TRAINER else []
     where = [] if command[0] in ("status", "engine") else ["--store", tmp_path / "bridle.db"]
     refused = bridle(*command, option, given, *where, *more)

@@ -101,3 +101,18 @@ def test_a_role_is_sent_only_to_a_model_that_is_named(
     done = bridle("proxy", *argv)
     assert done.exit_code == 2
     assert "role model subagent=jugde-1: no policy or other model is jugde-1" in done.output
+
+
+def test_further_policies_are_announced_and_a_role_may_be_sent_to_one(
+    bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
+    monkeypatch.setattr("bridle.cli.commands.proxy._PATIENCE_S", 0.0)
+    argv = ["--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0"]
+    argv += ["--policy", "worker=http://127.0.0.1:7,http://127.0.0.1:8"]
+    done = bridle("proxy", *argv, "--role-model", "subagent=worker")
+    assert done.exit_code == 0, done.output
+    served = "  policy      worker, served by http://127.0.0.1:7, http://127.0.0.1:8"
+    assert served in done.stdout.splitlines()
+    verdicts = [line for line in done.stdout.splitlines() if line.startswith("  upstream")]
+    assert len(verdicts) == 3, "every engine is examined"

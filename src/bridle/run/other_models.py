@@ -1,4 +1,4 @@
-"""Models beside the policy, as text on a command line names them."""
+"""Models beside the default policy, as text on a command line names them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ def other_model(text: str) -> tuple[str, OtherModel]:
         raise UsageError(f"--other-model {name}: the environment has no {key}")
     api_key = None if key is None else os.environ[key]
     return name, OtherModel(tuple(urls), options.get("model"), api_key, external)
+
+
+def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
+    """``NAME=URL[,URL…]``: a further trained policy and the engines that serve it.
+
+    Raises :class:`bridle.errors.UsageError`.
+    """
+    name, rest = pair(text, "--policy")
+    urls = tuple(rest.split(","))
+    for url in urls:
+        if not is_base_url(url):
+            raise UsageError(f"--policy {name}: {url!r} is not a URL such as http://127.0.0.1:8000")
+    return name, urls
 
 
 def pair(text: str, option: str) -> tuple[str, str]:

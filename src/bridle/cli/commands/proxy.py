@@ -96,6 +96,14 @@ def proxy(
         str | None,
         typer.Option(help="The engine's name of the model. Default: the first it lists."),
     ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="A further trained policy: NAME=URL[,URL…]. Clients name it as their model. "
+            "Repeatable.",
+        ),
+    ] = None,
     other_models: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,7 +114,10 @@ def proxy(
     ] = None,
     role_models: Annotated[
         list[str] | None,
-        typer.Option("--role-model", help="ROLE=NAME of an --other-model; ROLE may be `subagent`."),
+        typer.Option(
+            "--role-model",
+            help="ROLE=NAME of a --policy or an --other-model; ROLE may be `subagent`.",
+        ),
     ] = None,
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
@@ -163,13 +174,18 @@ def proxy(
     from bridle.proxy.server import ProxyServer, tune_gc
     from bridle.proxy.settings import Budget, OtherModel, is_loopback, limits_from
     from bridle.proxy.workers import WorkerPool
-    from bridle.run.other_models import other_model, pair
+    from bridle.run.other_models import further_policy, other_model, pair
 
     given_key = key_in(ADMIN_KEY_VARIABLE)
     if given_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
-    found = [] if json else _examined(engines, upstream_key, model, external)
+    further = dict(further_policy(text) for text in policies or ())
+    found: list[Upstream] = []
+    if not json:
+        more = [url for urls in further.values() for url in urls]
+        found += _examined(engines, upstream_key, model, external)
+        found += _examined(more, upstream_key, None, external=False)
     if tokenizer is None and not external and found:
         tokenizer = found[0].tokenizer
     others = dict(other_model(text) for text in other_models or ())
@@ -190,6 +206,7 @@ def proxy(
             model=model,
             tokenizer_dir=tokenizer,
             continuation=continuation,
+            policies=further,
             other_models=others,
             role_models=dict(pair(text, "--role-model") for text in role_models or ()),
             budget=Budget(budget_calls, budget_tokens, budget_seconds),
@@ -257,6 +274,10 @@ def _announce(
         f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
         f"  keys        {_keys(settings)}",
         f"  continuation {_continuation(settings)}",
+        *(
+            f"  policy      {name}, served by {', '.join(urls)}"
+            for name, urls in settings.policies.items()
+        ),
         *(f"  upstream    {_verdict(each)}" for each in found),
         *((f"  viewer      {url}/bridle/viewer (asks for the admin key)",) if viewer else ()),
     )
