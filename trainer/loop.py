@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bridle.reconstruct.samples.sample import Episode
-from bridle.store.records import PolicyRecord
-from bridle.trainer.batch.prepare import prepare
+from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.collection.collector import Collect
 from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.collection.replay import Replay, ReplayBuffer
@@ -30,27 +30,24 @@ from bridle.trainer.learner.checkpoint import (
 )
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
-from bridle.trainer.policy.weights import Policy
+from bridle.trainer.learner.trained import Publish, TrainedPolicy
+from bridle.trainer.learner.update import UpdateStats
 from bridle.trainer.report import StepReport
 from bridle.trainer.sinks.base import MetricSink
 
 log = logging.getLogger(__name__)
 
 
-class Publish(Protocol):
-    def __call__(self, policy: Policy, version: int) -> PolicyRecord | None:
-        """Make the engine serve ``policy`` as ``version``; raise when it does not.
-
-        :meth:`trainer.publish.Publisher.publish` is one.
-        """
-
-
 class GrpoLoop:
     """One GRPO run on one machine.
 
     ``learner`` holds the weights of policy version ``version``, which the engine serves when
-    :meth:`run` begins; after :meth:`resume`, publish ``loop.learner`` as ``loop.version`` first.
-    ``directory`` receives the checkpoints.
+    :meth:`run` begins; after :meth:`resume`, publish the weights of each of ``loop.policies`` as
+    ``loop.version`` first. ``directory`` receives the checkpoints.
+
+    ``others`` are trained on the same sessions, each on its own tokens. A version counts for all of
+    them: a step that trains one publishes each, so that what lags behind by a number of versions
+    lags behind by as many steps, whoever sampled it.
     """
 
     def __init__(
@@ -67,15 +64,23 @@ class GrpoLoop:
         groups: Callable[[], Mapping[str, Any]] = dict,
         teacher: AskTeacher | None = None,
         load: Callable[[str], Episode] | None = None,
+        name: str = DEFAULT_POLICY,
+        others: Sequence[TrainedPolicy] = (),
     ) -> None:
         """``groups``: what checkpoints keep of the groups that have been taken. ``teacher`` adds to
         their credit as ``config.distillation`` says. ``load``: a session of an earlier step by its
-        id, for success replay."""
-        if (config.loss.kl_coefficient != 0) != learner.has_reference:
-            raise ValueError("a KL penalty needs a reference model, and a reference model one")
+        id, for success replay. ``name``: whose tokens of a session ``learner`` trains."""
+        first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
+        self.policies = (first, *others)
+        """All that are trained, ``learner``'s first."""
+        for each in self.policies:
+            if (config.loss.kl_coefficient != 0) != each.learner.has_reference:
+                raise ValueError("a KL penalty needs a reference model, and a reference model one")
         if config.replay.share and load is None:
             raise ValueError("success replay needs a way to load sessions")
-        self.config = replace(config, packing=learner.packing)
+        if config.replay.share and others:
+            raise ValueError("success replay trains one policy")
+        self.config = first.configured(config)
         self.learner = learner
         self.step = 0
         """Steps completed."""
@@ -83,19 +88,13 @@ class GrpoLoop:
         """What they took, over all attempts."""
         self.version = version
         """Policy version of ``learner`` after the last completed step."""
-        self._directory = directory
         self._collect = collect
-        self._publish = publish
         self._metrics = metrics
-        self._tokenizer_from = tokenizer_from
         self._groups = groups
         self._teacher = teacher
         self._load = load
         self._trained_groups: Mapping[str, Any] = {}
-        """As of the last completed step, as what follows."""
-        self._kept_memory: Mapping[str, float] = {}
-        self.memory: dict[str, float] = {}
-        """What estimators keep over the steps."""
+        """As of the last completed step."""
         self.renumbering = Renumbering()
         """How versions that were recorded by earlier attempts count now."""
         self.replay_buffer = ReplayBuffer()
@@ -105,20 +104,22 @@ class GrpoLoop:
         """Whether the weights may be between two versions."""
 
     def resume(self) -> Progress:
-        """Go on from the newest checkpoint in ``directory``.
+        """Go on from the newest checkpoint in ``directory``, and from the others' of that step.
 
         Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` when there is none or it
         does not fit.
         """
-        found = checkpoints(self._directory)
+        first, *others = self.policies
+        found = checkpoints(first.directory)
         if not found:
-            raise CheckpointError(f"no checkpoint in {self._directory}")
-        progress = self.learner.load_checkpoint(found[-1])
+            raise CheckpointError(f"no checkpoint in {first.directory}")
+        for other in others:
+            other.load_checkpoint(found[-1].name)
+        progress = first.load_checkpoint(found[-1].name)
         self.step, self.version = progress.step, progress.version
         self.seconds = progress.seconds
-        self._trained_groups, self._kept_memory = progress.groups, progress.memory
+        self._trained_groups = progress.groups
         self.renumbering = Renumbering(progress.renumbered)
-        self.memory = dict(progress.memory)
         self.replay_buffer = ReplayBuffer.of_data(progress.replay)
         return progress
 
@@ -152,55 +153,78 @@ class GrpoLoop:
 
     def _run_step(self) -> StepReport:
         self._seconds = {}
-        step = self.step
+        step, version = self.step, self.version
         rate = learning_rate(step, self._steps_in_all(), self.config.optimizer)
         with self._timed("collect"):
-            episodes = self._collect(step, self.version)
+            episodes = self._collect(step, version)
         with self._timed("prepare"):
-            prepared = prepare(episodes, self.version, self.config, self.memory, self._teacher)
+            prepared = [
+                each.prepared(episodes, version, each.configured(self.config), self._teacher)
+                for each in self.policies
+            ]
             replay = self._replay(len(episodes))
-        items = (*prepared.items, *(replay.items if replay else ()))
-        update = policy = None
-        version = self.version
-        if items:
-            self._updating = True
-            with self._timed("update"):
-                update = self.learner.update(
-                    items, self.config, step=step, version=version, learning_rate=rate
-                )
-            self._seconds["score"] = update.scoring_seconds
-            self._seconds["update"] -= update.scoring_seconds
-            if update.skipped_updates:
-                log.warning(
-                    "step %d: %d of %d updates were not taken, as their gradients are not finite",
-                    step + 1,
-                    update.skipped_updates,
-                    len(update.grad_norms),
-                )
-            if update.skipped_updates < len(update.grad_norms):
-                version += 1
-                with self._timed("publish"):
-                    policy = self._publish(self.learner, version) if self._publish else None
+        # Success replay is for one policy.
+        replayed = replay.items if replay else ()
+        updates = [
+            self._update(each, (*ready.items, *replayed), rate)
+            for each, ready in zip(self.policies, prepared, strict=True)
+        ]
+        published: list[PolicyRecord | None] = [None] * len(updates)
+        if any(update is not None and update.changed_weights for update in updates):
+            version += 1
+            with self._timed("publish"):
+                published = [
+                    each.publish(each.learner, version) if each.publish else None
+                    for each in self.policies
+                ]
         self.step, self.version, self._updating = step + 1, version, False
-        self._trained_groups, self._kept_memory = self._groups(), dict(self.memory)
+        self._trained_groups = self._groups()
+        for each in self.policies:
+            each.kept_memory = dict(each.memory)
         if replay is not None:
-            self.replay_buffer = self.replay_buffer.after(prepared, self.config.replay)
-        report = StepReport(
-            step=step,
-            version=version,
-            sessions=len(episodes),
-            prepared=prepared,
+            self.replay_buffer = self.replay_buffer.after(prepared[0], self.config.replay)
+        reports = {
+            each.name: StepReport(step, version, len(episodes), ready, update, policy, rate)
+            for each, ready, update, policy in zip(
+                self.policies, prepared, updates, published, strict=True
+            )
+        }
+        for name, told in reports.items():
+            if (reason := told.nothing_trained) is not None:
+                whom = f" of policy {name}" if len(reports) > 1 else ""
+                log.warning("step %d trains nothing%s: %s", step + 1, whom, reason)
+        report = replace(
+            reports.pop(self.policies[0].name),
             replay=replay,
-            update=update,
-            policy=policy,
-            learning_rate=rate,
             seconds=dict(self._seconds),
+            others=reports,
         )
-        if (reason := report.nothing_trained) is not None:
-            log.warning("step %d trains nothing: %s", step + 1, reason)
         if self._metrics is not None:
             self._metrics.write(step, report.metrics())
         return report
+
+    def _update(
+        self, policy: TrainedPolicy, items: Sequence[TrainItem], rate: float
+    ) -> UpdateStats | None:
+        """The step's updates of ``policy``; ``None``: there is nothing to train."""
+        if not items:
+            return None
+        self._updating = True
+        config = policy.configured(self.config)
+        with self._timed("update"):
+            update = policy.learner.update(
+                items, config, step=self.step, version=self.version, learning_rate=rate
+            )
+        self._seconds["score"] = self._seconds.get("score", 0.0) + update.scoring_seconds
+        self._seconds["update"] -= update.scoring_seconds
+        if update.skipped_updates:
+            log.warning(
+                "step %d: %d of %d updates were not taken, as their gradients are not finite",
+                self.step + 1,
+                update.skipped_updates,
+                len(update.grad_norms),
+            )
+        return update
 
     def _replay(self, sessions: int) -> Replay | None:
         """What the step trains besides ``sessions`` of its own; ``None``: replay is off."""
@@ -223,24 +247,24 @@ class GrpoLoop:
         return self.step % self.config.checkpoints.every == 0
 
     def _checkpoint(self) -> int:
-        self.learner.save_checkpoint(
-            self._directory,
-            Progress(
-                self.step,
-                self.version,
-                self.seconds,
-                self._trained_groups,
-                self.renumbering.changes,
-                self._kept_memory,
-                self.replay_buffer.as_data(),
-            ),
-            tokenizer_from=self._tokenizer_from,
-            keep=self.config.checkpoints.keep,
+        progress = Progress(
+            self.step,
+            self.version,
+            self.seconds,
+            self._trained_groups,
+            self.renumbering.changes,
+            replay=self.replay_buffer.as_data(),
         )
+        first, *others = self.policies
+        keep = self.config.checkpoints.keep
+        for other in others:
+            # One more: the first policy's, which comes last, says what there is to go on from.
+            other.save_checkpoint(progress, keep + 1)
+        first.save_checkpoint(progress, keep)
         return self.step
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self._seconds[phase] = time.perf_counter() - started
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -27,16 +27,19 @@ class StepReport:
     """Policy version after the step."""
     sessions: int
     prepared: PreparedStep
-    replay: Replay | None
-    """``None`` when success replay is off."""
     update: UpdateStats | None
-    """``None`` when nothing was left to train on; the version then stays."""
+    """``None`` when nothing was left to train on. The version stays when that is so for every
+    policy of the run."""
     policy: PolicyRecord | None
     """What was published, if anything was."""
     learning_rate: float
-    seconds: Mapping[str, float]
+    replay: Replay | None = None
+    """``None`` when success replay is off."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs), ``update``,
     ``publish``."""
+    others: Mapping[str, StepReport] = field(default_factory=dict)
+    """Of the run's other policies, by name. What they took is in ``seconds`` of this one."""
 
     @property
     def reward_mean(self) -> float:
@@ -64,17 +67,32 @@ class StepReport:
         return self.update.gap.mean if self.update else None
 
     def metrics(self) -> dict[str, float]:
-        """The report as named numbers; what was not measured is not there."""
+        """The report as named numbers; what was not measured is not there. What another policy
+        trained begins with its name."""
+        others = {
+            f"{name}/{metric}": value
+            for name, other in self.others.items()
+            for metric, value in other.policy_metrics().items()
+        }
+        return {**self._own_metrics(), **others}
+
+    def policy_metrics(self) -> dict[str, float]:
+        """Those that are not the same for every policy of a run."""
         return {
-            "policy/version": float(self.version),
-            "policy/learning_rate": self.learning_rate,
-            **self._reward_metrics(),
             **self._session_metrics(),
             **self._token_metrics(),
             **self._staleness_metrics(),
             **self._teacher_metrics(),
-            **(self.replay.metrics() if self.replay else {}),
             **self._update_metrics(),
+        }
+
+    def _own_metrics(self) -> dict[str, float]:
+        return {
+            "policy/version": float(self.version),
+            "policy/learning_rate": self.learning_rate,
+            **self._reward_metrics(),
+            **self.policy_metrics(),
+            **(self.replay.metrics() if self.replay else {}),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }
 

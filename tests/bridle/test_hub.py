@@ -128,7 +128,8 @@ def test_what_is_neither_a_directory_nor_a_name_is_refused(
 ) -> None:
     refused = bridle("engine", "embedded", "--model", tmp_path / "missing")
     assert refused.exit_code == 2
-    assert "is neither a directory nor a name on the Hub (OWNER/MODEL)" in refused.stderr
+    told = " ".join(refused.stderr.replace("│", " ").split())
+    assert "is neither a directory nor a name on the Hub (OWNER/MODEL)" in told
     assert model_directory(str(tmp_path)) == tmp_path
     assert cached_tokenizer(str(tmp_path)) is None
     assert cached_tokenizer("nobody/has-this") is None

@@ -109,7 +109,7 @@ def test_why_training_ended_is_said_in_a_line(
     def ended(*_: object, **__: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("bridle.run.local.stack", ended)
+    monkeypatch.setattr("bridle.run.local.stacks", ended)
     policy = tmp_path / "policy"
     size = train_tokenizer(policy, ["What is asked here?"] * 4, vocab_size=320)
     make_policy(policy, TinyShape(), vocab_size=size, seed=0)

@@ -197,6 +197,74 @@ def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Pa
     assert trained.read_bytes() != (begun / "model.safetensors").read_bytes()
 
 
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path: Path) -> None:
+    out, sizes = tmp_path / "out", ("--groups", "4", "--group-size", "8")
+    own = ("--set", f"policies.worker.model={begun}")
+    for steps in ("1", "2"):
+        done = train(begun, out, "--steps", steps, *sizes, *own)
+        assert done.returncode == 0, done.stdout + done.stderr
+    with Reader(str(out / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        published = {(one.name, one.version) for one in reader.policies(run.id) if one.verified}
+        asked = {
+            (call.role, call.policy)
+            for session in reader.sessions(run=run.id)
+            for call in reader.calls(session.id)
+        }
+        built = list(episodes(reader, run=run.id))
+        trained = {
+            name: sum(metric.value for metric in reader.metrics(run.id, f"{name}tokens/trained"))
+            for name in ("", "worker/")
+        }
+    assert asked == {("planner", None), ("worker", "worker")}
+    assert published >= {("policy", 1), ("worker", 1), ("policy", 2), ("worker", 2)}
+    of_role = {
+        role: sum(
+            int(sample.mask.sum())
+            for episode in built
+            for sample in episode.samples
+            if sample.role == role
+        )
+        for role in ("planner", "worker")
+    }
+    assert 0 < trained[""] <= of_role["planner"]
+    assert 0 < trained["worker/"] <= of_role["worker"]
+    versions = {int(v) for one in built for each in one.samples for v in each.versions[each.mask]}
+    assert versions == {0, 1}
+    first = (begun / "model.safetensors").read_bytes()
+    ends = [
+        (place / "checkpoints" / "step-00000002" / "policy" / "model.safetensors").read_bytes()
+        for place in (out, out / "policies" / "worker")
+    ]
+    assert len({first, *ends}) == 3
+
+
+def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
+    begun: Path, bridle: Callable[..., Any], tmp_path: Path
+) -> None:
+    def refused(*assignments: str) -> str:
+        sets = [part for assignment in assignments for part in ("--set", assignment)]
+        done = train(begun, tmp_path / "out", *sets)
+        assert done.returncode == 2
+        assert not (tmp_path / "out" / "bridle.db").exists()
+        return " ".join(done.stderr.split())
+
+    assert "needs another name" in refused("policies.policy.roles=[]")
+    both = ('policies.one.roles=["worker"]', 'policies.two.roles=["worker"]')
+    assert "role worker has two policies, one and two" in refused(*both)
+    assert "there is no setting 'rolls', but model, roles" in refused("policies.one.rolls=3")
+    assert "replay is for one policy" in refused(
+        "policies.worker.roles=[]", "training.replay.share=0.5"
+    )
+    other = tmp_path / "other"
+    shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=2, intermediate=128, context=512)
+    size = train_tokenizer(other, ["another tokenizer altogether"] * 20, vocab_size=300)
+    make_policy(other, shape, vocab_size=size, seed=3)
+    assert "another tokenizer" in refused(f"policies.worker.model={other}")
+
+
 def train(policy: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command of the example's page, with a policy and sizes of this test."""
     command = [

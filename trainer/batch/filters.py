@@ -48,6 +48,8 @@ class MaskReason(StrEnum):
     """Sampled more than ``max_staleness`` versions ago."""
     NO_BASELINE = "no_baseline"
     """Its estimator had nothing to compare it with."""
+    OTHER_POLICY = "other_policy"
+    """Sampled by another policy than the one that is trained."""
     VERSION_AHEAD = "version_ahead"
     """Recorded at a version that this training has not reached."""
 

@@ -70,6 +70,11 @@ class UpdateStats:
     scoring_seconds: float = 0.0
     """Spent on the old and reference policies' logprobs, before the first update."""
 
+    @property
+    def changed_weights(self) -> bool:
+        """Whether any update was taken."""
+        return self.skipped_updates < len(self.grad_norms)
+
     def __add__(self, other: UpdateStats) -> UpdateStats:
         return replace(
             self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
@@ -105,6 +105,18 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FurtherPolicy:
+    """A policy of its own for some roles of the agent, served by an engine of its own as the first
+    policy is."""
+
+    model: str | None = None
+    """Model of version 0, with the tokenizer and chat template of ``policy.model``, which it is by
+    default."""
+    roles: tuple[str, ...] = ()
+    """Roles whose calls go to it; none: the one that has its name."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunConfig:
     """Everything that decides a training run. Stored with the run."""
 
@@ -116,6 +128,13 @@ class RunConfig:
     training: GrpoConfig = field(
         default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
     )
+    policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
+    """Policies that are trained beside ``policy``, by name."""
+
+    @property
+    def policy_roles(self) -> dict[str, str]:
+        """The policy of each role that does not ask the first one."""
+        return {role: name for name, one in self.policies.items() for role in one.roles or (name,)}
 
     @classmethod
     def load(cls, file: str | Path, overrides: Sequence[str] = ()) -> Self:

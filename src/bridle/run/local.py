@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
@@ -24,11 +25,17 @@ from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
 from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
-from bridle.run.stack import MODEL, stack
-from bridle.run.training import TrainingPlan, newest_policy, require_devices, require_parts
+from bridle.run.stack import MODEL, stacks
+from bridle.run.training import (
+    TrainingPlan,
+    newest_policy,
+    require_devices,
+    require_parts,
+    require_several,
+)
 from bridle.run.training import train as train_plan
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RunRecord, new_id
+from bridle.store.records import DEFAULT_POLICY, RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
@@ -36,6 +43,9 @@ from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+"""Of a policy: it is a folder's, and stands in options of ``bridle proxy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class TrainingResult:
     """Model directory of the newest checkpoint."""
     store: str
     """Where the run's sessions, metrics and policies are recorded."""
+    others: Mapping[str, Path] = field(default_factory=dict)
+    """As ``policy``, of each of ``config.policies``."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """What is in ``report.json``, beside the plot ``reward.png``."""
 
@@ -84,10 +96,19 @@ def train(
     )
     held_out = held_out_tasks(config.evaluation, config.tasks)
     policy = model_directory(config.policy.model)
-    check_policy(policy)
+    others = {
+        name: model_directory(one.model or config.policy.model)
+        for name, one in config.policies.items()
+    }
+    for each in (policy, *others.values()):
+        check_policy(each)
     require_parts(training)
     require_devices(training)
-    Tokenizer(policy)
+    if others:
+        require_several(training)
+    tokenizer = Tokenizer(policy)
+    for name, other in others.items():
+        require_same_tokenizer(name, tokenizer, Tokenizer(other))
     if not World.current().is_first:
         follow(policy, training)
     fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
@@ -108,9 +129,13 @@ def train(
             run_id=run_id,
             config=training,
             groups_per_step=config.groups.per_step,
+            others=others,
             work={
-                name: asdict(getattr(config, name))
-                for name in ("tasks", "agent", "groups", "policy", "evaluation")
+                **{
+                    name: asdict(getattr(config, name))
+                    for name in ("tasks", "agent", "groups", "policy", "evaluation")
+                },
+                "policies": {name: asdict(one) for name, one in config.policies.items()},
             },
         )
         settings = RolloutSettings(
@@ -123,19 +148,22 @@ def train(
             guards=config.agent.guards,
         )
         with (
-            stack(
-                policy,
+            stacks(
+                {DEFAULT_POLICY: policy, **others},
+                config.policy_roles,
                 store,
                 directory / "logs",
                 engine=config.policy.engine,
                 engine_arguments=config.policy.engine_arguments,
                 host=fleet.host,
-            ) as running,
-            Rollouts(running.proxy_url, fleet, key=running.admin_key) as rollouts,
+            ) as further,
+            Rollouts(
+                (first := further.pop(DEFAULT_POLICY)).proxy_url, fleet, key=first.admin_key
+            ) as rollouts,
         ):
             loop = train_plan(
                 plan,
-                running,
+                first,
                 rollouts.groups(
                     adapter,
                     planned(
@@ -166,16 +194,43 @@ def train(
                 )
                 if held_out
                 else None,
+                further=further,
             )
         with Reader(store) as reader:
             report = write_report(reader, run_id, directory)
-    return TrainingResult(run_id, loop.step, newest_policy(plan), store, report)
+    newest, *more = map(newest_policy, plan.each)
+    return TrainingResult(
+        run_id, loop.step, newest, store, dict(zip(others, more, strict=True)), report
+    )
 
 
 def require_training(config: RunConfig) -> None:
     """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
     if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+    for name, one in config.policies.items():
+        if not _NAME.fullmatch(name) or name == DEFAULT_POLICY:
+            raise UsageError(
+                f"a policy of policies.{name} needs another name: of letters, digits, - and _, and "
+                f"not {DEFAULT_POLICY!r}, which is the first one's"
+            )
+        for role in one.roles or (name,):
+            if config.policy_roles[role] != name:
+                raise UsageError(
+                    f"role {role} has two policies, {name} and {config.policy_roles[role]}"
+                )
+
+
+def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> None:
+    """Raises :class:`bridle.errors.UsageError` unless the policy ``name`` reads and writes the
+    first one's tokens: prompts are rendered once, by the first one's."""
+    same = first.backend.to_str() == other.backend.to_str()
+    if same and first.chat_template_source == other.chat_template_source:
+        return
+    raise UsageError(
+        f"policies.{name}.model has another tokenizer or chat template than policy.model: begin "
+        "both with one model"
+    )
 
 
 def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:

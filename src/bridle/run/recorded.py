@@ -32,6 +32,7 @@ from bridle.run.training import (
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PLAIN, PolicyRecord, SessionRecord
 from bridle.store.writing.writer import Writer
+from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.collection.recorded import NothingRecorded, RecordedGroups
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.learner import AnyLearner
@@ -76,7 +77,8 @@ def train_recorded(
     stack: Stack | None = None,
     on_step: Callable[[StepReport], bool | None],
 ) -> GrpoLoop:
-    """Trains ``plan.policy`` on recorded sessions, each group once; resumes what was begun.
+    """Trains ``plan.policy`` on recorded sessions, each group once, of several policies on the
+    tokens of ``plan.name``; resumes what was begun.
 
     Without ``recordings.wait_for`` the run ends after the groups that are there, or after
     ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of
@@ -119,16 +121,17 @@ def train_recorded(
             groups=groups.groups,
             teacher=teacher,
             load=lambda session_id: groups.episode(session_id, loop.version),
+            name=plan.name,
         )
         if checkpoints(directory):
             groups.restore(loop.resume().groups)
         elif not recordings.other_policy and recordings.wait_for is None:
-            require_own_policy(learner, groups.first(CHECKED_SESSIONS), recordings.version)
+            own = [of_policy(one, plan.name) for one in groups.first(CHECKED_SESSIONS)]
+            require_own_policy(learner, own, recordings.version)
         writer.configure_run(plan.run_id, configured(plan))
         if loop.step == 0:
-            writer.add_sync(
-                PolicyRecord(plan.run_id, loop.version, time.time(), path=str(plan.policy))
-            )
+            begun = PolicyRecord(plan.run_id, loop.version, time.time(), path=str(plan.policy))
+            writer.add_sync(replace(begun, name=plan.name))
         if recordings.wait_for is None:
             left = groups.steps()
             if loop.step + left == 0:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -109,8 +109,14 @@ def _require_known(values: Mapping[str, Any], kind: type, where: str) -> None:
     for name, value in values.items():
         if name not in known:
             raise SettingsError(f"{where}: there is no setting {name!r}, but {', '.join(known)}")
-        if is_dataclass(known[name]) and isinstance(value, dict):
+        if not isinstance(value, dict):
+            continue
+        if is_dataclass(known[name]):
             _require_known(value, known[name], f"{where} [{name}]")
+        elif is_dataclass(item := get_args(known[name])[-1]) and isinstance(item, type):
+            for key, one in value.items():
+                if isinstance(one, dict):
+                    _require_known(one, item, f"{where} [{name}.{key}]")
 
 
 def _require_complete(values: Any, kind: Any, where: str, prefix: str = "") -> None:

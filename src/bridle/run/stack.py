@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bridle.run.environment import (
     EngineKind,
 )
 from bridle.run.services import Service
+from bridle.store.records import DEFAULT_POLICY
 
 MODEL = "policy"
 VLLM_START_S = 900.0
@@ -43,6 +44,8 @@ class Stack:
     proxy_url: str
     more_engines: tuple[str, ...] = ()
     """Base URLs of further engines that serve the same policy."""
+    policy: str = DEFAULT_POLICY
+    """Name of the policy that these engines serve."""
     kind: EngineKind = "embedded"
     engine_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
@@ -59,15 +62,21 @@ class Stack:
         if self.kind == "vllm":
             with VllmControl(url, api_key=self.engine_key) as control:
                 control.stamp(version)
-        self._policy("PUT", json={"version": version, "back": True, "engine": engine})
+        self._publish(version, engine=engine)
 
     def retract(self, version: int) -> None:
         """Sets the proxy back to ``version`` for all engines."""
-        self._policy("PUT", json={"version": version, "back": True})
+        self._publish(version)
 
     def version(self) -> int:
         """The policy version that the proxy records with calls now."""
-        return int(self._policy("GET").json()["version"])
+        state = self._policy("GET").json()
+        named = None if self.policy == DEFAULT_POLICY else self.policy
+        return int(state["version"] if named is None else state["policies"][named])
+
+    def _publish(self, version: int, **fields: Any) -> None:
+        named = {} if self.policy == DEFAULT_POLICY else {"policy": self.policy}
+        self._policy("PUT", json={"version": version, "back": True, **named, **fields})
 
     def _policy(self, method: str, **body: Any) -> httpx.Response:
         url = f"{self.proxy_url}/bridle/v1/policy"
@@ -105,13 +114,68 @@ def stack(
 ) -> Iterator[Stack]:
     """An engine serving ``policy`` as ``version``, and a proxy recording to ``store`` that listens
     on ``host``; both ask for keys that are made here."""
+    with stacks(
+        {DEFAULT_POLICY: policy},
+        {},
+        store,
+        logs,
+        version=version,
+        engine=engine,
+        engine_arguments=engine_arguments,
+        host=host,
+    ) as running:
+        yield running[DEFAULT_POLICY]
+
+
+@contextmanager
+def stacks(
+    policies: Mapping[str, Path],
+    roles: Mapping[str, str],
+    store: str,
+    logs: Path,
+    *,
+    version: int = 0,
+    engine: EngineKind = "embedded",
+    engine_arguments: Sequence[str] = (),
+    host: str = "127.0.0.1",
+) -> Iterator[dict[str, Stack]]:
+    """An engine for each of ``policies``, and one proxy in front of all, as :func:`stack` has.
+
+    ``policies``: model directories by name, :data:`DEFAULT_POLICY`'s among them. ``roles``: the
+    policy of each role that does not ask that one. Yields what serves each, by name.
+    """
     key = new_key()
-    with (
-        engine_service(engine, policy, logs, engine_arguments, key=key) as serving,
-        recording(
-            serving.url, engine, policy, store, logs, version=version, key=key, host=host
-        ) as running,
-    ):
+    with ExitStack() as opened:
+        urls = {
+            name: opened.enter_context(
+                engine_service(
+                    engine,
+                    path,
+                    logs if name == DEFAULT_POLICY else logs / name,
+                    engine_arguments,
+                    key=key,
+                )
+            ).url
+            for name, path in policies.items()
+        }
+        further = []
+        for name in policies:
+            if name != DEFAULT_POLICY:
+                further += ["--policy", f"{name}={urls[name]}"]
+        for role, name in roles.items():
+            further += ["--role-model", f"{role}={name}"]
+        first = urls[DEFAULT_POLICY]
+        proxy_url, admin_key = opened.enter_context(
+            proxy(first, policies[DEFAULT_POLICY], store, logs, key=key, host=host, further=further)
+        )
+        running = {
+            name: Stack(
+                url, proxy_url, policy=name, kind=engine, engine_key=key, admin_key=admin_key
+            )
+            for name, url in urls.items()
+        }
+        for one in running.values():
+            one.announce(version)
         yield running
 
 
@@ -179,11 +243,12 @@ def proxy(
     *,
     key: str | None = None,
     host: str = "127.0.0.1",
+    further: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """A proxy in front of ``engine_url``, which asks for ``key``, on a port of its own; yields its
-    base URL and the admin key that it asks for."""
+    base URL and the admin key that it asks for. ``further``: options of ``bridle proxy``."""
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
-    arguments += ["--store", store, "--host", host, "--port", "0"]
+    arguments += ["--store", store, "--host", host, "--port", "0", *further]
     admin_key = new_key()
     keys = {ADMIN_KEY_VARIABLE: admin_key, UPSTREAM_KEY_VARIABLE: key}
     with Service(arguments, logs / "proxy.log", keys) as service:

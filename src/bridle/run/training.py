@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
-from bridle.errors import BridleError
+from bridle.errors import BridleError, UsageError
 from bridle.reconstruct.episodes import broken_episode, episode_of
 from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
@@ -30,7 +31,7 @@ from bridle.run.report import evaluation_metrics
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallKind, PolicyRecord
+from bridle.store.records import DEFAULT_POLICY, CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
@@ -39,6 +40,8 @@ from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
 from bridle.trainer.learner.ranks import learning
+from bridle.trainer.learner.trained import TrainedPolicy
+from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.losses.losses import LOSSES
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
@@ -68,8 +71,24 @@ class TrainingPlan:
     """The run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
     groups_per_step: int = 8
+    others: Mapping[str, Path] = field(default_factory=dict)
+    """Model directories of the policies that are trained beside it, by name."""
+    name: str = DEFAULT_POLICY
+    """Of ``policy``."""
     work: Mapping[str, Any] = field(default_factory=dict)
     """What else the run's ``config`` in the store records: tasks, agent, groups, policy."""
+
+    @property
+    def each(self) -> list[TrainingPlan]:
+        """A plan for every policy, with a directory of its own; this one first."""
+        below = self.directory / "policies"
+        return [
+            self,
+            *(
+                replace(self, policy=policy, name=name, directory=below / name, others={})
+                for name, policy in self.others.items()
+            ),
+        ]
 
 
 def stated(config: GrpoConfig) -> dict[str, Any]:
@@ -119,6 +138,14 @@ def require_devices(config: GrpoConfig) -> None:
         )
 
 
+def require_several(config: GrpoConfig) -> None:
+    """Raises :class:`bridle.errors.UsageError` for what can be had for one policy only."""
+    if config.replay.share:
+        raise UsageError("success replay is for one policy: set training.replay.share to 0")
+    if World.current().size > 1 or len(choose_devices(config.compute.device)) > 1:
+        raise UsageError("several policies are trained on one device: name one with --device")
+
+
 def train(
     plan: TrainingPlan,
     stack: Stack,
@@ -126,19 +153,21 @@ def train(
     *,
     on_step: Callable[[StepReport], bool | None],
     held_out: HeldOut | None = None,
+    further: Mapping[str, Stack] = MappingProxyType({}),
 ) -> GrpoLoop:
     """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
 
-    ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version
-    of it that an earlier attempt published; a resumed run publishes its own weights first.
-    ``on_step`` may return true to stop. Interrupting leaves a checkpoint of the last whole step.
-    ``held_out`` measures the policy before the first step and on the way; the best is kept. Raises
+    ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version of
+    it that an earlier attempt published, and ``further`` so each of ``plan.others``, by name; a
+    resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
+    leaves a checkpoint of the last whole step. ``held_out`` measures the policies before the first
+    step and on the way; the best are kept. Raises
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_parts(plan.config)
     require_devices(plan.config)
     rules = rules_of(plan.config)
-    loop_directory = plan.directory / CHECKPOINTS
+    on_policy = plan.config.max_staleness == 0
 
     def load(session_id: str) -> Episode:
         return loop.renumbering.episode(loaded_episode(reader, session_id, rules))
@@ -146,10 +175,9 @@ def train(
     with (
         resumable(),
         teaching(plan.config.distillation) as teacher,
-        learning(plan.policy, plan.config) as learner,
         Reader(plan.store) as reader,
         Writer(plan.store) as writer,
-        publishing(plan, stack, learner, writer) as publisher,
+        ExitStack() as opened,
         sinks_of(plan, writer) as sinks,
         Collector(
             groups,
@@ -158,43 +186,53 @@ def train(
             per_step=plan.groups_per_step,
         ) as collector,
     ):
+        stacks = {plan.name: stack, **further}
+        served = [
+            opened.enter_context(_serving(each, stacks[each.name], writer)) for each in plan.each
+        ]
+        first, *others = [one.trained for one in served]
         writer.configure_run(plan.run_id, configured(plan))
 
         def collect(step: int, version: int) -> list[Episode]:
-            if plan.config.max_staleness == 0:
+            if on_policy:
                 # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
-                _hold(publisher, stack, learner, version)
+                hold(version)
             collected = collector(step, version)
             if any(each.session.outcome not in FINISHED for each in collected):
                 # Some have no verdict: is that the engine's fault, or the proxy's? If so the step
                 # is not taken, and their groups are completed by the next attempt.
-                _hold(publisher, stack, learner, version)
+                hold(version)
             ids = [episode.session.id for episode in collected]
             if ids and not any(reader.call_counts_of(ids).values()):
                 log.warning("step %d: no session has a call (%s)", step + 1, NO_CALL_HINT)
             return collected
 
+        def hold(version: int) -> None:
+            for one in served:
+                one.hold(version)
+
         loop = GrpoLoop(
             plan.config,
-            learner,
+            first.learner,
             collect,
-            directory=loop_directory,
-            publish=publisher.publish,
+            directory=first.directory,
+            publish=first.publish,
             metrics=sinks,
             tokenizer_from=plan.policy,
             groups=collector.groups,
             teacher=teacher,
             load=load,
+            others=others,
         )
 
         def after_step(report: StepReport) -> bool | None:
-            if plan.config.max_staleness and (
+            if not on_policy and (
                 report.policy is None or plan.config.publish.through == "transfer"
             ):
                 # A restarted engine or proxy answers no call. Without calls there is nothing to
                 # train on, and so no publish that would notice. A vLLM that dies before a version's
                 # directory is written comes back with the version before.
-                _hold(publisher, stack, learner, loop.version)
+                hold(loop.version)
             collector.published(loop.version)
             if held_out is not None and held_out.is_due(report.step + 1, plan.config.steps):
                 measure(report.step)
@@ -205,29 +243,65 @@ def train(
             if measured is not None:
                 log.info("step %d: held-out reward %s", step + 1, measured.mean_at[1])
                 writer.record_metrics(plan.run_id, step, evaluation_metrics(measured))
-                keep_best(plan.directory, measured, loop.version, learner, plan.policy)
+                for one in served:
+                    learner, where = one.trained.learner, one.plan
+                    keep_best(where.directory, measured, loop.version, learner, where.policy)
 
-        newest = max(
-            [stack.version(), *(policy.version for policy in reader.policies(plan.run_id))]
-        )
-        if checkpoints(loop_directory):
+        known = [policy.version for policy in reader.policies(plan.run_id)]
+        newest = max([one.stack.version() for one in served] + known)
+        if checkpoints(first.directory):
             progress = loop.resume()
             collector.restore(progress.groups, progress.step)
         else:
-            writer.add_sync(PolicyRecord(plan.run_id, 0, time.time(), path=str(plan.policy)))
+            for each in plan.each:
+                begun = PolicyRecord(plan.run_id, 0, time.time(), path=str(each.policy))
+                writer.add_sync(replace(begun, name=each.name))
         if newest > loop.version:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
             loop.renumber(newest + 1)
         if loop.version:
-            publisher.publish(learner, loop.version)
-        elif plan.config.max_staleness:
+            for one in served:
+                one.publisher.publish(one.trained.learner, loop.version)
+        elif not on_policy:
             # On policy, the first collection does this.
-            _hold(publisher, stack, learner, 0)
+            hold(0)
         if held_out is not None and loop.step == 0:
             measure(-1)
         loop.run(after_step)
     return loop
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A policy in training, and what serves it."""
+
+    plan: TrainingPlan
+    stack: Stack
+    trained: TrainedPolicy
+    publisher: AnyPublisher
+
+    def hold(self, version: int) -> None:
+        """Publishes ``version`` again when the engine or the proxy has forgotten it."""
+        learner = self.trained.learner
+        if self.stack.version() != version or not self.publisher.serves(learner):
+            log.warning(
+                "the engine or the proxy was restarted or left paused, or engine and trainer score "
+                "differently: publishing version %d again",
+                version,
+            )
+            self.publisher.publish(learner, version)
+
+
+@contextmanager
+def _serving(plan: TrainingPlan, stack: Stack, writer: Writer) -> Iterator[_Served]:
+    with (
+        learning(plan.policy, plan.config) as learner,
+        publishing(plan, stack, learner, writer) as publisher,
+    ):
+        directory = plan.directory / CHECKPOINTS
+        trained = TrainedPolicy(learner, directory, publisher.publish, plan.policy, plan.name)
+        yield _Served(plan, stack, trained, publisher)
 
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:
@@ -294,6 +368,10 @@ def publishing(
             yield transferring
         return
     directory, probes = plan.directory / "published", default_probes(policy.vocabulary)
+
+    def record(published: PolicyRecord) -> None:
+        writer.add_sync(replace(published, name=plan.name))
+
     with ExitStack() as open_clients:
         if not stack.more_engines:
             yield Publisher(
@@ -305,7 +383,7 @@ def publishing(
                 probes=probes,
                 config=plan.config.publish,
                 announce=stack.announce,
-                record=writer.add_sync,
+                record=record,
             )
             return
         urls = (stack.engine_url, *stack.more_engines)
@@ -319,7 +397,7 @@ def publishing(
             config=plan.config.publish,
             announce=stack.announce,
             retract=stack.retract,
-            record=writer.add_sync,
+            record=record,
         )
 
 
@@ -349,17 +427,6 @@ def _transferring(
             config=config,
             announce=lambda version, url: stack.announce(version, None if alone else url),
             retract=stack.retract,
-            record=writer.add_sync,
+            record=lambda published: writer.add_sync(replace(published, name=plan.name)),
         )
         yield opened.enter_context(publisher)
-
-
-def _hold(publisher: AnyPublisher, stack: Stack, policy: Weights, version: int) -> None:
-    """Publishes ``version`` again when the engine or the proxy has forgotten it."""
-    if stack.version() != version or not publisher.serves(policy):
-        log.warning(
-            "the engine or the proxy was restarted or left paused, or engine and trainer score "
-            "differently: publishing version %d again",
-            version,
-        )
-        publisher.publish(policy, version)

@@ -35,6 +35,7 @@ from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import fail, out, print_json
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
+from bridle.store.records import DEFAULT_POLICY
 
 
 def trainer(
@@ -89,6 +90,12 @@ def trainer(
     other_policy: Annotated[
         bool, typer.Option("--other-policy", help="--from-store: sessions of other weights too.")
     ] = False,
+    recorded_policy: Annotated[
+        str | None,
+        typer.Option(
+            help="--from-store: of several recorded policies, the name of the one to train."
+        ),
+    ] = None,
     run: Annotated[
         str | None,
         typer.Option(
@@ -158,6 +165,7 @@ def trainer(
         run_id=f"train:{output.name if from_store else run or 'train'}",
         config=config,
         groups_per_step=groups,
+        name=recorded_policy or DEFAULT_POLICY,
     )
 
     def on_step(report: StepReport) -> None:
@@ -191,7 +199,13 @@ def trainer(
         stack = services(engine) if engine else None
         loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
     else:
-        _refuse(where=where, wait=wait, version=version, other_policy=other_policy)
+        _refuse(
+            where=where,
+            wait=wait,
+            version=version,
+            other_policy=other_policy,
+            recorded_policy=recorded_policy,
+        )
         if not (engine and named and tasks):
             fail("name --engine, --agent and --tasks, or --from-store", 2)
         held_out = held_out_tasks(evaluation, TasksConfig(tasks, verify, split))

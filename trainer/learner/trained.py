@@ -1,0 +1,73 @@
+"""A policy of a run: what trains it, and where its checkpoints and its weights go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from bridle.reconstruct.samples.sample import Episode
+from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.trainer.batch.own_tokens import of_policy
+from bridle.trainer.batch.prepare import PreparedStep, prepare
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit.distillation import AskTeacher
+from bridle.trainer.learner.checkpoint import Progress
+from bridle.trainer.learner.learner import AnyLearner
+from bridle.trainer.policy.weights import Policy
+
+
+class Publish(Protocol):
+    def __call__(self, policy: Policy, version: int) -> PolicyRecord | None:
+        """Make the engine serve ``policy`` as ``version``; raise when it does not.
+
+        :meth:`trainer.publish.Publisher.publish` is one.
+        """
+
+
+@dataclass(eq=False, slots=True)
+class TrainedPolicy:
+    """One of the policies that a run trains, each on the tokens that it sampled itself."""
+
+    learner: AnyLearner
+    directory: Path
+    """Receives its checkpoints."""
+    publish: Publish | None = None
+    tokenizer_from: Path | None = None
+    """Model directory whose tokenizer a checkpoint gets."""
+    name: str = DEFAULT_POLICY
+    memory: dict[str, float] = field(default_factory=dict)
+    """What estimators keep over the steps."""
+    kept_memory: Mapping[str, float] = field(default_factory=dict)
+    """As of the last completed step."""
+
+    def configured(self, config: GrpoConfig) -> GrpoConfig:
+        """``config`` with the packing that is exact for its model."""
+        return replace(config, packing=self.learner.packing)
+
+    def prepared(
+        self,
+        episodes: Sequence[Episode],
+        version: int,
+        config: GrpoConfig,
+        teacher: AskTeacher | None,
+    ) -> PreparedStep:
+        """What a step trains of it (:func:`bridle.trainer.batch.prepare.prepare`)."""
+        own = [of_policy(episode, self.name) for episode in episodes]
+        return prepare(own, version, config, self.memory, teacher)
+
+    def load_checkpoint(self, name: str) -> Progress:
+        """Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError`."""
+        progress = self.learner.load_checkpoint(self.directory / name)
+        self.kept_memory, self.memory = progress.memory, dict(progress.memory)
+        return progress
+
+    def save_checkpoint(self, progress: Progress, keep: int) -> None:
+        """With its own memory as of the last completed step."""
+        self.learner.save_checkpoint(
+            self.directory,
+            replace(progress, memory=self.kept_memory),
+            tokenizer_from=self.tokenizer_from,
+            keep=keep,
+        )
