@@ -240,6 +240,20 @@ def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path:
     ]
     assert len({first, *ends}) == 3
 
+    late = [
+        *(sys.executable, "-m", "bridle", "trainer", "--from-store", "--recorded-policy", "worker"),
+        *("--run", run.id, "--store", str(out / "bridle.db"), "--policy", str(begun)),
+        *("--groups", "4", "--steps", "1", "--out", str(tmp_path / "late")),
+    ]
+    done = subprocess.run(late, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Reader(str(out / "bridle.db")) as reader:
+        figures = {one.name: one.value for one in reader.metrics("train:late")}
+        (begins,) = reader.policies("train:late")
+    assert 0 < figures["tokens/trained"] <= of_role["worker"]
+    assert figures["tokens/masked/other_policy"] > 0
+    assert (begins.name, begins.version) == ("worker", 0)
+
 
 def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
     begun: Path, bridle: Callable[..., Any], tmp_path: Path
