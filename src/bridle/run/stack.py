@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -28,6 +28,9 @@ from bridle.store.records import DEFAULT_POLICY
 MODEL = "policy"
 VLLM_START_S = 900.0
 """vLLM starts in a minute on an idle machine, and much later on a busy one."""
+_PATIENCE_S: Final = 60.0
+"""For a reply: the first request to a proxy's control API loads it, on a machine that may be busy
+with starting everything else."""
 
 
 class StackError(BridleError):
@@ -93,7 +96,9 @@ def _asked(service: str, method: str, url: str, key: str | None, **body: Any) ->
     """The reply of ``service``. Raises :class:`StackError`."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        reply = httpx.request(method, url, headers=headers, trust_env=False, **body)
+        reply = httpx.request(
+            method, url, headers=headers, trust_env=False, timeout=_PATIENCE_S, **body
+        )
     except httpx.HTTPError as error:
         raise StackError(f"the {service} does not answer at {url}: {error}") from error
     if reply.is_error:
