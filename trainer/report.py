@@ -72,11 +72,11 @@ class StepReport:
         others = {
             f"{name}/{metric}": value
             for name, other in self.others.items()
-            for metric, value in other.policy_metrics().items()
+            for metric, value in other._policy_metrics().items()
         }
         return {**self._own_metrics(), **others}
 
-    def policy_metrics(self) -> dict[str, float]:
+    def _policy_metrics(self) -> dict[str, float]:
         """Those that are not the same for every policy of a run."""
         return {
             **self._session_metrics(),
@@ -91,7 +91,7 @@ class StepReport:
             "policy/version": float(self.version),
             "policy/learning_rate": self.learning_rate,
             **self._reward_metrics(),
-            **self.policy_metrics(),
+            **self._policy_metrics(),
             **(self.replay.metrics() if self.replay else {}),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }
