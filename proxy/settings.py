@@ -158,9 +158,6 @@ class ProxySettings:
     one store are one deployment (``proxy/cluster``)."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
-    engine_transport: Literal["fast", "plain"] = "fast"
-    """``plain`` is the reference implementation, with a connection for each request. Compare with
-    it when you suspect a fault in the fast one."""
     synchronous: Synchronous = "NORMAL"
     """SQLite's pragma. ``NORMAL`` keeps every commit after ``kill -9``. ``FULL`` keeps it after a
     power cut too; every call then waits for the disk."""

@@ -24,7 +24,6 @@ from bridle.engine.contract.contract import (
 )
 from bridle.proxy.engines.connections import EngineConnections
 from bridle.proxy.engines.engine_sampling import UNKNOWN, EngineSampling
-from bridle.proxy.engines.plain_transport import PlainTransport
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionFailed,
@@ -72,8 +71,7 @@ class EngineEndpoint:
 
     async def start(self) -> None:
         limits = self._settings.limits
-        make = PlainTransport if self._settings.engine_transport == "plain" else EngineConnections
-        self.transport = make(
+        self.transport = EngineConnections(
             self.base,
             api_key=self._api_key,
             limit=limits.max_connections,

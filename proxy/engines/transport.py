@@ -1,8 +1,7 @@
 """What the proxy needs of an HTTP client for one engine.
 
-:class:`bridle.proxy.engines.connections.EngineConnections` is the fast implementation and
-:class:`bridle.proxy.engines.plain_transport.PlainTransport` the plain one, on h11. The tests of
-the interface run over both.
+:class:`bridle.proxy.engines.connections.EngineConnections` is the implementation; the tests of the
+interface also run over a plain one, on h11.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Tokens, masks and logprobs as Parquet: a row per sample, exact to the bit.
 
 ``datasets.load_dataset("parquet", data_files=…)`` reads it. Every reward name of the store is a
-column ``reward.NAME`` (float64, null where the session has none); :func:`read_samples` reads
-the samples back.
+column ``reward.NAME`` (float64, null where the session has none).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,10 +18,9 @@ from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
+from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import CallKind, Sampler
 
 _ROWS_PER_GROUP: Final = 64
 
@@ -71,15 +68,6 @@ def export_parquet(
     return report
 
 
-def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of an exported file, in its order."""
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
-            columns = {name: batch.column(name) for name, _ in SAMPLE_COLUMNS}
-            for index in range(batch.num_rows):
-                yield _sample({name: column[index] for name, column in columns.items()})
-
-
 def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]:
     """The calls of which a sample trains a token, in the order of their start."""
     found = {
@@ -88,19 +76,3 @@ def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]
         for index in np.unique(sample.calls[sample.mask])
     }
     return [call for call in session.calls if call.id in found]
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    values = {name: row[name] for name, _ in SAMPLE_COLUMNS}
-    arrays = {
-        name: value.values.to_numpy(zero_copy_only=False)
-        for name, value in values.items()
-        if name in ("token_ids", "mask", "logprobs", "versions", "calls")
-    }
-    plain = {name: value.as_py() for name, value in values.items() if name not in arrays}
-    plain |= {"kind": CallKind(plain["kind"]), "call_ids": tuple(plain["call_ids"])}
-    plain |= {name: tuple(plain[name]) for name in ("roles", "policies")}
-    plain["samplers"] = tuple(
-        None if one is None else msgspec.json.decode(one, type=Sampler) for one in plain["samplers"]
-    )
-    return Sample(**plain, **arrays)

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from bridle.proxy.engines.connections import EngineConnections
-from bridle.proxy.engines.plain_transport import PlainTransport
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
     EngineTransport,
 )
+from support.plain_transport import PlainTransport
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

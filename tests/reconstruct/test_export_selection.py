@@ -10,10 +10,11 @@ import pytest
 from bridle.reconstruct.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.card import write_card
 from bridle.reconstruct.exports.formats import ExportFormat, export
-from bridle.reconstruct.exports.parquet import export_parquet, read_samples
+from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection, part_of
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
+from support.parquet import read_samples
 
 
 def state(text, base=None):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from bridle.reconstruct.exports.chat_jsonl import export_chat
-from bridle.reconstruct.exports.parquet import export_parquet, read_samples
+from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import build
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
+from support.parquet import read_samples
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 

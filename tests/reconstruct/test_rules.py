@@ -13,7 +13,6 @@ from bridle.reconstruct.audit import audit
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
-from bridle.reconstruct.exports.parquet import read_samples
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import SampleRules
@@ -30,6 +29,7 @@ from bridle.store.records import (
     VersionRun,
 )
 from bridle.trainer.sft.data import examples_from_store
+from support.parquet import read_samples
 
 MAIN = frozenset({CallKind.MAIN})
 

@@ -42,7 +42,7 @@ from bridle.trainer.policy.model import (
     trainable_policy,
     vocabulary_size,
 )
-from bridle.trainer.publish.publisher import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.publish.publisher import Publisher, default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
 from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
@@ -216,16 +216,12 @@ def test_a_checkpoint_with_other_adapters_is_refused(policy_directory, tmp_path,
         load_checkpoint(path, model, make_optimizer(model, OptimizerConfig()))
 
 
-@pytest.mark.parametrize("through", ["directory", "memory"])
-def test_an_engine_serves_it_merged(chat_directory, tmp_path, through):
+def test_an_engine_serves_it_merged(chat_directory, tmp_path):
     model = trainable_policy(chat_directory, ON_CPU, LORA)
     probes = default_probes(vocabulary_size(model))
     common = {"run_id": "run", "served_version": 0, "probes": probes}
     with EmbeddedEngine(chat_directory) as engine, EngineClient(engine.base_url) as client:
-        if through == "directory":
-            publisher = Publisher(client, tmp_path, served=chat_directory, **common)
-        else:
-            publisher = MemoryPublisher(engine, client, served=model, **common)
+        publisher = Publisher(client, tmp_path, served=chat_directory, **common)
         tuned(model)
         record = publisher.publish(model, 1)
         assert record.verified

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from bridle.trainer.batch.attention import block_attention, plan_blocks
 from bridle.trainer.batch.flex import BLOCK, flex_tree_attention, plan_mask
-from bridle.trainer.batch.forest import ancestor_mask
 from bridle.trainer.config import ComputeConfig, PackingConfig
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import load_policy
 from bridle.trainer.policy.tiny import TinyShape, make_policy
+from support.forest import ancestor_mask
 
 SIZES = [1, BLOCK - 1, BLOCK, 3 * BLOCK, 5 * BLOCK + 17]
 

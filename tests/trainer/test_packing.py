@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.trainer.batch.attention import block_attention, plan_blocks
-from bridle.trainer.batch.forest import ancestor_mask, subtree_ends
+from bridle.trainer.batch.forest import subtree_ends
 from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.policy.model import score_pack, score_sequence
 from bridle.trainer.sft.data import SftExample
+from support.forest import ancestor_mask
 
 
 @st.composite

@@ -11,7 +11,7 @@ from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded.engine import EmbeddedEngine
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.publish.publisher import MemoryPublisher, Publisher, default_probes
+from bridle.trainer.publish.publisher import Publisher, default_probes
 from bridle.trainer.publish.swap import PublishError
 
 
@@ -93,46 +93,3 @@ def test_weights_that_do_not_match_are_rolled_back(engine, client, directory, tm
     with pytest.raises(PublishError, match="could not be loaded"):
         publisher.publish(wrong, 2)
     np.testing.assert_allclose(client.score([1, 2, 3]), before, atol=1e-5)
-
-
-def test_weights_from_memory_are_verified_and_rolled_back_the_same_way(engine, client, directory):
-    model = load_policy(directory)
-    recorded = []
-    publisher = MemoryPublisher(
-        engine,
-        client,
-        run_id="run",
-        served=model,
-        served_version=0,
-        probes=default_probes(model.config.vocab_size),
-        record=recorded.append,
-    )
-    change(model)
-    policy = publisher.publish(model, 1)
-    assert policy.logprob_gap <= 1e-4
-    assert policy.path is None
-
-    class LosesNorms:
-        """Serves another model than it was given."""
-
-        def load_weights(self, state):
-            return engine.load_weights(
-                {k: torch.ones_like(t) if "norm" in k else t for k, t in state.items()}
-            )
-
-    publisher.engine = LosesNorms()
-    with torch.no_grad():
-        model.model.norm.weight.mul_(1.5)
-    with pytest.raises(PublishError, match="version 1 was put back, but"):
-        publisher.publish(model, 2)
-    publisher.engine = engine
-    publisher.publish(model, 2)
-    before = client.score([1, 2, 3])
-
-    wrong = load_policy(directory)
-    wrong.model.norm.weight = torch.nn.Parameter(torch.ones(16))
-    with pytest.raises(PublishError, match=r"could not be loaded.*serves version 2 again"):
-        publisher.publish(wrong, 3)
-    np.testing.assert_allclose(client.score([1, 2, 3]), before, atol=1e-5)
-    assert [policy.verified for policy in recorded] == [True, False, True, False]
-    assert publisher.served_version == 2

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.trainer.batch.attention import plan_tree
-from bridle.trainer.batch.forest import ancestor_mask
 from bridle.trainer.batch.spans import TreeSpans, plan_spans, plan_tree_spans, span_attention
+from support.forest import ancestor_mask
 
 
 @st.composite

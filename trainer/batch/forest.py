@@ -18,10 +18,3 @@ def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:
         if parent >= 0 and ends[token] > ends[parent]:
             ends[parent] = ends[token]
     return np.asarray(ends, dtype=np.int64)
-
-
-def ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """``bool[N, N]``: row ``q``, column ``k``: ``k`` is ``q`` or its ancestor. For small ``N``."""
-    ends = subtree_ends(parents)
-    tokens = np.arange(len(parents))
-    return (tokens[None, :] <= tokens[:, None]) & (tokens[:, None] < ends[None, :])

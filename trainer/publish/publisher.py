@@ -1,9 +1,8 @@
 """New weights to the engine, proven by logprobs, or the old ones back.
 
 :class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
-engine reload from it: any engine, in any process. :class:`MemoryPublisher` hands the tensors to an
-engine in this process. How the change-over is made and checked stands in
-:mod:`bridle.trainer.publish.swap`.
+engine reload from it: any engine, in any process. :mod:`bridle.trainer.publish.swap` makes and
+checks the change-over.
 """
 
 from __future__ import annotations
@@ -14,18 +13,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from bridle.engine.contract.client import EngineRefused
-from bridle.engine.embedded.model import WeightsMismatch
 from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.durable import atomic_directory
-from bridle.trainer.policy.lora import merged_state
 from bridle.trainer.policy.weights import Policy, weights_of
 from bridle.trainer.publish.swap import EngineControl, PublishError, VerifiedSwap
 
@@ -95,72 +90,6 @@ class Publisher:
         record = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
         self._record(record)
         return record
-
-
-class InProcessEngine(Protocol):
-    """An engine that takes weights from memory; ``EmbeddedEngine`` is one."""
-
-    def load_weights(self, state: Mapping[str, Tensor]) -> int: ...
-
-
-class MemoryPublisher:
-    """Publishes the versions of one run to an engine in this process, without touching a disk.
-
-    ``engine`` takes the weights, ``control`` (a client of the same engine) pauses and scores.
-    ``served`` holds the weights that the engine serves now.
-    """
-
-    def __init__(
-        self,
-        engine: InProcessEngine,
-        control: EngineControl,
-        *,
-        run_id: str,
-        served: nn.Module,
-        served_version: int,
-        probes: Sequence[NDArray[np.int64]],
-        config: PublishConfig | None = None,
-        announce: Announce = lambda _version: None,
-        record: Record = lambda _policy: None,
-    ) -> None:
-        self.engine = engine
-        self.run_id = run_id
-        self.served_version = served_version
-        self._served = _copy_of(served)
-        self._swap = VerifiedSwap(control, probes, config or PublishConfig(), announce)
-        self._record = record
-
-    def publish(self, model: nn.Module, version: int) -> PolicyRecord:
-        """Load and verify ``model`` as ``version``; raises as :meth:`Publisher.publish` does."""
-        before = self._swap.scores_before()
-        state = _copy_of(model)
-        try:
-            gap = self._swap.run(
-                model,
-                load=lambda: self._load(state),
-                version=version,
-                restore=lambda: self._load(self._served),
-                previous=self.served_version,
-                before=before,
-            )
-        except PublishError as error:
-            self._record(policy_record(self.run_id, version, error.gap))
-            raise
-        self._served, self.served_version = state, version
-        policy = policy_record(self.run_id, version, gap, verified=True)
-        self._record(policy)
-        return policy
-
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        try:
-            self.engine.load_weights(state)
-        except WeightsMismatch as error:
-            raise EngineRefused(str(error)) from error
-
-
-def _copy_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as they are now; training goes on changing the model's own."""
-    return {name: tensor.detach().clone() for name, tensor in merged_state(model).items()}
 
 
 def write_version(

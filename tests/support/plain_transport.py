@@ -66,7 +66,7 @@ class PlainResponse:
                     if self._http.trailing_data[0]:
                         raise ConnectionBroke("one request was answered twice")
                     return
-                assert isinstance(event, h11.Data)  # noqa: S101 - nothing else follows a head
+                assert isinstance(event, h11.Data)
                 waiting = follower(bytes(event.data))
                 if waiting is not None:
                     await waiting

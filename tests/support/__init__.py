@@ -1,0 +1,1 @@
+"""Reference implementations and helpers that several test files share."""
