@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
-from bridle.trainer.batch.batches import loss_terms, pack_minibatch
 from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig
+from bridle.trainer.learner.batches import loss_terms, pack_minibatch
 from bridle.trainer.losses.losses import policy_loss
 from bridle.trainer.policy.model import TokenScores
 

@@ -24,12 +24,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.contract import ModelCard, PauseMode
 from bridle.engine.contract.errors import ConnectionCut, RequestRefused
 from bridle.engine.contract.markup import THINK, end_of_turn
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.backend import (
-    PauseMode,
     Prompt,
     PromptLogprob,
     SampledToken,

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.engine.contract import contract
-from bridle.engine.contract.contract import ModelCard
-from bridle.engine.serve.backend import PauseMode
+from bridle.engine.contract.contract import ModelCard, PauseMode
 from bridle.errors import BridleError
 
 

@@ -46,7 +46,7 @@ Errors are ``{"error": {"message", "type", "param", "code"}}`` with the HTTP sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -61,6 +61,9 @@ VERSION: Final = "/version"
 SERVER_INFO: Final = "/server_info?config_format=json"
 WEIGHT_INFO: Final = "/weight_info"
 COLLECTIVE_RPC: Final = "/collective_rpc"
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""Whether running requests are frozen, waited for, or ended at a pause."""
 
 CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})
 

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.contract import ModelCard, PauseMode
 from bridle.engine.contract.errors import RequestRefused
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded.model import PackedModel, WeightsMismatch, load_state
 from bridle.engine.embedded.scheduler import Generation, Scheduler, SchedulerLimits, StepOutcome
-from bridle.engine.serve.backend import PauseMode, Prompt, SamplingParams, Step
+from bridle.engine.serve.backend import Prompt, SamplingParams, Step
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from bridle.engine.contract.contract import ModelCard
+from bridle.engine.contract.contract import ModelCard, PauseMode
 from bridle.engine.contract.tokenizer import Tokenizer
 
-PauseMode = Literal["keep", "wait", "abort"]
 EngineFinishReason = Literal["stop", "length", "abort"]
 
 

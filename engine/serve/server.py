@@ -18,7 +18,7 @@ from starlette.routing import Route
 from bridle.engine.contract import contract
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.contract.errors import ConnectionCut, RequestRefused, unknown_model
-from bridle.engine.serve.backend import Backend, PauseMode
+from bridle.engine.serve.backend import Backend
 from bridle.engine.serve.chat import ReplyHead
 from bridle.engine.serve.generation import plan_chat, plan_completion, render
 from bridle.engine.serve.markup import reply_markup
@@ -45,7 +45,11 @@ logger = logging.getLogger(__name__)
 
 RouteHandler = Callable[[Request], Awaitable[Response]]
 
-_PAUSE_MODES: Final[dict[str, PauseMode]] = {"keep": "keep", "wait": "wait", "abort": "abort"}
+_PAUSE_MODES: Final[dict[str, contract.PauseMode]] = {
+    "keep": "keep",
+    "wait": "wait",
+    "abort": "abort",
+}
 _CLIENT_CLOSED: Final = 499
 
 

@@ -41,7 +41,6 @@ from bridle.store.records import (
     span_id,
 )
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
-from bridle.store.writing.cache import CachedSession
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:
@@ -77,20 +76,6 @@ def read_span(row: Sequence[Any]) -> Span:
         )
     except (ValueError, IndexError) as error:
         raise ValueError(f"span {identifier} is damaged: {error}") from error
-
-
-def state(connection: Connection, session_id: str) -> CachedSession:
-    """What a writer needs to go on with a session that it does not remember."""
-    loaded = CachedSession()
-    latest = connection.execute(
-        select(calls.c.id)
-        .where(calls.c.session_id == session_id)
-        .order_by(calls.c.started_at.desc())
-        .limit(1)
-    ).scalar()
-    if latest is not None:
-        loaded.remember_request(latest, request(connection, latest))
-    return loaded
 
 
 def request_messages(connection: Connection, call_id: str) -> int:

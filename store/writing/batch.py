@@ -56,7 +56,7 @@ from bridle.store.schema.tables import (
     tasks,
 )
 from bridle.store.tree import TokenTree
-from bridle.store.writing.cache import CachedSession, SessionCache
+from bridle.store.writing.cache import CachedSession, SessionCache, load_session
 from bridle.store.writing.rows import (
     begun_row,
     body_row,
@@ -265,7 +265,7 @@ class Batch:
 
     def _state(self, session_id: str) -> CachedSession:
         self._sessions.add(session_id)
-        return self._cache.get(session_id, lambda: stored.state(self._connection, session_id))
+        return self._cache.get(session_id, lambda: load_session(self._connection, session_id))
 
     def _open(self, session_id: str) -> None:
         """Nothing of a new session is in the database: its state is not looked for there."""

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sqlalchemy import Connection, select
+
 from bridle.store.encoding.bodies import Earlier
+from bridle.store.reading import loading
+from bridle.store.schema.tables import calls
 
 _REQUESTS_KEPT: Final = 6
 """Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""
@@ -49,6 +53,20 @@ class CachedSession:
     def size(self) -> int:
         """Bytes held, roughly."""
         return sum([len(one.data) + len(one.replies) for one in self.requests.values()])
+
+
+def load_session(connection: Connection, session_id: str) -> CachedSession:
+    """Read from the store the state of a session that is not in memory."""
+    loaded = CachedSession()
+    latest = connection.execute(
+        select(calls.c.id)
+        .where(calls.c.session_id == session_id)
+        .order_by(calls.c.started_at.desc())
+        .limit(1)
+    ).scalar()
+    if latest is not None:
+        loaded.remember_request(latest, loading.request(connection, latest))
+    return loaded
 
 
 class SessionCache:

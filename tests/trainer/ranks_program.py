@@ -34,11 +34,11 @@ from bridle.trainer.config import (
 from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.launch import launch
 from bridle.trainer.learner.ranks import follow, learning
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.publish.publisher import default_probes
-from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
 
 CONFIG = GrpoConfig(

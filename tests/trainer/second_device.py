@@ -35,6 +35,7 @@ from bridle.trainer.config import (
     SftConfig,
 )
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.compute import choose_device
 from bridle.trainer.policy.model import (
@@ -45,7 +46,6 @@ from bridle.trainer.policy.model import (
     trainable_policy,
 )
 from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
 
 NAME = "second"

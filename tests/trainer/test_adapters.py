@@ -31,6 +31,7 @@ from bridle.trainer.learner.checkpoint import (
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.learner.ranks import learning
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.policy.lora import adapters, merged_state, without_adapters
 from bridle.trainer.policy.model import (
     ON_CPU,
@@ -44,7 +45,6 @@ from bridle.trainer.policy.model import (
 )
 from bridle.trainer.publish.publisher import Publisher, default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
-from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
 
 IDS = np.arange(5, 40)

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, LoraConfig, PackingConfig, PublishConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_device, choose_devices, place
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import (
@@ -29,7 +30,6 @@ from bridle.trainer.policy.model import (
 )
 from bridle.trainer.policy.sharding import Share, share_of
 from bridle.trainer.publish.swap import TOLERANCE, TOLERANCE_IN_BFLOAT16, VerifiedSwap
-from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
 
 IDS = np.arange(5, 60)

@@ -17,6 +17,7 @@ from bridle.trainer.batch import attention, scored
 from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy import model as model_module
 from bridle.trainer.policy.exactness import exact_packing
@@ -28,7 +29,6 @@ from bridle.trainer.policy.model import (
     score_sequence,
     trainable_policy,
 )
-from bridle.trainer.sft.data import SftExample
 from bridle.trainer.sft.sft import train_sft
 
 

@@ -10,8 +10,8 @@ from bridle.trainer.batch.attention import block_attention, plan_blocks
 from bridle.trainer.batch.forest import subtree_ends
 from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig
+from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.policy.model import score_pack, score_sequence
-from bridle.trainer.sft.data import SftExample
 from support.forest import ancestor_mask
 
 

@@ -21,9 +21,9 @@ from bridle.reconstruct.audit import audit
 from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Sampler
-from bridle.trainer.batch.batches import UnscoredSampler, loss_terms, pack_minibatch
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner.batches import UnscoredSampler, loss_terms, pack_minibatch
 from bridle.trainer.losses.losses import policy_loss
 from bridle.trainer.policy.model import load_policy, score_pack
 

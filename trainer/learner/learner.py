@@ -16,11 +16,10 @@ from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
+from bridle.trainer.learner.sft_update import SftExample, SftUpdate, fit_batch
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.weights import ModelWeights, Weights
-from bridle.trainer.sft.data import SftExample
-from bridle.trainer.sft.update import SftUpdate, fit_batch
 
 
 class AnyLearner(Weights, Protocol):
@@ -48,7 +47,7 @@ class AnyLearner(Weights, Protocol):
     def fit(
         self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
     ) -> SftUpdate:
-        """An update (:func:`bridle.trainer.sft.update.fit_batch`)."""
+        """An update (:func:`bridle.trainer.learner.sft_update.fit_batch`)."""
 
     def save_checkpoint(
         self, directory: Path, progress: Progress, *, tokenizer_from: Path | None, keep: int

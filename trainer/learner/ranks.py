@@ -31,13 +31,12 @@ from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, SftConfig
 from bridle.trainer.learner.checkpoint import Progress
 from bridle.trainer.learner.learner import AnyLearner, Learner
+from bridle.trainer.learner.sft_update import SftExample, SftUpdate
 from bridle.trainer.learner.update import UpdateStats
 from bridle.trainer.learner.world import World, join
 from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.policy.model import load_policy, trainable_policy
 from bridle.trainer.policy.weights import Probes, Scores
-from bridle.trainer.sft.data import SftExample
-from bridle.trainer.sft.update import SftUpdate
 
 Settings = GrpoConfig | SftConfig
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bridle.trainer.batch.batches import (
+from bridle.trainer.batch.packing import computed_tokens
+from bridle.trainer.batch.prepare import TrainItem
+from bridle.trainer.config import GrpoConfig
+from bridle.trainer.learner.batches import (
     TrainPack,
     Turns,
     deal_minibatches,
@@ -18,9 +21,6 @@ from bridle.trainer.batch.batches import (
     with_old_logprobs,
     with_reference_logprobs,
 )
-from bridle.trainer.batch.packing import computed_tokens
-from bridle.trainer.batch.prepare import TrainItem
-from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.optimizer import clip_and_step
 from bridle.trainer.losses.losses import LossSums, policy_loss
 from bridle.trainer.policy.lora import without_adapters

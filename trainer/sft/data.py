@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as parquet
-from numpy.typing import NDArray
 
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import ArgumentsNotJson, Tokenizer
@@ -19,19 +17,8 @@ from bridle.errors import BridleError
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import build
 from bridle.store.reading.queries import Reader
-from bridle.store.records import TokenIds
 from bridle.store.tree import common_prefix
-
-
-@dataclass(frozen=True, slots=True)
-class SftExample:
-    """One sequence to learn."""
-
-    token_ids: TokenIds
-    """``uint32[T]``"""
-    mask: NDArray[np.bool_]
-    """``bool[T]``: token ``t`` is learned, predicted from ``token_ids[:t]``."""
-
+from bridle.trainer.learner.sft_update import SftExample
 
 _READABLE: Final = "exports as tokens, chat, trl and trl-prompt-completion can be learned from"
 

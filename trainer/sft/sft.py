@@ -19,7 +19,8 @@ from rich.progress import (
 from bridle.trainer.config import SftConfig
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
-from bridle.trainer.sft.data import SftDataError, SftExample
+from bridle.trainer.learner.sft_update import SftExample
+from bridle.trainer.sft.data import SftDataError
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
 
 if TYPE_CHECKING:
-    from bridle.trainer.sft.data import SftExample
+    from bridle.trainer.learner.sft_update import SftExample
 
 
 def sft(

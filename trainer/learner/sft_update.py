@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from bridle.store.records import TokenIds
 from bridle.trainer.batch.packing import computed_tokens, make_packs
 from bridle.trainer.config import SftConfig
 from bridle.trainer.learner.optimizer import clip_and_step
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
-from bridle.trainer.sft.data import SftExample
+
+
+@dataclass(frozen=True, slots=True)
+class SftExample:
+    """One sequence to learn."""
+
+    token_ids: TokenIds
+    """``uint32[T]``"""
+    mask: NDArray[np.bool_]
+    """``bool[T]``: token ``t`` is learned, predicted from ``token_ids[:t]``."""
 
 
 @dataclass(frozen=True, slots=True)
