@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
+from bridle.extras import missing_extra
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
@@ -168,7 +169,7 @@ def _tracing() -> Tracing:
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
-        message = f"traces need the extra otel: pip install 'bridle-rl[otel]' ({error})"
+        message = missing_extra("traces need the extra otel", "otel", error)
         raise CannotStart(message) from error
     return Tracing()
 
