@@ -106,7 +106,7 @@ def texts() -> dict[str, str]:
 
 
 def test_no_text_installs_a_package_of_another_project() -> None:
-    stranger = re.compile(r"pip3? install[^\n`#;]*[\s'\"]bridle(?=[\s'\"\[`])")
+    stranger = re.compile(r"pip3? install[^\n`#;]*[ '\"]bridle(?=[\s'\"\[`])")
     assert stranger.search("pip install 'bridle[postgres]'")
     assert stranger.search("pip install bridle\n")
     assert not stranger.search("pip install bridle-rl 'bridle-rl[train]'")
