@@ -45,7 +45,7 @@ def no_token_ids(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "no_token_ids",
-        Severity.ERROR if share >= MOST else Severity.WARNING,
+        Severity.ERROR if share >= MOST and facts.scored else Severity.WARNING,
         "Replies came without token ids, so no token can be trained",
         f"{facts.without_ids.number} of {facts.complete} complete calls have none, though they "
         "have text.",
@@ -71,7 +71,7 @@ def quarantined(facts: Facts) -> Finding | None:
 
 
 def greedy(facts: Facts) -> Finding | None:
-    if share_of(facts.greedy.number, facts.complete) < MOST:
+    if not facts.scored or share_of(facts.greedy.number, facts.complete) < MOST:
         return None
     return Finding(
         "temperature_zero",
