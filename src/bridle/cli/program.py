@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from bridle.cli.terminal import fail, out
@@ -137,11 +138,11 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, entry in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=entry.summary))
+            self.add_command(TyperCommand(name, help=escape(entry.summary)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, loaded(name) if name in COMMANDS else command, rest
+        return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -165,6 +166,19 @@ def loaded(name: str) -> Any:
     settings = getattr(module, "CONTEXT", None)
     one.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
     return typer.main.get_command(one)
+
+
+def as_written(command: Any) -> Any:
+    """``command`` with help texts, its sub-commands' included, that print as they are written.
+
+    Typer prints help as Rich markup, which drops words in brackets.
+    """
+    for part in (command, *command.params):
+        if getattr(part, "help", None):
+            part.help = escape(part.help)
+    for each in getattr(command, "commands", {}).values():
+        as_written(each)
+    return command
 
 
 def _print_version(asked: bool) -> None:
