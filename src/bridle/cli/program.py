@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from bridle.cli.terminal import fail, out
+from bridle.cli.terminal import fail, out, print_warnings
 from bridle.errors import BridleError
 
 
@@ -145,6 +145,7 @@ class Commands(TyperGroup):
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
+        print_warnings()
         try:
             return super().invoke(ctx)
         except BridleError as error:
