@@ -240,6 +240,18 @@ def test_text_without_ids_is_no_error_for_who_only_records(tmp_path: Path) -> No
     assert (found["name"], found["severity"]) == ("no_token_ids", "warning")
 
 
+def test_an_engine_that_is_gone_has_a_remedy_of_its_own(tmp_path: Path) -> None:
+    def engine_gone(run: Broken) -> None:
+        run.call = {"status": CallStatus.FAILED, "reason": "upstream_unreachable"}
+
+    store, _ = broken(tmp_path, engine_gone)
+    with Reader(store) as reader:
+        first = findings_of(reader, RUN)[0]
+    assert first.name == "calls_failed"
+    assert "Start the engine" in first.remedy
+    assert "/v1/chat/completions" not in first.remedy
+
+
 def test_what_makes_a_run_slow_and_its_gap_grow_is_named(tmp_path: Path) -> None:
     store = str(tmp_path / "slow.db")
     for begin in stories(store, RunRecord(RUN, "train", EPOCH)):

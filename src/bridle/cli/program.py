@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from bridle.cli.terminal import fail, out, print_warnings
 from bridle.errors import BridleError
+from bridle.threads import set_thread_defaults
 
 
 class Entry(NamedTuple):
@@ -142,6 +143,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
+        set_thread_defaults(name)
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
