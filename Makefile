@@ -14,10 +14,6 @@ INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
 PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
-export OMP_NUM_THREADS ?= 1
-# Threads that spin while they wait for each other are slow on cores that others use as well.
-export OMP_WAIT_POLICY ?= passive
-export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of interpreters are started, and each would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -142,6 +142,8 @@ text in the model's own markup; a fault alone is an empty reply with that fault.
 class ScriptedBackend:
     """Plays a script as if it were a policy."""
 
+    samples = False
+
     def __init__(
         self,
         model_dir: str | Path,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
+from bridle.extras import missing_extra
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
@@ -16,8 +17,9 @@ from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.metrics import Metrics
-from bridle.proxy.recording.recorder import Observer, Recorder
+from bridle.proxy.recording.recorder import Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
+from bridle.proxy.recording.warnings import CallWarnings
 from bridle.proxy.sessions.idle_seal import IdleSeal
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
@@ -68,6 +70,7 @@ class Services:
     cluster_control: ClusterControl
     idle_seal: IdleSeal
     tracing: Tracing | None
+    call_warnings: CallWarnings
 
     @property
     def engines(self) -> EnginePool:
@@ -106,6 +109,8 @@ class Services:
         await cluster_control.start()
         idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
         idle_seal.start()
+        call_warnings = CallWarnings()
+        call_warnings.start()
         return cls(
             started_at=time.time(),
             settings=settings,
@@ -123,7 +128,7 @@ class Services:
                 memory,
                 metrics,
                 explanations,
-                _observers(tracing),
+                [call_warnings.observe, *([] if tracing is None else [tracing.observe])],
                 forward=settings.when_store_is_down == "forward",
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
@@ -137,6 +142,7 @@ class Services:
             cluster_control=cluster_control,
             idle_seal=idle_seal,
             tracing=tracing,
+            call_warnings=call_warnings,
         )
 
     async def close(self) -> None:
@@ -147,6 +153,7 @@ class Services:
         await self.seal_watch.close()
         await self.models.close()
         await self.explanations.drain()
+        await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
         if self.tracing is not None:
@@ -168,13 +175,9 @@ def _tracing() -> Tracing:
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
-        message = f"traces need the extra otel: pip install 'bridle-rl[otel]' ({error})"
+        message = missing_extra("traces need the extra otel", "otel", error)
         raise CannotStart(message) from error
     return Tracing()
-
-
-def _observers(tracing: Tracing | None) -> list[Observer]:
-    return [] if tracing is None else [tracing.observe]
 
 
 def _open_store(settings: ProxySettings) -> Writer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -123,9 +123,20 @@ def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Lim
         raise ValueError(f"--limit: {error}") from error
 
 
+_ROUTES: Final = (
+    *("/chat/completions", "/completions", "/responses", "/messages", "/models", "/embeddings"),
+    *("/tokenize", "/health", "/metrics"),
+)
+"""Routes that a pasted address may end in."""
+
+
 def engine_base(url: str) -> str:
-    """An engine's base URL without ``/v1``."""
-    return url.rstrip("/").removesuffix("/v1")
+    """An engine's base URL: ``url`` without a route, such as ``/v1/chat/completions``, and without
+    ``/v1``."""
+    base = url.rstrip("/")
+    for route in _ROUTES:
+        base = base.removesuffix(route)
+    return base.removesuffix("/v1")
 
 
 @dataclass(frozen=True, slots=True)

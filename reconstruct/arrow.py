@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bridle.errors import BridleError
+from bridle.extras import missing_extra
 
 
 class ArrowMissing(BridleError):
@@ -19,5 +20,5 @@ def needs_arrow() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ArrowMissing(
-            f"Arrow and Parquet need an extra: pip install 'bridle-rl[parquet]' ({error})"
+            missing_extra("Arrow and Parquet need an extra", "parquet", error)
         ) from error

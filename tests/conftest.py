@@ -18,6 +18,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+# Many tests share the cores; PyTorch and the processes that tests start read these variables.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 import msgspec
 import numpy as np
 import pytest

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import out, print_json
+from bridle.extras import require
 
 
 def continuation(

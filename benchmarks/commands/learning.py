@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
+from bridle.extras import require
 
 
 def learning(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from bridle.cli.extras import require
 from bridle.cli.figures import flat
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
+from bridle.extras import require
 
 
 def path(json: JsonOption = False) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bridle.cli.extras import require
 from bridle.cli.figures import flat
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, fail, out, print_json
+from bridle.extras import require
 
 
 def proxy(

@@ -25,8 +25,8 @@ Control routes (never forwarded to clients)::
     POST /reset_prefix_cache
     GET  /is_paused             {is_paused}
     GET  /version               {version}; our own engines add policy_version, weights_fingerprint
-                                (the same wherever the same weights are served), logprobs_mode and
-                                generation_config
+                                (the same wherever the same weights are served), samples (false
+                                for a script), logprobs_mode and generation_config
     GET  /server_info?config_format=json
                                 {vllm_config: {model_config: {logprobs_mode, generation_config}}};
                                 vLLM only

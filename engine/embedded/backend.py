@@ -71,6 +71,8 @@ class _Reader:
 class EmbeddedBackend:
     """Serves the Transformers causal LM in ``model_dir``. Start it before use, stop it after."""
 
+    samples = True
+
     def __init__(
         self,
         model_dir: str | Path,

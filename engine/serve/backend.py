@@ -98,6 +98,8 @@ class Backend(Protocol):
     card: ModelCard
     vocab_size: int
     """Prompt ids are below it."""
+    samples: bool
+    """Whether it computes a policy and draws from it; a script that writes replies does not."""
 
     @property
     def policy_version(self) -> int:

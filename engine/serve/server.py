@@ -173,6 +173,7 @@ class EngineFace:
                 "version": "bridle",
                 "policy_version": self._backend.policy_version,
                 "weights_fingerprint": self._backend.weights_fingerprint,
+                "samples": self._backend.samples,
                 "logprobs_mode": contract.PROCESSED_LOGPROBS,
                 "generation_config": contract.NEUTRAL_DEFAULTS,
             }

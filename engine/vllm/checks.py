@@ -101,6 +101,8 @@ class _Subject:
         self.expect = expect
         self.card: dict[str, Any] = {}
         self.is_vllm = True
+        self.is_scripted = False
+        """Whether a script writes its replies: it computes no model and draws no token."""
 
     @cached_property
     def greedy(self) -> ProbeReply:
@@ -160,10 +162,13 @@ def _serves(subject: _Subject) -> str:
     subject.card, probe.model = cards[0], cards[0]["id"]
     version = probe.get_json(contract.VERSION)
     subject.is_vllm = "policy_version" not in version
+    subject.is_scripted = version.get("samples") is False
     number = str(version.get("version"))
     if subject.is_vllm and version_tuple(number) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise _Failed(f"vLLM {number}", f"at least {oldest} is needed")
+    if subject.is_scripted:
+        return f"a scripted engine plays {probe.model!r}: its tokens are no policy's"
     name = "vLLM" if subject.is_vllm else "engine"
     return f"{name} {number} serves {probe.model!r}"
 
@@ -229,8 +234,14 @@ def _exact_continuation(subject: _Subject) -> str:
     return f"{len(sent)} ids sent, echoed and continued, streamed and whole"
 
 
+def _require_sampling(subject: _Subject) -> None:
+    if subject.is_scripted:
+        raise _Unknown("a script writes the replies, so nothing is computed or drawn")
+
+
 def _logprobs_mode(subject: _Subject) -> str:
     """Processed logprobs are of the temperature that was sampled at, raw ones are not."""
+    _require_sampling(subject)
     remedy = "serve with --logprobs-mode processed_logprobs"
     plain, cool = (
         subject.probe.chat(max_tokens=1, temperature=temperature, top_logprobs=20, seed=1)
@@ -252,6 +263,7 @@ def _logprobs_mode(subject: _Subject) -> str:
 
 def _sampling_defaults(subject: _Subject) -> str:
     """A request that says nothing samples from the policy itself."""
+    _require_sampling(subject)
     remedy = "serve with --generation-config vllm"
     if subject.setting("model_config", "generation_config") not in (None, "vllm"):
         raise _Failed("sampling defaults come from the model's files", remedy)
@@ -342,6 +354,7 @@ def _reasoning(subject: _Subject) -> str:
 
 
 def _prefix_cache(subject: _Subject) -> str:
+    _require_sampling(subject)
     length = min(1200, int(subject.card.get("max_model_len") or 1200) - 8)
     prompt = subject.random_prompt(length)
     before = _cache_hits(subject)

@@ -270,6 +270,7 @@ class Call:
             reason=None if failure is None else failure.reason,
             error=None if failure is None else failure.error,
             contradiction=self._decoder.contradiction,
+            engine=None if engine is None else engine.name,
         )
 
     def _unrecorded(self, error: StoreUnavailable) -> None:

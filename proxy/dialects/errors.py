@@ -41,7 +41,9 @@ _WORDS: Final[Mapping[str, _Words]] = {
     "rate_limit": _Words("rate_limit_error", "rate_limit_exceeded", "rate_limit_error"),
     "budget": _Words("insufficient_quota", "insufficient_quota", "rate_limit_error", retry=False),
     "overloaded": _Words("service_unavailable_error", "server_is_overloaded", "overloaded_error"),
-    "upstream_unreachable": _Words(code="upstream_unreachable"),
+    "upstream_unreachable": _Words(
+        "service_unavailable_error", "upstream_unreachable", "overloaded_error"
+    ),
     "upstream_timeout": _Words(code="upstream_timeout", anthropic="timeout_error"),
     "upstream_error": _Words(code="upstream_error"),
     "store_unavailable": _Words(code="store_unavailable"),

@@ -139,16 +139,16 @@ class EngineEndpoint:
             ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
             return ids
 
-    async def fault(self) -> str | None:
+    async def fault(self) -> ApiError | str | None:
         """Why the engine is not well; ``None`` when it is. One that has no health route, or does
         not open it, is well while it answers at all: its calls show what it cannot do."""
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
         except ApiError as error:  # it has been removed meanwhile
-            return error.message
+            return error
         except CONNECTION_ERRORS as error:
-            return connection_error(error).message
+            return connection_error(error)
         if response.status >= 500 and response.status not in _NO_ROUTE:
             return f"{HEALTH} answers {response.status}"
         return None

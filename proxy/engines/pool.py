@@ -55,6 +55,8 @@ class PooledEngine:
         """Whether it has been taken out of its pool."""
         self.retries = 0
         """Calls that went on to another try after this engine failed them."""
+        self.fault: ApiError | str | None = None
+        """What failed last, a call or a health check; ``None`` once either has succeeded."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -177,18 +179,18 @@ class EnginePool:
         behind = [one for one in self._engines.values() if one.circuit.admits]
         if any(one.version == self.gate.version for one in behind):
             return other_weights(self.gate.version)
-        waits = [one.circuit.retry_after for one in self._engines.values() if one not in behind]
-        what = (
-            f"no engine serves policy version {self.gate.version} yet"
-            if behind
-            else "no engine is healthy"
-        )
-        return ApiError(
-            "overloaded",
-            what,
-            status=503,
-            retry_after=max(_SHORTEST_RETRY_S, min(waits, default=_SHORTEST_RETRY_S)),
-        )
+        ejected = [one for one in self._engines.values() if one not in behind]
+        waits = [one.circuit.retry_after for one in ejected]
+        retry_after = max(_SHORTEST_RETRY_S, min(waits, default=_SHORTEST_RETRY_S))
+        kind = "overloaded"
+        if behind:
+            what = f"no engine serves policy version {self.gate.version} yet"
+        else:
+            faults = {str(one.fault): None for one in ejected if one.fault is not None}
+            what = ": ".join(["no engine is healthy", *filter(None, ["; ".join(faults)])])
+            if ejected and all(_is_unreachable(one.fault) for one in ejected):
+                kind = "upstream_unreachable"
+        return ApiError(kind, what, status=503, retry_after=retry_after)
 
     # -- what the engines serve ------------------------------------------------------------------
 
@@ -395,16 +397,21 @@ class EnginePool:
         raise KeyError(name)
 
 
-def report(engine: PooledEngine, before: CircuitState, cause: str | None = None) -> None:
+def report(engine: PooledEngine, before: CircuitState, cause: ApiError | str | None = None) -> None:
     """Logs how the engine's circuit changed since ``before``, if it did. ``cause`` is what has
-    failed last."""
+    failed last; it is kept as the engine's ``fault``."""
+    engine.fault = cause
     after = engine.circuit.state
     if after is before:
         return
     if after is CircuitState.OPEN and before is CircuitState.CLOSED:
-        log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause})
+        log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause and str(cause)})
     elif after is CircuitState.CLOSED:
         log.info("engine_readmitted", extra={"engine": engine.name})
+
+
+def _is_unreachable(fault: ApiError | str | None) -> bool:
+    return isinstance(fault, ApiError) and fault.kind == "upstream_unreachable"
 
 
 def _rank(engine: PooledEngine, session_id: str) -> bytes:

@@ -213,7 +213,7 @@ class EngineStream:
             engine.circuit.abandoned(trial)
         self.close()
         self._response = None
-        report(engine, before, error.message)
+        report(engine, before, error)
 
     async def _refused(self, response: EngineResponse) -> ApiError:
         refused = await refusal(response, self._own_keys)

@@ -13,6 +13,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from bridle.printable import printable
 from bridle.proxy.settings import LogLevel
 from bridle.store.records import CallBegun, CallEnded
 
@@ -34,12 +35,14 @@ def configure(form: Format, level: LogLevel) -> None:
 
 
 class TextLines(logging.Formatter):
-    """``time level event field=value …``."""
+    """``time level event field=value …``, with no line break or control character of a field."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
-        return line + (f"\n{_trace(record)}" if record.exc_info else "")
+        return printable(line, one_line=True) + (
+            f"\n{printable(_trace(record))}" if record.exc_info else ""
+        )
 
 
 class JsonLines(logging.Formatter):

@@ -74,6 +74,8 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
     error: ApiError | None = None
     contradiction: str | None = None
     """What the reply said against the request or itself while it came."""
+    engine: str | None = None
+    """Name of the engine that replied, or that the call was last sent to."""
 
 
 Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
@@ -103,7 +105,6 @@ class Recorder:
         self._memory = memory
         self._explanations = explanations
         self._metrics = metrics
-        self._warned = False
 
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
@@ -146,25 +147,8 @@ class Recorder:
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
-        if _WITHOUT_IDS in ended.notes:
-            self._warn_of_missing_ids(ended)
         for observe in self._observers:
             observe(begun, ended, outcome)
-
-    def _warn_of_missing_ids(self, ended: CallEnded) -> None:
-        """Once for a process: every call of such an engine is like the first."""
-        if self._warned:
-            return
-        self._warned = True
-        log.warning(
-            "no_token_ids",
-            extra={
-                "session": ended.session_id,
-                "call": ended.id,
-                "meaning": "the engine returns text without token ids: nothing of it can be "
-                "trained; put the proxy directly in front of vLLM, or start it with --external",
-            },
-        )
 
 
 class Recording:

@@ -1,4 +1,4 @@
-"""Agent Trajectory Interchange ExportFormat (Harbor), version 1.7: a trajectory per line.
+"""Agent Trajectory Interchange Format (Harbor), version 1.7: a trajectory per line.
 
 Each reply's step carries its sampled token ids and logprobs exactly: a float32 is written as the
 float64 of the same value. Steps that an earlier trajectory trains, and those that no trajectory

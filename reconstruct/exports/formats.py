@@ -35,7 +35,7 @@ class ExportFormat(StrEnum):
     CSV = "csv"
     """A table of messages."""
     ATIF = "atif"
-    """Agent Trajectory Interchange ExportFormat (Harbor)."""
+    """Agent Trajectory Interchange Format (Harbor)."""
 
 
 LINES: Final[Mapping[ExportFormat, Rows]] = {

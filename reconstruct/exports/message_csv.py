@@ -1,12 +1,15 @@
 """A table of messages for spreadsheets: CSV with a row for each message of a conversation.
 
-What is not known is empty, never 0; tool calls and rewards are JSON in one cell.
+What is not known is empty, never 0; tool calls and rewards are JSON in one cell. Recorded text is
+not trusted: a spreadsheet would compute a cell that begins like a formula, so such a text gets an
+apostrophe in front (:func:`inert`, undone by :func:`recorded`).
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -58,8 +61,23 @@ def message_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 def csv_line(row: Mapping[str, Any]) -> bytes:
     """A row of :data:`COLUMNS` as RFC 4180 writes it."""
     line = io.StringIO()
-    csv.writer(line).writerow([row[column] for column in COLUMNS])
+    csv.writer(line).writerow([inert(row[column]) for column in COLUMNS])
     return line.getvalue().encode()
+
+
+_FORMULA: Final = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""A text that spreadsheets take for a formula (OWASP, CSV Injection), the full-width forms of the
+signs included; or one that begins with apostrophes before that."""
+
+
+def inert(cell: Any) -> Any:
+    """``cell`` with an apostrophe in front if it is a text that begins like a formula."""
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def recorded(cell: str) -> str:
+    """The text that :func:`inert` wrote as ``cell``."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 HEADING: Final = csv_line({column: column for column in COLUMNS})

@@ -24,6 +24,12 @@ def no_calls(facts: Facts) -> Finding | None:
     )
 
 
+_UNREACHABLE: Final = (
+    "Start the engine, or start the proxy with the address at which it listens: `bridle status` "
+    "prints the address and the state of each engine of the running proxy."
+)
+
+
 def calls_failed(facts: Facts) -> Finding | None:
     share = share_of(facts.failed.number, facts.calls)
     if share < SOME:
@@ -33,8 +39,10 @@ def calls_failed(facts: Facts) -> Finding | None:
         Severity.ERROR if share >= MOST else Severity.WARNING,
         "Calls failed before a token arrived",
         f"{facts.failed.number} of {facts.calls} calls: {listed(facts.failures)}.",
-        "Check the engine's address with `bridle doctor --upstream URL`: it must be the base URL "
-        "that has /v1/chat/completions below it, and must serve the model that is asked for.",
+        _UNREACHABLE
+        if next(iter(facts.failures), "").startswith("upstream_unreachable")
+        else "Check the engine's address with `bridle doctor --upstream URL`: it must be the base "
+        "URL that has /v1/chat/completions below it, and must serve the model that is asked for.",
         facts.failed.examples,
     )
 
@@ -45,7 +53,7 @@ def no_token_ids(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "no_token_ids",
-        Severity.ERROR if share >= MOST else Severity.WARNING,
+        Severity.ERROR if share >= MOST and facts.scored else Severity.WARNING,
         "Replies came without token ids, so no token can be trained",
         f"{facts.without_ids.number} of {facts.complete} complete calls have none, though they "
         "have text.",
@@ -71,7 +79,7 @@ def quarantined(facts: Facts) -> Finding | None:
 
 
 def greedy(facts: Facts) -> Finding | None:
-    if share_of(facts.greedy.number, facts.complete) < MOST:
+    if not facts.scored or share_of(facts.greedy.number, facts.complete) < MOST:
         return None
     return Finding(
         "temperature_zero",

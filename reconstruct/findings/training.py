@@ -53,6 +53,9 @@ def other_weights(facts: Facts) -> Finding | None:
 
 
 def no_reward(facts: Facts) -> Finding | None:
+    """A missing reward is wrong only where something was to give one."""
+    if not facts.scored:
+        return None
     ended = sum(number for name, number in facts.outcomes.items() if name != "open")
     share = share_of(facts.without_reward.number, ended)
     if share < SOME:

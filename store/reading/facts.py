@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, case, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, select
 
 from bridle.store.reading.pages import (
     Placed,
@@ -18,7 +18,7 @@ from bridle.store.reading.pages import (
 )
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
-from bridle.store.schema.tables import calls, rewards, sessions
+from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5
 """Calls or sessions named as evidence."""
@@ -48,6 +48,9 @@ class Facts:
     """Of the sessions of a run, or of one session."""
 
     run: RunRecord | None
+    scored: bool
+    """Whether the sessions are meant to be scored: they belong to a run, or their task has data for
+    a verifier. A session that somebody only records is not."""
     sessions: Sequence[Placed]
     outcomes: Mapping[str, int]
     """Sessions by outcome; ``open`` for those that are not sealed."""
@@ -139,6 +142,7 @@ def read_facts(
 
         return Facts(
             run=run,
+            scored=run is not None or _is_scored(connection, chosen),
             sessions=placed_sessions(reader, wanted),
             outcomes=by(outcome, sessions.c.id.in_(chosen)),
             without_calls=of_sessions(sealed.where(~any_call)),
@@ -161,3 +165,18 @@ def read_facts(
             metrics=metrics,
             policies=() if run is None else reader.policies(run.id),
         )
+
+
+def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
+    """Whether any of the sessions belongs to a run, or has a task with data for a verifier."""
+    of_task = and_(
+        tasks.c.suite == sessions.c.task_suite,
+        tasks.c.split == sessions.c.task_split,
+        tasks.c.id == sessions.c.task_id,
+    )
+    query = (
+        select(sessions.c.run_id, tasks.c.payload)
+        .outerjoin(tasks, of_task)
+        .where(sessions.c.id.in_(chosen))
+    )
+    return any(run is not None or payload for run, payload in connection.execute(query))

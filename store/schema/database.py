@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.tables import metadata
@@ -93,7 +94,7 @@ def connect(
             hide_parameters=True,
         )
     except ModuleNotFoundError as error:
-        cause = f"PostgreSQL needs the extra postgres: pip install 'bridle[postgres]' ({error})"
+        cause = missing_extra("PostgreSQL needs the extra postgres", "postgres", error)
         raise StoreUnavailable(cause) from error
 
 

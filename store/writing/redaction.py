@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from bridle.errors import BridleError
+from bridle.extras import missing_extra
 from bridle.store.records import CallBegun, CallEnded, Message, Note
 from bridle.store.writing.batch import Record
 
@@ -220,7 +221,7 @@ def _library(name: str) -> Finder:
     try:
         found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)
     except ImportError as error:
-        message = f"--redact needs the extra redact: pip install 'bridle-rl[redact]' ({error})"
+        message = missing_extra("--redact needs the extra redact", "redact", error)
         raise DetectorsMissing(message) from error
     group = 1 if name in _GROUPED else 0
     patterns = [(each, min(group, each.groups)) for each in found().denylist]

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from bridle.bench import continuation, path, store, vllm
+from bridle.extras import install_command
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
@@ -23,7 +24,7 @@ def test_a_bench_that_needs_torch_says_how_to_get_it(
     done = bridle("bench", name)
     assert done.exit_code == 1
     assert done.stderr.startswith("bridle: this bench ")
-    assert done.stderr.endswith(": pip install 'bridle-rl[train]' (there is no module torch)\n")
+    assert done.stderr.endswith(f": {install_command('train')} (there is no module torch)\n")
 
 
 @pytest.mark.loop

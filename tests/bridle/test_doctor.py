@@ -103,6 +103,16 @@ def test_an_engine_that_is_not_there_is_broken(bridle: Bridle, store: str) -> No
     assert "is an engine running at http://127.0.0.1:9?" in result.output
 
 
+def test_a_scripted_engine_is_in_order(bridle: Bridle, model_dir: Path, store: str) -> None:
+    """The engine of the first recording has no sampler that could be examined."""
+    with ScriptedEngine(model_dir, lambda _: ScriptedReply("four")) as engine:
+        result = bridle("doctor", "--upstream", engine.base_url, "--store", store)
+    assert result.exit_code == 0, result.output
+    assert "a scripted engine plays" in result.output
+    assert "unknown logprobs mode" in result.output
+    assert "serve with" not in result.output
+
+
 def test_an_engine_without_logprobs_is_broken(bridle: Bridle, model_dir: Path, store: str) -> None:
     with ScriptedEngine(
         model_dir, lambda _: ScriptedReply("four", logprob=MISSING_LOGPROB)

@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 
 import bridle as face
+from bridle.extras import install_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +35,7 @@ def test_parquet_names_its_extra_and_text_needs_none(
 ) -> None:
     refused = without("pyarrow", "export", str(tmp_path / "x.parquet"), "--store", store)
     assert refused.returncode == 1
-    assert "pip install 'bridle-rl[parquet]'" in refused.stderr
+    assert install_command("parquet") in refused.stderr
     assert "Traceback" not in refused.stderr
     done = without("pyarrow", "export", str(tmp_path / "x.jsonl"), "--store", store)
     assert done.returncode == 0, done.stderr
@@ -44,17 +45,86 @@ def test_parquet_names_its_extra_and_text_needs_none(
 def test_the_embedded_engine_names_its_extra(model_dir: Path) -> None:
     refused = without("torch", "engine", "embedded", "--model", str(model_dir))
     assert refused.returncode == 1
-    assert "pip install 'bridle-rl[train]'" in refused.stderr
+    assert install_command("train") in refused.stderr
 
 
-def test_every_extra_that_a_message_names_exists() -> None:
+def test_postgresql_names_its_extra() -> None:
+    refused = without("psycopg", "sessions", "--store", "postgresql://localhost/x")
+    assert refused.returncode == 1
+    assert install_command("postgres") in refused.stderr
+
+
+def origin(monkeypatch: pytest.MonkeyPatch, direct_url: str | None) -> None:
+    """Plays an installation whose ``direct_url.json`` is ``direct_url``."""
+
+    class Distribution:
+        def read_text(self, name: str) -> str | None:
+            return direct_url if name == "direct_url.json" else None
+
+    monkeypatch.setattr("bridle.extras.metadata.distribution", lambda name: Distribution())
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "command"),
+    [
+        (None, "pip install 'bridle-rl[train]'"),
+        (
+            '{"url": "https://x/bridle_rl.whl", "archive_info": {}}',
+            "pip install 'bridle-rl[train]'",
+        ),
+        (
+            '{"url": "file:///home/me/my%20bridle", "dir_info": {"editable": true}}',
+            "pip install -e '/home/me/my bridle[train]'",
+        ),
+        ('{"url": "file:///src/bridle", "dir_info": {}}', "pip install '/src/bridle[train]'"),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(
+    monkeypatch: pytest.MonkeyPatch, direct_url: str | None, command: str
+) -> None:
+    origin(monkeypatch, direct_url)
+    assert install_command("train") == command
+
+
+ASKED = re.compile(
+    r"(?:needs_extra\(|install_command\(|require\(\s*\"[\w.]+\",|missing_extra\(\s*\"[^\"]*\",)"
+    r"\s*[\"'](\w+)[\"']"
+)
+"""How a source asks for an extra: by its name."""
+
+
+def texts() -> dict[str, str]:
+    """Every source and document that Git knows, by path."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    endings = {".py", ".md", ".ipynb", ".toml", ".yml", ".yaml", ".sh", ""}
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace")
+        for path in paths
+        if path.suffix in endings and path.is_file()
+    }
+
+
+def test_no_text_installs_a_package_of_another_project() -> None:
+    stranger = re.compile(r"pip3? install[^\n`#;]*[ '\"]bridle(?=[\s'\"\[`])")
+    assert stranger.search("pip install 'bridle[postgres]'")
+    assert stranger.search("pip install bridle\n")
+    assert not stranger.search("pip install bridle-rl 'bridle-rl[train]'")
+    here = "tests/bridle/test_extras.py"
+    wrong = [name for name, text in texts().items() if name != here and stranger.search(text)]
+    assert wrong == []
+
+
+def test_every_extra_that_a_text_names_exists_and_one_place_spells_its_command() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = set()
-    for room in ("src/bridle", "proxy", "reconstruct", "trainer", "engine", "store"):
-        for file in (ROOT / room).rglob("*.py"):
-            if "node_modules" not in file.parts and ".venv" not in str(file):
-                named |= set(re.findall(r"bridle-rl\[(\w+)\]", file.read_text(encoding="utf-8")))
-    assert named
+    for name, text in texts().items():
+        if name.startswith("tests/"):
+            continue
+        spelled = re.findall(r"bridle-rl\[(\w+)\]", text)
+        assert not (name.endswith(".py") and spelled), f"{name} spells {spelled}"
+        named |= set(spelled) | set(ASKED.findall(text))
+    assert {"train", "parquet", "postgres", "redact", "otel", "ray", "bench"} <= named
     assert named <= set(project["optional-dependencies"])
 
 

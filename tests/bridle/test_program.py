@@ -6,8 +6,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -22,6 +23,32 @@ def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) ->
     command = program.loaded(name)
     first = " ".join(command.help.split("\n\n")[0].split())
     assert first == program.COMMANDS[name].summary
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below ``group`` with its path."""
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        yield from commands(command, *path, name) if hasattr(command, "commands") else ()
+
+
+def test_every_help_text_prints_as_it_is_written(
+    bridle: Bridle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 2000)  # a text on one line each
+    loaded = {name: program.loaded(name) for name in program.COMMANDS}
+    tree = [((name,), command) for name, command in loaded.items()]
+    for name, command in loaded.items():
+        tree += commands(command, name) if hasattr(command, "commands") else ()
+    texts = 0
+    shown = {path: " ".join(bridle(*path, "--help").output.split()) for path, _ in tree}
+    for path, command in tree:
+        for part in (command, *command.params):
+            for paragraph in (getattr(part, "help", None) or "").split("\n\n"):
+                assert " ".join(paragraph.split()) in shown[path], path
+                texts += 1
+    assert texts > 300
+    assert "[evaluation]" in shown["train",]
 
 
 def test_help_takes_less_than_half_a_second_and_imports_no_command() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from bridle.extras import install_command
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 
@@ -72,7 +73,7 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, workers: int) ->
 def test_traces_without_their_extra_name_it(tmp_path: Path) -> None:
     done = not_starting(tmp_path, "--otel", without="opentelemetry")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("bridle: traces need the extra otel: pip install 'bridle-rl[otel]' (")
+    assert last.startswith(f"bridle: traces need the extra otel: {install_command('otel')} (")
 
 
 def not_starting(

@@ -21,7 +21,7 @@ from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
-from bridle.proxy.settings import Limits, ProxySettings
+from bridle.proxy.settings import Limits, ProxySettings, engine_base
 from bridle.store.records import CallStatus
 
 MODEL = "tiny-policy"
@@ -274,14 +274,14 @@ def test_without_a_healthy_engine_it_is_a_503_that_says_when_to_come_back(
     assert reply.status_code == 503
     assert int(reply.headers["retry-after"]) >= 1
     error = reply.json()["error"]
-    assert "no engine is healthy" in error["message"]
+    assert error["message"] == "no engine is healthy: the engine cannot be reached"
     assert not any(member.name in reply.text for member in pair)
     if dialect == "messages":
         assert error["type"] == "overloaded_error"
     if dialect == "google":
         assert error["status"] == "UNAVAILABLE"
     call = bench.call()
-    assert (call.status, call.reason) == (CallStatus.FAILED, "overloaded")
+    assert (call.status, call.reason) == (CallStatus.FAILED, "upstream_unreachable")
     for member in pair:
         member.start()
 
@@ -471,3 +471,14 @@ def test_a_reset_before_the_reply_is_asked_again(start_proxy: Any) -> None:
     assert len(asked) == 2
     assert notes(bench).count("upstream_retry") == 1
     assert bench.call().status is CallStatus.COMPLETE
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/models/"])
+def test_an_engine_is_known_by_any_of_its_addresses(path: str) -> None:
+    assert engine_base(f"http://127.0.0.1:8000/base{path}") == "http://127.0.0.1:8000/base"
+
+
+def test_calls_reach_an_engine_whose_whole_route_was_given(stage: Any, start_proxy: Any) -> None:
+    bench = start_proxy(f"{stage.engine.base_url}/v1/chat/completions")
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert http.post(f"{bench.url}/v1/chat/completions", json=body).status_code == 200

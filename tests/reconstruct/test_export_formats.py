@@ -1,14 +1,18 @@
 """Each format is what its own readers take: checked by its schema and its library."""
 
+import csv
 import json
 from typing import Any, Literal
 
 import datasets
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
+from bridle.reconstruct.exports.message_csv import inert, recorded
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.records import CallKind, Reward
 
@@ -401,3 +405,24 @@ def test_a_reply_whose_first_line_cannot_be_written_is_trained_in_the_next(recor
         assert (report.rows, report.tokens, report.left_out) == (2, 4, {})
     else:
         assert (report.tokens, report.left_out) == (3, {"tool_arguments_not_json": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["=HYPERLINK(1)", "+1", "-3 °C", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", "'=1", "''-"],
+)
+def test_no_cell_of_a_table_begins_like_a_formula(record, tmp_path, reader, text):
+    session = record()
+    session.call([1], [5], conversation=tail(user(text)), message=said(text))
+    path = tmp_path / "table.csv"
+    export(reader, path, ExportFormat.CSV)
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["content"] for row in rows] == [f"'{text}"] * 2
+    assert [recorded(row["content"]) for row in rows] == [text] * 2
+
+
+@given(st.text(alphabet=st.sampled_from("'=+-@\t\r\n a1")) | st.text())
+def test_a_cell_gives_its_text_back(text):
+    assert recorded(inert(text)) == text
+    assert inert(text)[:1] not in set("=+-@\t\r\n")

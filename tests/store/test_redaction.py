@@ -1,11 +1,13 @@
 """Secrets scrubbed from bodies at write, when asked."""
 
 import json
+import re
 import sys
 
 import msgspec
 import pytest
 
+from bridle.extras import install_command
 from bridle.proxy.sessions.keys import new_session_key
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import RecordRejected
@@ -179,7 +181,7 @@ def test_a_string_is_looked_through_as_it_reads_and_the_rest_stays(url, reader, 
 
 def test_without_the_library_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "detect_secrets.plugins.aws", None)
-    with pytest.raises(DetectorsMissing, match=r"bridle-rl\[redact\]"):
+    with pytest.raises(DetectorsMissing, match=re.escape(install_command("redact"))):
         Redactor()
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

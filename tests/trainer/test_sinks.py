@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bridle.extras import install_command
 from bridle.trainer.registry import UnknownPart
 from bridle.trainer.sinks import SINKS, TrackedRun, require_sink
 from bridle.trainer.sinks.registry import MissingTracker
@@ -46,7 +48,7 @@ def test_a_tracker_that_is_not_there_is_named_with_what_installs_it(
     with pytest.raises(UnknownPart, match=r"no sink 'wandbb'.*tensorboard, wandb, mlflow, trackio"):
         require_sink("wandbb")
     monkeypatch.setattr("bridle.trainer.sinks.registry.find_spec", lambda name: None)
-    with pytest.raises(MissingTracker, match=r"pip install 'bridle-rl\[trackio\]'"):
+    with pytest.raises(MissingTracker, match=re.escape(install_command("trackio"))):
         require_sink("trackio")
     require_sink("tensorboard")
 

@@ -26,7 +26,9 @@ from bridle.store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
+    TaskRecord,
 )
+from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
 
@@ -190,6 +192,64 @@ def test_a_session_by_itself_is_examined_too(cause: str, tmp_path: Path) -> None
     for shown in (page, run, " ".join(result.output.split())):
         assert first.cause in shown
         assert first.remedy in shown
+
+
+def recorded(tmp_path: Path, *, task: TaskRecord | None = None, **call: Any) -> tuple[str, str]:
+    """The store and a session of no run, which has ended without a reward."""
+    store = str(tmp_path / "recorded.db")
+    for begin in stories(store, RunRecord("run_of_another", "rollout", EPOCH)):
+        named: dict[str, str] = {}
+        if task is not None:
+            with Writer(store) as writer:
+                writer.add_sync(task)
+            named = {"task_suite": task.suite, "task_split": task.split, "task_id": task.id}
+        story = begin(run_id=None, **named)
+        story.call((Message("user", "What is in this folder?"),), "Two files.", **call)
+        ended = {"sealed_at": EPOCH + 1000, "outcome": "completed"}
+        story.writer.update_session_sync(story.session.id, **ended)
+    return store, story.session.id
+
+
+@pytest.mark.parametrize("task", [None, TaskRecord("t", "s", "train", {}, EPOCH)])
+@pytest.mark.parametrize("call", [{}, {"temperature": 0.0}])
+def test_a_session_that_nobody_scores_has_no_finding(
+    tmp_path: Path, task: TaskRecord | None, call: dict[str, Any]
+) -> None:
+    store, session = recorded(tmp_path, task=task, **call)
+    result = CliRunner().invoke(app, ["doctor", session, "--store", store])
+    assert result.exit_code == 0, result.output
+    assert "nothing is wrong in the record" in result.output
+    with Reader(store) as reader:
+        page = TestClient(viewer_app(Source(reader, store, str))).get(f"/sessions/{session}").text
+    assert "badge error" not in page
+
+
+def test_a_session_whose_task_has_data_for_a_verifier_should_have_a_reward(tmp_path: Path) -> None:
+    task = TaskRecord("t", "s", "train", {"answer": "5"}, EPOCH)
+    store, session = recorded(tmp_path, task=task)
+    result = CliRunner().invoke(app, ["doctor", session, "--store", store, "--json"])
+    assert result.exit_code == 1
+    assert [one["name"] for one in json.loads(result.output)["findings"]] == ["no_reward"]
+
+
+def test_text_without_ids_is_no_error_for_who_only_records(tmp_path: Path) -> None:
+    store, session = recorded(tmp_path, ids=False)
+    result = CliRunner().invoke(app, ["doctor", session, "--store", store, "--json"])
+    assert result.exit_code == 0
+    (found,) = json.loads(result.output)["findings"]
+    assert (found["name"], found["severity"]) == ("no_token_ids", "warning")
+
+
+def test_an_engine_that_is_gone_has_a_remedy_of_its_own(tmp_path: Path) -> None:
+    def engine_gone(run: Broken) -> None:
+        run.call = {"status": CallStatus.FAILED, "reason": "upstream_unreachable"}
+
+    store, _ = broken(tmp_path, engine_gone)
+    with Reader(store) as reader:
+        first = findings_of(reader, RUN)[0]
+    assert first.name == "calls_failed"
+    assert "Start the engine" in first.remedy
+    assert "/v1/chat/completions" not in first.remedy
 
 
 def test_what_makes_a_run_slow_and_its_gap_grow_is_named(tmp_path: Path) -> None:

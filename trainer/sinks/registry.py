@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from bridle.errors import UsageError
+from bridle.extras import install_command
 from bridle.trainer.registry import Registry
 from bridle.trainer.sinks.base import MetricSink, TrackedRun
 
@@ -24,7 +25,7 @@ def require_sink(name: str) -> None:
     """Raises :class:`bridle.trainer.registry.UnknownPart`, or :class:`MissingTracker`."""
     SINKS.find(name)
     if name in _CLASSES and find_spec(name) is None:
-        raise MissingTracker(f"the sink {name} needs its package: pip install 'bridle-rl[{name}]'")
+        raise MissingTracker(f"the sink {name} needs its package: {install_command(name)}")
 
 
 @SINKS.register("tensorboard")

@@ -11,10 +11,12 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from bridle.cli.terminal import fail, out
+from bridle.cli.terminal import fail, out, print_warnings
 from bridle.errors import BridleError
+from bridle.threads import set_thread_defaults
 
 
 class Entry(NamedTuple):
@@ -137,13 +139,15 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, entry in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=entry.summary))
+            self.add_command(TyperCommand(name, help=escape(entry.summary)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, loaded(name) if name in COMMANDS else command, rest
+        set_thread_defaults(name)
+        return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
+        print_warnings()
         try:
             return super().invoke(ctx)
         except BridleError as error:
@@ -165,6 +169,19 @@ def loaded(name: str) -> Any:
     settings = getattr(module, "CONTEXT", None)
     one.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
     return typer.main.get_command(one)
+
+
+def as_written(command: Any) -> Any:
+    """``command`` with help texts, its sub-commands' included, that print as they are written.
+
+    Typer prints help as Rich markup, which drops words in brackets.
+    """
+    for part in (command, *command.params):
+        if getattr(part, "help", None):
+            part.help = escape(part.help)
+    for each in getattr(command, "commands", {}).values():
+        as_written(each)
+    return command
 
 
 def _print_version(asked: bool) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import orjson
 import typer
 from rich.cells import cell_len
-from rich.console import Console
-from rich.segment import Segments
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
+
+from bridle.printable import printable
 
 PIPED_WIDTH: Final = 120
 """Least width in columns where standard output is not a terminal."""
@@ -21,13 +24,39 @@ LEAST_WIDTH: Final = 11
 """Least width of the column that shrinks."""
 _GAP: Final = 2
 
-# No markup: names, paths and errors have brackets of their own.
-out = Console(markup=False)
-err = Console(stderr=True, markup=False)
+
+class Terminal(Console):
+    """A console that prints text as it is: recorded control characters are shown and not obeyed,
+    and neither brackets nor ``:names:`` are markup, for names, paths and errors have their own."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text), style)
+
+
+out = Terminal()
+err = Terminal(stderr=True)
 if not out.is_terminal:
     out.width = max(out.width, PIPED_WIDTH)
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks some characters
+
+
+class _PrintableLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def print_warnings() -> None:
+    """Prints warnings of libraries, which quote agents and engines, as :class:`Terminal` does."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableLines())
 
 
 def print_json(value: Any) -> None:
@@ -50,7 +79,8 @@ def print_table(
     below the table. Columns in ``right`` are aligned to the right. ``under`` has a text for each
     row, printed below it and cut at the terminal's edge.
     """
-    cells = zip(*rows, strict=True) if rows else [()] * len(headings)
+    lines = [[printable(cell, one_line=True) for cell in row] for row in rows]
+    cells = zip(*lines, strict=True) if lines else [()] * len(headings)
     columns = dict(zip(headings, cells, strict=True))
     widths = {name: max(map(cell_len, (name, *found))) for name, found in columns.items()}
     whole = widths[shrinks]
@@ -71,14 +101,18 @@ def print_table(
     if not under:
         out.print(table, width=_line(widths), crop=False)
     else:
-        lines = out.render_lines(table, out.options.update_width(_line(widths)), new_lines=True)
-        heading, *body = lines
+        heading, *body = out.render_lines(
+            table, out.options.update_width(_line(widths)), new_lines=True
+        )
         out.print(Segments(heading), end="", crop=False)
         for line, text in zip(body, under, strict=True):
             out.print(Segments(line), end="", crop=False)
             if text:
                 out.print(
-                    Text(f"  {text}", style="dim"), no_wrap=True, overflow="ellipsis", crop=True
+                    Text(f"  {printable(text, one_line=True)}", style="dim"),
+                    no_wrap=True,
+                    overflow="ellipsis",
+                    crop=True,
                 )
     if left_out:
         out.print(

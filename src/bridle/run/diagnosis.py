@@ -13,6 +13,7 @@ from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.markup import tool_markup
 from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
 from bridle.engine.vllm import Expectation, check_engine
+from bridle.proxy.settings import engine_base
 
 
 def examine_template(directory: Path) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def examine_engine(
     url: str, *, api_key: str | None = None, private_network: bool = False
 ) -> dict[str, Any]:
     """Checks whether the engine at ``url`` offers what recording and training need."""
-    root = url.rstrip("/").removesuffix("/v1")
+    root = engine_base(url)
     if _is_proxy(root):
         found = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
         return {"upstream": root, "checks": [], "lines": [found], "broken": found}
@@ -83,7 +84,7 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
 
     tokenizer = Tokenizer(directory)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    root = url.rstrip("/").removesuffix("/v1")
+    root = engine_base(url)
     with httpx.Client(base_url=root, headers=headers, timeout=30, trust_env=False) as engine:
         try:
             (card, *_) = engine.get("/v1/models").raise_for_status().json()["data"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.errors import UsageError
+from bridle.extras import missing_extra
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.tasks.task import Task
@@ -62,7 +63,7 @@ def fleet_of(
     try:
         from bridle.harnesses.fleet.ray import RayFleet
     except ImportError as error:
-        raise UnknownFleet(f"Ray is missing ({error}): pip install 'bridle-rl[ray]'") from error
+        raise UnknownFleet(missing_extra("Ray is missing", "ray", error)) from error
     if sandbox is None and any(task.container for task in tasks):
         sandbox = "container"
     contained = sandbox is not None and sandbox.startswith("container")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import httpx
 
+from bridle.proxy.settings import engine_base
 from bridle.run.environment import UPSTREAM_KEY_VARIABLE
 from bridle.run.hub import cached_tokenizer
 
@@ -42,7 +43,7 @@ def examine(
 
     ``wait_s``: how long it may take until something listens there.
     """
-    root = url.rstrip("/").removesuffix("/v1")
+    root = engine_base(url)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     with httpx.Client(
         base_url=root, headers=headers, timeout=_PATIENCE_S, trust_env=False

@@ -12,6 +12,7 @@ from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
+from bridle.extras import install_command
 from bridle.reconstruct.ablation import ablate as count
 
 _COLUMNS = (
@@ -97,7 +98,7 @@ def _plot(data: dict[str, Any], path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        fail("a plot needs matplotlib: pip install 'bridle-rl[train]'")
+        fail(f"a plot needs matplotlib: {install_command('train')}")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     tokens, breaks = figure.subplots(1, 2, width_ratios=[3, 2])
     names = list(data["builders"])

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from bridle.cli.commands import engine_vllm
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import JsonOption, model_path, tokenizer_path
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import fail
+from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
 
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)

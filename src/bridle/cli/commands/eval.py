@@ -11,7 +11,6 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     TASKS_HELP,
     EngineOption,
@@ -26,6 +25,7 @@ from bridle.cli.options import (
 from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
+from bridle.extras import needs_extra
 from bridle.harnesses.sampling import POLICY
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
 from bridle.reconstruct.rewards import Aggregation

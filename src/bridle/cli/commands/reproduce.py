@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import EngineOption, JsonOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
+from bridle.extras import needs_extra
 
 
 def reproduce(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     DeviceOption,
     LoraRankOption,
@@ -24,6 +23,7 @@ from bridle.cli.reading import reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.settings import SFT, chosen
 from bridle.cli.terminal import fail, out
+from bridle.extras import needs_extra
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from bridle.cli.commands.doctor import print_findings
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     TASKS_HELP,
     ConfigOption,
@@ -29,6 +28,7 @@ from bridle.cli.options import (
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import RUN, chosen
 from bridle.cli.terminal import out
+from bridle.extras import needs_extra
 from bridle.store.reading.queries import Reader
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.extras import needs_extra
 from bridle.cli.options import (
     TASKS_HELP,
     DeviceOption,
@@ -33,6 +32,7 @@ from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import fail, out, print_json
+from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 from bridle.store.records import DEFAULT_POLICY

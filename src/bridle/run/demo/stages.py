@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import MODEL, Stack, proxy
 from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
+from bridle.threads import usable_cores
 from bridle.trainer.config import (
     CheckpointConfig,
     FilterConfig,
@@ -206,7 +206,7 @@ def lessons_taught(places: Places, settings: DemoSettings) -> int:
 def torch_threads(most: int) -> Iterator[None]:
     """PyTorch computes with ``most`` threads here, as far as there are cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(most, os.cpu_count() or 1))
+    torch.set_num_threads(min(most, usable_cores()))
     try:
         yield
     finally:

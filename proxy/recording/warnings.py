@@ -1,0 +1,91 @@
+"""Warnings about calls whose tokens cannot be trained, each cause once and then counted.
+
+An engine that sends contradictory replies does so call after call: a line each would hide the rest
+of the log, and none would leave the operator with a store of nothing to train.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from bridle.proxy.periodic import Periodic
+from bridle.proxy.recording.logs import log
+from bridle.proxy.recording.recorder import CallOutcome
+from bridle.store.records import IDS_MISSING, CallBegun, CallEnded, CallStatus, Note
+
+SUMMARY_S: Final = 60.0
+"""Seconds between two summaries."""
+_WITHOUT_IDS: Final = Note(IDS_MISSING)
+
+_Cause = tuple[str, str]
+"""Name of the engine that replied, and the first word of the reason."""
+
+
+class CallWarnings:
+    """An observer of calls. Logs the first quarantined call of each engine and reason, and then how
+    many followed, at most one line a cause every ``summary_s``; and, once, that an engine sends no
+    token ids. Metrics count each call: ``bridle_calls_total`` by status, and
+    ``bridle_events_total`` by reason."""
+
+    def __init__(self, summary_s: float = SUMMARY_S) -> None:
+        self._since: Counter[_Cause] = Counter()
+        """Calls of each cause that no line has counted yet."""
+        self._total: Counter[_Cause] = Counter()
+        self._warned_of_ids = False
+        self._summaries = Periodic("call-warnings", summary_s, self.summarise)
+
+    def start(self) -> None:
+        self._summaries.start()
+
+    async def close(self) -> None:
+        await self._summaries.close()
+        await self.summarise()
+
+    def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
+        if ended.status is CallStatus.QUARANTINED:
+            self._quarantined(ended, outcome)
+        elif _WITHOUT_IDS in ended.notes:
+            self._without_ids(ended)
+
+    async def summarise(self) -> None:
+        """Logs how many calls of each cause came since its last line."""
+        since, self._since = self._since, Counter()
+        for (engine, reason), calls in since.items():
+            fields = {"engine": engine, "reason": reason, "calls": calls}
+            total = self._total[engine, reason]
+            log.warning("calls_quarantined", extra={**fields, "since_start": total})
+
+    def _quarantined(self, ended: CallEnded, outcome: CallOutcome) -> None:
+        reason = ended.reason or ""
+        cause = (outcome.engine or "", reason.partition(":")[0].partition(" ")[0])
+        self._total[cause] += 1
+        if self._total[cause] > 1:
+            self._since[cause] += 1
+            return
+        log.warning(
+            "call_quarantined",
+            extra={
+                "session": ended.session_id,
+                "call": ended.id,
+                "engine": outcome.engine,
+                "reason": reason,
+                "meaning": "the reply contradicts itself, so nothing of it is trained; examine "
+                "the engine with `bridle doctor --upstream URL`. Further such calls are counted",
+            },
+        )
+
+    def _without_ids(self, ended: CallEnded) -> None:
+        """Warns once for a process: every call of such an engine is like the first."""
+        if self._warned_of_ids:
+            return
+        self._warned_of_ids = True
+        log.warning(
+            "no_token_ids",
+            extra={
+                "session": ended.session_id,
+                "call": ended.id,
+                "meaning": "the engine returns text without token ids: nothing of it can be "
+                "trained; put the proxy directly in front of vLLM, or start it with --external",
+            },
+        )

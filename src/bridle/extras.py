@@ -1,0 +1,66 @@
+"""Packages that only some commands need, and the command that installs them.
+
+:func:`install_command` is the one place that spells the ``pip install`` of an extra. The
+distribution is ``bridle-rl``; the package index has an unrelated ``bridle``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from bridle.errors import BridleError
+
+DISTRIBUTION: Final = "bridle-rl"
+
+
+class MissingExtra(BridleError):
+    """A command needs packages that are not installed; the message names what installs them."""
+
+    def __init__(self, what: str, extra: str, detail: str) -> None:
+        super().__init__(missing_extra(what, extra, detail))
+
+
+def missing_extra(what: str, extra: str, detail: object) -> str:
+    """The message for a missing package: what needs it, the command that installs ``extra``, and
+    in parentheses the import that failed."""
+    return f"{what}: {install_command(extra)} ({detail})"
+
+
+def install_command(extra: str) -> str:
+    """The ``pip install`` that adds ``extra`` to this installation.
+
+    An installation from a folder (PEP 610's ``direct_url.json``) is extended from that folder,
+    because the index need not have its version.
+    """
+    try:
+        origin = json.loads(
+            metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
+        )
+    except metadata.PackageNotFoundError:
+        origin = {}
+    folder = origin.get("dir_info")
+    if folder is None:
+        return f"pip install '{DISTRIBUTION}[{extra}]'"
+    editable = "-e " if folder.get("editable") else ""
+    return f"pip install {editable}'{unquote(urlsplit(origin['url']).path)}[{extra}]'"
+
+
+def require(module: str, extra: str, what: str) -> None:
+    """Raises :class:`MissingExtra` when ``module`` is not installed; ``what`` needs it."""
+    if find_spec(module) is None:
+        raise MissingExtra(what, extra, f"there is no module {module}")
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Around imports: raises :class:`MissingExtra` for one that fails. ``what`` needs them."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, extra, str(error)) from error

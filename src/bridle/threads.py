@@ -1,0 +1,80 @@
+"""How many threads a command computes with, and how they wait for each other.
+
+PyTorch reads this from the environment when it is first imported, so that the command line sets it
+before it loads a command, which then imports PyTorch or starts processes that do. A variable that
+the user has set stands.
+
+OpenMP's threads spin while they wait for the next piece of work. That gains microseconds on an idle
+machine; where another process wants the core, a spinning thread keeps the one it waits for from
+running. A command that shares its machine with the engine, the proxy and the agents that it starts
+takes half of the cores, and one that trains alone takes all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, MutableMapping
+from pathlib import Path
+from typing import Final, Literal
+
+Share = Literal["alone", "shared", "own"]
+"""Whether a command has the machine to itself; ``own``: it chooses its number of threads."""
+
+COMPUTES: Final[dict[str, Share]] = {
+    "sft": "alone",
+    "engine": "own",
+    "train": "shared",
+    "trainer": "shared",
+    "demo": "shared",
+    "reproduce": "shared",
+    "eval": "shared",
+}
+"""Commands that compute, or start processes that do."""
+
+_CPUS: Final = Path("/sys/devices/system/cpu")
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def set_thread_defaults(command: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what ``command`` needs in ``environment``, where the user has set nothing."""
+    share = COMPUTES.get(command)
+    if share is None:
+        return
+    if share != "own":
+        cores = usable_cores()
+        threads = cores if share == "alone" else max(1, cores // 2)
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    # Agents are forked from processes that have tokenised: threads of the tokenizer would hang.
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
+    """Physical cores that this process may use: its affinity, less what a container's quota
+    withholds. Two hardware threads of one core compute no faster than one."""
+    allowed = _affinity()
+    cores = len({_siblings(cpus, cpu) for cpu in allowed})
+    return max(1, min(cores, _quota(quota) or cores))
+
+
+def _affinity() -> Iterable[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _siblings(cpus: Path, cpu: int) -> str:
+    """The hardware threads of the core of ``cpu``; itself where the system does not list them."""
+    try:
+        return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(file: Path) -> int | None:
+    """Whole cores of the control group's quota (``QUOTA PERIOD``); ``None`` without one."""
+    try:
+        given, period = file.read_text().split()
+        return max(1, int(given) // int(period))
+    except (OSError, ValueError):  # no file, or "max"
+        return None
