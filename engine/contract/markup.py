@@ -24,12 +24,24 @@ class ToolMarkup:
     """One way to write tool calls."""
 
     name: str
-    pattern: re.Pattern[str]
-    """Matches a reply with calls, and the source of a template that writes such replies."""
+    signs: tuple[re.Pattern[str], ...]
+    """Match, one after the other, in a reply with calls, and in the source of a template that
+    writes such replies."""
     opening: str
     """Text that begins a call and hardly occurs elsewhere; empty when there is no such text."""
     delimiters: tuple[str, ...]
     """All that may be special tokens; a reader needs to see them in the text."""
+
+    def is_in(self, text: str) -> bool:
+        """Whether all signs stand in ``text`` in their order. Each is searched for behind the
+        first place of the one before it, so that the cost is that of the text's length."""
+        at = 0
+        for sign in self.signs:
+            found = sign.search(text, at)
+            if found is None:
+                return False
+            at = found.end()
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +65,11 @@ _DEEPSEEK: Final = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
 )
-_KEYS: Final = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_CALL_KEYS: Final = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
-def _tools(
-    name: str, opening: str, pattern: str = "", delimiters: Sequence[str] = ()
-) -> ToolMarkup:
-    compiled = re.compile(pattern or re.escape(opening), re.DOTALL)
+def _tools(name: str, opening: str, *signs: str, delimiters: Sequence[str] = ()) -> ToolMarkup:
+    compiled = tuple(re.compile(sign) for sign in signs or (re.escape(opening),))
     shown = (opening, *delimiters) if opening else tuple(delimiters)
     return ToolMarkup(name, compiled, opening, shown)
 
@@ -69,8 +79,10 @@ TOOL_MARKUP: Final = (
     _tools("deepseek_v41", "<｜DSML｜ calls>"),
     _tools("deepseek_v4", "<｜DSML｜tool_calls>", delimiters=("｜DSML｜",)),
     _tools("deepseek_v32", "<｜DSML｜function_calls>", delimiters=("｜DSML｜",)),
-    _tools("deepseek_v3", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>.*```json", _DEEPSEEK),
-    _tools("deepseek_v31", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", _DEEPSEEK),
+    _tools(
+        "deepseek_v3", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json", delimiters=_DEEPSEEK
+    ),
+    _tools("deepseek_v31", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", delimiters=_DEEPSEEK),
     _tools("step3", "<｜tool_calls_begin｜>"),
     _tools("mistral", "[TOOL_CALLS]", delimiters=("[ARGS]", "[CALL_ID]")),
     _tools("kimi_k2", "<|tool_calls_section_begin|>"),
@@ -99,12 +111,14 @@ TOOL_MARKUP: Final = (
     _tools("minicpm5", '<function name="'),
     _tools("seed_oss", "<seed:tool_call>", delimiters=("</seed:tool_call>",)),
     _tools("hy_v3", "", "<tool_sep"),
-    _tools("hy_v4", "", "<tool_calls[^>]*>.*<arg_key"),
+    _tools("hy_v4", "", "<tool_calls", ">", "<arg_key"),
     _tools("hunyuan_a13b", "<tool_calls>", rf"<tool_calls>{_GAP}\["),
-    _tools("poolside", "<tool_call>", "<assistant>.*<arg_key>", ("</tool_call>", *_KEYS)),
-    _tools("glm", "<tool_call>", "<arg_key>", ("</tool_call>", *_KEYS)),
-    _tools("qwen_xml", "<tool_call>", rf"<tool_call>{_GAP}<function=", ("</tool_call>",)),
-    _tools("functionary", "<function=", r"<function=[^>\s]+>\{"),
+    _tools("poolside", "<tool_call>", "<assistant>", "<arg_key>", delimiters=_CALL_KEYS),
+    _tools("glm", "<tool_call>", "<arg_key>", delimiters=_CALL_KEYS),
+    _tools(
+        "qwen_xml", "<tool_call>", rf"<tool_call>{_GAP}<function=", delimiters=("</tool_call>",)
+    ),
+    _tools("functionary", "<function=", r"<function=[^<>\s]+>\{"),
     _tools("granite_array", "<tool_call>", rf"<tool_call>{_GAP}\["),
     _tools("hermes", "<tool_call>", delimiters=("</tool_call>",)),
     _tools("llama_json", "<|python_tag|>", rf'<\|python_tag\|>|"name": "{_TOOL}", "parameters":'),
@@ -137,7 +151,7 @@ def tool_markup(tokenizer: Tokenizer) -> ToolMarkup | None:
     """What the model's template writes tool calls in; ``None``: none, or nothing known."""
     for text in _evidence(tokenizer):
         for markup in TOOL_MARKUP:
-            if markup.pattern.search(text):
+            if markup.is_in(text):
                 return markup
     return None
 
@@ -203,7 +217,7 @@ def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
 def unread_calls(content: str) -> str | None:
     """The name of the markup that ``content``, which no parser took calls from, opens a call in."""
     opened = [each for each in TOOL_MARKUP if each.opening and each.opening in content]
-    matching = (each for each in opened if each.pattern.search(content))
+    matching = (each for each in opened if each.is_in(content))
     found = next(matching, opened[-1] if opened else None)
     return None if found is None else found.name
 

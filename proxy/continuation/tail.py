@@ -25,6 +25,8 @@ from bridle.proxy.wire.canonical import Message
 from bridle.store.records import TokenIds
 
 MARKER = "XbridleX"
+_MARKERS = re.compile(f"{MARKER}+")
+"""The marker, and the longer words that are taken where a message contains it."""
 
 
 class SeamError(BridleError, ValueError):
@@ -91,9 +93,7 @@ class TailRenderer:
         Raises :class:`TemplateError` when the template refuses the messages, :class:`SeamError`
         when the end of the reply is not to be found.
         """
-        marker = MARKER
-        while any(marker in str(message.to_chat()) for message in messages):
-            marker += "X"
+        marker = _unused_marker(messages)
         conversation = surrogate(reply, setting.head, marker, shape)
         conversation += [message.to_chat() for message in messages]
         after = _after(self._text(conversation, setting, ends=False), marker)
@@ -211,6 +211,14 @@ def surrogate(
         {"role": "user", "content": "Xask?"},
         assistant,
     ]
+
+
+def _unused_marker(messages: Sequence[Message]) -> str:
+    """A word that begins like the marker and stands in none of the messages."""
+    used = [
+        len(found[0]) for message in messages for found in _MARKERS.finditer(str(message.to_chat()))
+    ]
+    return MARKER if not used else MARKER[:-1] + "X" * (max(used) - len(MARKER) + 2)
 
 
 def _after(text: str, marker: str) -> str:

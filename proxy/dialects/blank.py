@@ -17,17 +17,17 @@ class BlankText:
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held: list[str] = []
 
     def opening(self, text: str) -> str:
         """The beginning of a new block of text; empty while all of it is blank."""
-        self._held += text
-        return "" if self._held.isspace() else self.rest()
+        self._held.append(text)
+        return self.rest() if text.strip() else ""
 
     def rest(self) -> str:
         """The text that is held; afterwards none is."""
-        held, self._held = self._held, ""
-        return held
+        held, self._held = self._held, []
+        return "".join(held)
 
 
 def shown_text(choice: ChoiceReply) -> str:

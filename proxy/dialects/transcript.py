@@ -50,12 +50,13 @@ class AssistantTurn:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
-    anchors: list[str] = field(default_factory=list)
+    anchors: dict[str, None] = field(default_factory=dict)
+    """In order, each once."""
 
     def anchor(self, value: str | None) -> None:
         """Keeps ``value`` if this proxy minted it."""
         if value is not None and value not in self.anchors and minting.read(value) is not None:
-            self.anchors.append(value)
+            self.anchors[value] = None
 
     def message(self) -> Message:
         return Message(

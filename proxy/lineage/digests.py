@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b as _blake
 from typing import Any
@@ -36,7 +35,7 @@ _FORMS_KEPT = 16_384
 """Ways of writing a message that are remembered; all are forgotten when there are more."""
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ENCODER = msgspec.msgpack.Encoder()
-_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_THOUGHTS = ("<think>", "</think>")
 
 
 class Unit(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +65,23 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
     """Of a tool's result: the digest of its unit when it answers the first call, alone."""
 
 
+class _Asked:
+    """The calls of the latest assistant turn. Their places are read once, when a result needs
+    them, however many results stand apart from each other."""
+
+    __slots__ = ("_places", "calls")
+
+    def __init__(self, message: Message | None = None) -> None:
+        self.calls = () if message is None else message.tool_calls
+        self._places: dict[str, int] | None = None
+
+    def place(self, call_id: str | None, otherwise: int) -> int:
+        """The place of the call with this id; ``otherwise`` where there is none."""
+        if self._places is None:
+            self._places = {call.id: at for at, call in enumerate(self.calls)}
+        return self._places.get(call_id or "", otherwise)
+
+
 class Digester:
     """Cuts conversations into units; remembers the meaning of each written form."""
 
@@ -75,27 +91,28 @@ class Digester:
     def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
         """The units of ``messages[first:]``, in order."""
         units: list[Unit] = []
-        last: Message | None = None
+        asked = _Asked()
         position = first
         while position < len(messages):
             message, end = messages[position], position + 1
             if message.role == "tool":
                 if end == len(messages) or messages[end].role != "tool":
-                    unit = self._tool_result(message, position, last)
+                    unit = self._tool_result(message, position, asked)
                 else:
-                    unit = self._tool_results(messages, position, last)
+                    unit = self._tool_results(messages, position, asked)
             elif message.role != "assistant":
                 form = _blake(_ENCODER.encode(message), digest_size=16).digest()
                 known = self._known.get(form) or self._read(message, form)
                 unit = Unit(message.role, known.digest, form, position, end, minted=known.minted)
             elif end < len(messages) and messages[end].role == "assistant":
                 unit = self._split_reply(messages, position)
-                last = unit.message
+                asked = _Asked(unit.message)
             else:
                 form = _blake(_ENCODER.encode(message), digest_size=16).digest()
                 known = self._known.get(form) or self._read(message, form)
                 last = unfolded(message) if known.folded else message
                 unit = Unit("assistant", known.digest, form, position, end, last, known.minted)
+                asked = _Asked(last)
             units.append(unit)
             position = unit.end
         return tuple(units)
@@ -122,33 +139,34 @@ class Digester:
         message, form = messages[start], form_of(messages[start])
         known = self._known.get(form) or self._read(message, form)
         message = unfolded(message) if known.folded else message
-        digest, minted = known.digest, known.minted
+        pieces, called, minted = [message], bool(message.tool_calls), known.minted
         while end < len(messages) and messages[end].role == "assistant":
             following = unfolded(messages[end])
-            if not _same_turn(message, minted, following):
+            next_minted = _minted(following)
+            if not _same_turn(called, minted, following, next_minted):
                 break
-            message = _joined(message, following)
-            form = form_of(message)
-            digest, minted = digest_of(message), _minted(message)
+            pieces.append(following)
+            called, minted = called or bool(following.tool_calls), minted or next_minted
             end += 1
-        return Unit("assistant", digest, form, start, end, message=message, minted=minted)
+        if len(pieces) == 1:
+            return Unit("assistant", known.digest, form, start, end, message, known.minted)
+        whole = _joined(pieces)
+        digest, minted = digest_of(whole), _minted(whole)
+        return Unit("assistant", digest, form_of(whole), start, end, whole, minted)
 
-    def _tool_result(self, message: Message, position: int, asked: Message | None) -> Unit:
+    def _tool_result(self, message: Message, position: int, asked: _Asked) -> Unit:
         """:meth:`_tool_results` of one: agents call one tool after the other, and all results of a
         session pass here in every call."""
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         digest = known.alone
-        if asked is not None and len(asked.tool_calls) > 1:
-            places = {call.id: at for at, call in enumerate(asked.tool_calls)}
-            digest = _placed(places.get(message.tool_call_id or "", 0), known.digest)
+        if len(asked.calls) > 1:
+            digest = _placed(asked.place(message.tool_call_id, 0), known.digest)
         return Unit("tool", digest, form, position, position + 1, minted=known.minted)
 
-    def _tool_results(self, messages: Sequence[Message], start: int, asked: Message | None) -> Unit:
+    def _tool_results(self, messages: Sequence[Message], start: int, asked: _Asked) -> Unit:
         """A run of results; each is known by the place of its call in the message that ``asked``,
         whatever the calls' ids."""
-        calls = () if asked is None else asked.tool_calls
-        answers = {call.id: index for index, call in enumerate(calls)}
         end = start
         forms: list[bytes] = []
         results: list[bytes] = []
@@ -157,7 +175,7 @@ class Digester:
             message = messages[end]
             form = _blake(_ENCODER.encode(message), digest_size=16).digest()
             known = self._known.get(form) or self._read(message, form)
-            call = answers.get(message.tool_call_id or "", end - start)
+            call = asked.place(message.tool_call_id, end - start)
             forms.append(form)
             results.append(call.to_bytes(4, "big") + known.digest)
             minted += known.minted
@@ -250,16 +268,19 @@ def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
         whole = meaning_text(whole) if "\n" in whole else whole.strip()
         return [whole] if whole else []
     said: list[Any] = []
+    texts: list[str] = []
     for part in content:
         text = part.get("text")
-        if part.get("type") not in ("text", "input_text", "output_text") or text is None:
-            said.append(_without_cache_marks(part))
+        if part.get("type") in ("text", "input_text", "output_text") and text is not None:
+            if text := meaning_text(_without_billing(text)):
+                texts.append(text)
             continue
-        text = meaning_text(_without_billing(text))
-        if said and isinstance(said[-1], str):
-            said[-1] = f"{said[-1]}\n{text}" if text else said[-1]
-        elif text:
-            said.append(text)
+        if texts:
+            said.append("\n".join(texts))
+            texts.clear()
+        said.append(_without_cache_marks(part))
+    if texts:
+        said.append("\n".join(texts))
     return said
 
 
@@ -302,8 +323,10 @@ def spoken_text(message: Message) -> str:
     if not isinstance(message.content, str):
         parts = [part for part in parts if isinstance(part, str)]
     text = "\n".join(parts)
-    if text.startswith("<think>"):
-        text = _THOUGHTS.sub("", text, count=1).strip()
+    opening, closing = _THOUGHTS
+    if text.startswith(opening):
+        _, closed, spoken = text.partition(closing)
+        return spoken.strip() if closed else text
     return text
 
 
@@ -339,24 +362,26 @@ def _minted(message: Message) -> tuple[str, ...]:
     return call_ids(values) if values else ()
 
 
-def _same_turn(message: Message, minted: tuple[str, ...], following: Message) -> bool:
-    """Whether two neighbouring assistant messages are pieces of one reply."""
-    next_minted = _minted(following)
+def _same_turn(
+    called: bool, minted: tuple[str, ...], following: Message, next_minted: tuple[str, ...]
+) -> bool:
+    """Whether an assistant message is a piece of the reply before it, which has ``called`` tools
+    or not; ``minted`` and ``next_minted`` are the call ids in the two."""
     if minted and next_minted:
         return minted == next_minted
-    return not message.tool_calls and bool(following.tool_calls) and not following.content
+    return not called and bool(following.tool_calls) and not following.content
 
 
-def _joined(message: Message, following: Message) -> Message:
-    texts = [*meaning_parts(message.content), *meaning_parts(following.content)]
-    reasoning = [text for text in (message.reasoning, following.reasoning) if text]
+def _joined(pieces: Sequence[Message]) -> Message:
+    texts = [part for piece in pieces for part in meaning_parts(piece.content)]
     plain = [text for text in texts if isinstance(text, str)]
+    reasoning = [piece.reasoning for piece in pieces if piece.reasoning]
     return msgspec.structs.replace(
-        message,
+        pieces[0],
         content="\n".join(plain) or None,
         reasoning="\n".join(reasoning) or None,
-        tool_calls=message.tool_calls + following.tool_calls,
-        anchors=message.anchors + following.anchors,
+        tool_calls=tuple([call for piece in pieces for call in piece.tool_calls]),
+        anchors=tuple([anchor for piece in pieces for anchor in piece.anchors]),
     )
 
 

@@ -12,6 +12,7 @@ from bridle.proxy.lineage.digests import (
     meaning_text,
     spoken_text,
     unfolded,
+    value_digest,
 )
 from bridle.proxy.lineage.turn import Turn
 from bridle.proxy.wire.canonical import Message, ToolCall
@@ -107,13 +108,8 @@ def _in_order(some: Sequence[object], of: Sequence[object]) -> bool:
     return all(any(wanted == found for found in remaining) for wanted in some)
 
 
-def _in_any_order(some: Sequence[object], of: Sequence[object]) -> bool:
-    remaining = list(of)
-    for wanted in some:
-        if wanted not in remaining:
-            return False
-        remaining.remove(wanted)
-    return not remaining
+def _in_any_order(some: Sequence[object], others: Sequence[object]) -> bool:
+    return sorted(map(value_digest, some)) == sorted(map(value_digest, others))
 
 
 def _reasoning(reply: Message, echo: Message) -> frozenset[str]:

@@ -247,11 +247,15 @@ class TurnIndex:
         return self._deepest.get((seen.system, seen.agent), 0)
 
     def opened_within(self, text: str) -> Iterator[Turn]:
-        """Turns with a long reply that may stand in ``text``; costs what ``text`` is long, however
-        many turns there are."""
+        """Turns with a long reply whose opening stands in ``text``, each opening once. The cost is
+        that of the text's length, however many turns there are."""
+        seen: set[str] = set()
         for match in _BEGINNINGS.finditer(text):
             at = match.start()
-            yield from self.found.get(("opening", text[at : at + SUMMARY_LENGTH]), ())
+            opening = text[at : at + SUMMARY_LENGTH]
+            if opening not in seen and (turns := self.found.get(("opening", opening))):
+                seen.add(opening)
+                yield from turns
 
     def echoed(self, turn: Turn) -> bool:
         """Whether a later call was built on this one's reply."""

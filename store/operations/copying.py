@@ -22,6 +22,7 @@ from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.database import (
     connect,
     database_url,
+    make_whole,
     migrate,
     newest_revision,
     revision,
@@ -29,6 +30,7 @@ from bridle.store.schema.database import (
     snapshot,
     transaction,
 )
+from bridle.store.schema.files import make_private_file
 from bridle.store.schema.tables import control, metadata, writers
 
 _ROWS_AT_ONCE: Final = 500
@@ -64,6 +66,7 @@ def copy_store(source: str, target: str) -> dict[str, int]:
     except DBAPIError as error:
         raise StoreUnavailable(f"{shown(source)} cannot be copied: {error.orig}") from error
     finally:
+        make_whole(destination)
         origin.dispose()
         destination.dispose()
 
@@ -71,18 +74,19 @@ def copy_store(source: str, target: str) -> dict[str, int]:
 def backup(source: str, target: Path) -> int:
     """Writes ``source`` as one SQLite file, complete or not there at all; returns its bytes.
 
-    Writers go on meanwhile. Missing folders on the way are made. Raises ``FileExistsError``, and
+    Writers go on meanwhile. Missing folders on the way are made. File and folders are their
+    owner's alone. Raises ``FileExistsError``, and
     :class:`StoreUnavailable` when the copy cannot be written or does not prove sound.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists already")
+    part = target.with_name(f"{target.name}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in _files(part):
+            leftover.unlink(missing_ok=True)
+        make_private_file(part)
     except OSError as error:
         raise StoreUnavailable(f"{target} cannot be written: {error.strerror}") from error
-    part = target.with_name(f"{target.name}.part")
-    for leftover in _files(part):
-        leftover.unlink(missing_ok=True)
     try:
         url = database_url(source)
         if url.get_backend_name() == "sqlite":

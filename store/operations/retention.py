@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, delete, func, select
 
 from bridle.store.records import CallStatus
-from bridle.store.schema.database import transaction
+from bridle.store.schema.database import make_whole, transaction
 from bridle.store.schema.tables import calls, metadata, sessions
 
 _AT_ONCE: Final = 500
@@ -44,11 +44,7 @@ def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
             gone_calls += _delete_owned(connection, some)
             gone = connection.execute(delete(sessions).where(sessions.c.id.in_(some)))
             gone_sessions += gone.rowcount
-    if sqlite:
-        with engine.connect() as connection:
-            connection.connection.driver_connection.execute(  # type: ignore[union-attr]
-                "PRAGMA wal_checkpoint(TRUNCATE)"
-            )
+    make_whole(engine)
     return Forgotten(gone_sessions, gone_calls)
 
 

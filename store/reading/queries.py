@@ -48,7 +48,7 @@ from bridle.store.records import (
     TaskRecord,
     TokenIds,
 )
-from bridle.store.schema.database import connect, snapshot
+from bridle.store.schema.database import connect, make_whole, snapshot
 from bridle.store.schema.tables import (
     calls,
     metrics,
@@ -131,6 +131,8 @@ class Reader:
     def close(self) -> None:
         """Ends the connections, when they are this reader's own."""
         if self._owned:
+            # The store's writer may have stopped while this reader was in its way.
+            make_whole(self.engine, wait=False)
             self.engine.dispose()
 
     def __enter__(self) -> Reader:

@@ -30,6 +30,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
+from bridle.store.schema.files import (
+    APPLICATION_ID,
+    check_file,
+    check_tables,
+    checkpoint,
+    make_private_file,
+)
 from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import create_views, drop_views
 
@@ -79,7 +86,8 @@ def connect(
     PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors show statements, not
     the values in them.
 
-    Raises :class:`StoreUnavailable` for what is no store that could be had here.
+    Raises :class:`StoreUnavailable` for what is no store that could be had here, other programs'
+    databases and files among it.
     """
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -151,14 +159,18 @@ def migrate(url: str) -> None:
     if engine.dialect.name == "sqlite":
         # A table is changed by making it anew, while what belongs to it stays.
         event.listen(engine, "connect", _without_foreign_keys)
+    changes = False
     try:
         with transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            check_tables(shown(url), inspect(connection).get_table_names())
             found = _current(connection)
+            changes = _mark_as_ours(connection)
             if found == newest_revision():
                 return
             _refuse_newer(found)
+            changes = True
             if found is None:
                 metadata.create_all(connection, checkfirst=False)
                 _VERSIONS.create(connection, checkfirst=True)
@@ -170,7 +182,26 @@ def migrate(url: str) -> None:
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
     finally:
+        if changes:
+            make_whole(engine)
         engine.dispose()
+
+
+def make_whole(engine: Engine, *, wait: bool = True) -> None:
+    """Moves what an SQLite store has in its write-ahead log into its file: a copy of the file
+    alone is then the whole store. With ``wait`` the log is emptied too, which waits for the store's
+    readers and writers. Nothing happens where the file is gone or stays locked."""
+    if engine.dialect.name != "sqlite" or file_id(engine) is None:
+        return
+    try:
+        connection = engine.raw_connection()
+    except (DBAPIError, sqlite3.Error):
+        return
+    try:
+        driver = cast("sqlite3.Connection", connection.driver_connection)
+        checkpoint(driver, "TRUNCATE" if wait else "PASSIVE")
+    finally:
+        connection.close()
 
 
 def driver_error(connection: Connection, sql: str, error: Exception) -> DBAPIError:
@@ -202,9 +233,16 @@ def revision(url: str) -> str | None:
 def refuse_newer(engine: Engine) -> None:
     """Raises :class:`StoreUnavailable` for a store that a newer Bridle has migrated: what it keeps
     where this one does not look would be left out of what is shown, and behind by what is deleted.
+    Raises it too for a database without a store.
     """
+    sqlite = engine.dialect.name == "sqlite"
+    place = str(engine.url.database) if sqlite else engine.url.render_as_string(hide_password=True)
     with engine.connect() as connection:
-        _refuse_newer(_current(connection))
+        check_tables(place, inspect(connection).get_table_names())
+        found = _current(connection)
+    if found is None:
+        raise StoreUnavailable(f"{place} holds no store yet: `bridle proxy` makes one")
+    _refuse_newer(found)
 
 
 def _refuse_newer(found: str | None) -> None:
@@ -232,6 +270,17 @@ def upgrade(connection: Connection) -> None:
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:
             raise StoreUnavailable(f"rows of {parted[0][0]} lost what they belong to: not migrated")
+
+
+def _mark_as_ours(connection: Connection) -> bool:
+    """Writes the application's id into the header of an SQLite file that has none. Returns whether
+    it was missing."""
+    if connection.dialect.name != "sqlite":
+        return False
+    if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
+        return False
+    connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    return True
 
 
 def _current(connection: Connection) -> str | None:
@@ -268,12 +317,13 @@ def _sqlite(
     create: bool,
 ) -> Engine:
     path = Path(str(url.database)).absolute()
+    check_file(path)
     if create:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailable(f"the store's folder cannot be made: {error}") from error
         _refuse_another_stores_log(path)
+        try:
+            make_private_file(path)
+        except OSError as error:
+            raise StoreUnavailable(f"the store cannot be made: {error}") from error
     file = f"{path.as_uri()}?mode={'rwc' if create else 'rw'}"
     engine = sqlalchemy.create_engine(
         url,

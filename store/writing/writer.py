@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -43,7 +44,7 @@ from bridle.store.records import (
     Metric,
     Note,
 )
-from bridle.store.schema.database import Synchronous, connect, file_id, transaction
+from bridle.store.schema.database import Synchronous, connect, file_id, make_whole, transaction
 from bridle.store.schema.tables import sessions, writers
 from bridle.store.writing import liveness
 from bridle.store.writing.batch import Batch, Patch, Record
@@ -57,6 +58,9 @@ log = logging.getLogger("bridle.store")
 _BUSY_S = 0.5
 """How long SQLite itself waits for another process's transaction: the writer tries again, and must
 look at the clock meanwhile."""
+
+_QUIET_S = 1.0
+"""How long nothing is written before what is in SQLite's log is moved into the file."""
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
@@ -148,6 +152,7 @@ class Writer:
                 liveness.retire(connection, self._writer_id)
         except DBAPIError as error:
             log.warning("store_retire_failed: %s", error.orig)
+        self._make_whole(wait=True)
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -273,14 +278,20 @@ class Writer:
 
     def _run(self) -> None:
         beat = time.monotonic() + self._lease / 3
+        quiet = math.inf
+        """When the log is moved into the file, unless more is written until then."""
         while True:
-            jobs = self._queue.take(beat)
+            jobs = self._queue.take(min(beat, quiet))
             if jobs:
+                quiet = time.monotonic() + _QUIET_S
                 if self._redactor is not None:
                     jobs = self._scrubbed(self._redactor, jobs)
                 deliver(self._write(jobs))
             elif not self._queue.is_open and not len(self._queue):  # in this order
                 return
+            if time.monotonic() >= quiet:
+                self._make_whole(wait=False)
+                quiet = math.inf
             if time.monotonic() >= beat:
                 self._renew()
                 beat = time.monotonic() + self._lease / 3
@@ -297,6 +308,11 @@ class Writer:
             else:
                 kept.append(job)
         return kept
+
+    def _make_whole(self, *, wait: bool) -> None:
+        # The log beside a file that was moved or replaced belongs to the one that was moved.
+        if file_id(self._engine) == self._file:
+            make_whole(self._engine, wait=wait)
 
     def _renew(self) -> None:
         try:

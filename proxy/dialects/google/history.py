@@ -7,6 +7,7 @@ restores the id.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -109,11 +110,12 @@ def add_contents(contents: str | Json | list[Json] | None, transcript: Transcrip
 
 
 class _Calls:
-    """The calls that still wait for their response."""
+    """The calls that still wait for their response, by id and by name, oldest first."""
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
-        self._waiting: list[ToolCall] = []
+        self._by_id: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
+        self._by_name: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._count = 0
 
     def new_id(self) -> str:
@@ -121,24 +123,39 @@ class _Calls:
         return f"call_{self._count}"
 
     def add(self, call: ToolCall) -> None:
-        self._waiting.append(call)
+        waiting = _Waiting(call.id)
+        self._by_id[call.id].append(waiting)
+        self._by_name[call.name].append(waiting)
         self._count += 1
 
     def answered(self, identifier: str | None, name: str | None) -> str:
         """The id of the call that a response answers."""
-        for call in self._waiting:
-            if call.id == identifier:
-                return self._take(call)
-        if identifier is not None:
+        found = _next(self._by_id.get(identifier or ""))
+        if found is None and identifier is not None:
             self._transcript.note("call_id_repaired")
-        for call in self._waiting:
-            if call.name == name:
-                return self._take(call)
-        return identifier or f"call_for_{name}"
+        if found is None:
+            found = _next(self._by_name.get(name or ""))
+        return found or identifier or f"call_for_{name}"
 
-    def _take(self, call: ToolCall) -> str:
-        self._waiting.remove(call)
-        return call.id
+
+class _Waiting:
+    """A call in both queues of :class:`_Calls`; once answered it is passed over in the other."""
+
+    __slots__ = ("answered", "id")
+
+    def __init__(self, identifier: str) -> None:
+        self.id = identifier
+        self.answered = False
+
+
+def _next(waiting: deque[_Waiting] | None) -> str | None:
+    """The id of the oldest call that waits, which is answered now."""
+    while waiting:
+        call = waiting.popleft()
+        if not call.answered:
+            call.answered = True
+            return call.id
+    return None
 
 
 def _parts(given: str | Json | list[Json] | None, field: str) -> list[_Placed]:

@@ -20,7 +20,7 @@ _RUNS_NAMED: Final = 5
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """A reader of ``store``, which must exist and have no newer schema than this Bridle knows."""
+    """A reader of ``store``, which must be one and have no newer schema than this Bridle knows."""
     require_store(store)
     with Reader(store) as opened:
         refuse_newer(opened.engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,7 +12,7 @@ import typer
 
 from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
 from bridle.cli.reading import reader
-from bridle.cli.serving import announce, listening_on
+from bridle.cli.serving import announce, leave_on_sigterm, listening_on
 from bridle.store.schema.database import shown
 
 YIELDS: Final = 10
@@ -46,4 +47,7 @@ def viewer(
         closed = NoWebPages(app, only_loopback=True)
         server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
         os.nice(YIELDS)
-        server.run(sockets=[listener])
+        # The server raises the signal that ended it again, when it is done.
+        leave_on_sigterm()
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])

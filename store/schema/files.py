@@ -1,0 +1,138 @@
+"""An SQLite store's file: whether it is one of ours, who may read it, and how it becomes whole.
+
+A store's header has :data:`APPLICATION_ID`. A file without it is looked into before anything writes
+to it, since opening a database for writing changes it. Files and folders that are made here are
+their owner's alone; SQLite gives ``-wal`` and ``-shm`` the permissions of the file beside them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from bridle.store.errors import StoreUnavailable
+
+log = logging.getLogger("bridle.store")
+
+APPLICATION_ID: Final = 0x4272646C
+"""``Brdl``: SQLite keeps it in the header of the file (``PRAGMA application_id``)."""
+OUR_TABLES: Final = frozenset({"alembic_version", "sessions", "calls"})
+"""Every store has had these, of whatever release."""
+_MAGIC: Final = b"SQLite format 3\0"
+_ID_AT: Final = slice(68, 72)
+_HEADER: Final = 100
+_SHOWN: Final = 3
+"""Tables of another program that the message names."""
+
+_warned: set[tuple[int, int]] = set()
+
+
+def check_file(path: Path) -> None:
+    """Raises :class:`StoreUnavailable` unless ``path`` is a store, empty, or not there. Changes
+    nothing. Logs a warning, once, for a store that others may read."""
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            _refuse(path, "is a folder", f"name a file in it: --store {path / 'bridle.db'}")
+        if not stat.S_ISREG(found.st_mode):
+            _refuse(path, "is no regular file", _ANOTHER)
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be read: {error.strerror}") from error
+    if not header and not _log_of(path):
+        return
+    if header and not header.startswith(_MAGIC):
+        _refuse(path, "is no database", _ANOTHER)
+    if header[_ID_AT] != APPLICATION_ID.to_bytes(4, "big"):
+        _check_content(path)
+    _warn_if_open(path, found)
+
+
+_ANOTHER: Final = "give --store another file, which is made when it is not there"
+
+
+def check_tables(place: str, tables: Collection[str]) -> None:
+    """Raises :class:`StoreUnavailable` for the tables of another program."""
+    if tables and not set(tables) >= OUR_TABLES:
+        named = ", ".join(sorted(tables)[:_SHOWN]) + (", …" if len(tables) > _SHOWN else "")
+        raise StoreUnavailable(f"{place} is another program's database (tables: {named}): {_OWN}")
+
+
+_OWN: Final = "give Bridle a database of its own with --store"
+
+
+def make_private_file(path: Path) -> None:
+    """Makes an empty file that its owner alone may read, and its missing folders likewise. Leaves
+    a file that is there as it is."""
+    make_private_folder(path.parent)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
+
+
+def make_private_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not path.is_dir():
+        raise NotADirectoryError(20, os.strerror(20), str(path))
+
+
+def checkpoint(connection: sqlite3.Connection, mode: str = "TRUNCATE") -> bool:
+    """Moves what is committed from the write-ahead log into the file, which then is the whole
+    store. Returns whether all of it was moved: readers of an earlier moment, and other writers, may
+    stand against it. ``TRUNCATE`` waits for them and empties the log, ``PASSIVE`` does neither."""
+    try:
+        busy, logged, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    except sqlite3.Error as error:
+        log.info("store_not_checkpointed: %s", error)
+        return False
+    return not busy and logged == moved
+
+
+def _check_content(path: Path) -> None:
+    # Without a log beside it the file is opened in a way that makes none.
+    mode = "mode=ro" if _log_of(path) else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True)) as connection:
+            (identity,) = connection.execute("PRAGMA application_id").fetchone()
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            tables = {name for (name,) in rows if not name.startswith("sqlite_")}
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{path} cannot be read as a database: {error}") from error
+    if identity not in (0, APPLICATION_ID):
+        _refuse(path, "is another program's database", _OWN)
+    check_tables(str(path), tables)
+
+
+def _log_of(path: Path) -> int:
+    """Bytes of the write-ahead log beside the file."""
+    try:
+        return path.with_name(f"{path.name}-wal").stat().st_size
+    except OSError:
+        return 0
+
+
+def _refuse(path: Path, what: str, remedy: str) -> None:
+    raise StoreUnavailable(f"{path} {what}, not a store: {remedy}")
+
+
+def _warn_if_open(path: Path, found: os.stat_result) -> None:
+    place = found.st_dev, found.st_ino
+    if found.st_mode & 0o077 and place not in _warned:
+        _warned.add(place)
+        log.warning("others on this machine may read %s: chmod 600 %s*", path, path)
