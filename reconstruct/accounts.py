@@ -27,6 +27,8 @@ from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.accounts import HELD_OUT, TRAINABLE, UNCOUNTED, Fate
 
+_AT_ONCE: Final = 500
+"""Sessions in one query."""
 _ORDER: Final = ("trained", "trainable", "masked", "dropped", "uncounted")
 
 
@@ -70,17 +72,34 @@ def session_fates(
     return {Fate(*fate): tokens for fate, tokens in ruled.by_fate(TRAINABLE).items()}
 
 
+class StatedRules:
+    """The rules by which runs train, as each has stated them in its configuration."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._known: dict[str | None, SampleRules] = {None: DEFAULT_RULES}
+
+    def of(self, run_id: str | None) -> SampleRules:
+        """The rules of a run; the default for one that has stated none."""
+        if run_id not in self._known:
+            samples = self._reader.run(str(run_id)).config.get("samples")
+            rules = SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
+            self._known[run_id] = rules
+        return self._known[run_id]
+
+
 def token_account(
     reader: Reader,
     wanted: SessionFilter,
-    rules: SampleRules = DEFAULT_RULES,
+    rules: SampleRules | None = None,
     *,
     most: int | None = None,
 ) -> TokenAccount:
     """The account of the sessions that match; with ``wanted.run``, of all that belong to the run.
 
-    Sessions without an account are counted by ``rules``; at most ``most`` of their sampled tokens,
-    for a page that must not take long. The tokens of the others are ``uncounted``.
+    Sessions without an account are counted by ``rules``; ``None``: by those of their own runs. Of
+    their sampled tokens at most ``most`` are counted, for a page that must not take long. The
+    tokens of the others are ``uncounted``.
     """
     account = stored_account(reader, wanted)
     left = uncounted_sessions(reader, wanted)
@@ -91,6 +110,17 @@ def token_account(
         fates[UNCOUNTED] -= left[session_id]
         fates.update(ruled)
     return replace(account, fates={fate: tokens for fate, tokens in fates.items() if tokens})
+
+
+def account_of_sessions(
+    reader: Reader, ids: Sequence[str], rules: SampleRules | None = None
+) -> TokenAccount:
+    """The account of the sessions with these ids."""
+    total = TokenAccount(0, 0, {}, frozenset())
+    for start in range(0, len(ids), _AT_ONCE):
+        some = SessionFilter(sessions=ids[start : start + _AT_ONCE])
+        total += token_account(reader, some, rules)
+    return total
 
 
 def _first(left: Mapping[str, int], most: int | None) -> list[str]:
@@ -107,13 +137,14 @@ def _first(left: Mapping[str, int], most: int | None) -> list[str]:
 
 
 def _counted(
-    reader: Reader, ids: Sequence[str], rules: SampleRules
+    reader: Reader, ids: Sequence[str], rules: SampleRules | None
 ) -> Iterator[tuple[str, dict[Fate, int]]]:
     """By session, its account under the rules."""
     records = (reader.session(session_id) for session_id in ids)
+    stated = StatedRules(reader)
     for session in LoadedSession.stream(reader, records):
         try:
-            ruled = build(session, rules).conservation
+            ruled = build(session, rules or stated.of(session.record.run_id)).conservation
         except BrokenTree:
             ruled = not_built(session)
         yield session.id, session_fates(None, ruled)

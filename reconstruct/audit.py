@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bridle.reconstruct.accounts import session_fates
+from bridle.reconstruct.accounts import StatedRules, session_fates
 from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, rulings
+from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
@@ -87,7 +87,7 @@ def audit(
     """Audits all sessions, or all that belong to the account of ``run``, one at a time.
 
     Tokens that no training has taken are judged by ``rules``; ``None``: by those with which the
-    session's samples were made, else the default.
+    session's samples were made, else those of its run (:class:`StatedRules`).
     """
     accounts = written_accounts(reader, SessionFilter(run=run))
     records = chain(
@@ -129,7 +129,7 @@ def audit_loaded(
 ) -> SessionAudit:
     """Audits one session. With ``bodies`` every recorded body is read and verified as well.
     ``accounts`` are those of the store, which are read if they are not given."""
-    judged = rules or DEFAULT_RULES
+    judged = rules or StatedRules(session.reader).of(session.record.run_id)
     if accounts is None:
         accounts = written_accounts(session.reader, SessionFilter(session=session.id))
     found = Findings(session.id)

@@ -586,8 +586,8 @@ class SessionFates:
     """By fate (``trained``, ``masked``, ``dropped``) and reason."""
     step: int
     """The step that took it, from 0."""
-    version: int
-    """Policy version after the step."""
+    version: int | None
+    """Policy version after the step; ``None`` where weights have no number."""
     at: float
 
 

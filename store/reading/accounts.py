@@ -61,6 +61,15 @@ class TokenAccount:
     written: frozenset[Fate]
     """Those that the store has, by which sessions can be listed."""
 
+    def __add__(self, other: TokenAccount) -> TokenAccount:
+        """The account of both sets of sessions, which have none in common."""
+        return TokenAccount(
+            self.sessions + other.sessions,
+            self.captured + other.captured,
+            dict(Counter(dict(self.fates)) + Counter(dict(other.fates))),
+            self.written | other.written,
+        )
+
     def of(self, fate: str) -> int:
         """Tokens of a fate, whatever the reason."""
         return sum(tokens for one, tokens in self.fates.items() if one.fate == fate)

@@ -85,6 +85,12 @@ class SessionFilter:
     """Why these tokens were masked or dropped."""
     text: str | None = None
     """Text in a message of the session, in any case."""
+    sessions: Sequence[str] | None = None
+    """Ids, of which databases take some hundreds at once."""
+    since: float | None = None
+    """When it was created at the earliest."""
+    until: float | None = None
+    """Before when it was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +242,12 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
         whole = account or wanted.fate is not None
         own = sessions.c.run_id == wanted.run
         query = query.where(in_account(wanted.run) if whole else own)
+    if wanted.sessions is not None:
+        query = query.where(sessions.c.id.in_(wanted.sessions))
+    if wanted.since is not None:
+        query = query.where(sessions.c.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(sessions.c.created_at < wanted.until)
     if wanted.outcome == "open":
         query = query.where(sessions.c.sealed_at.is_(None))
     elif wanted.outcome is not None:
