@@ -96,7 +96,7 @@ def account_rows(
         .group_by(token_fates.c.session_id, token_fates.c.run_id)
         .subquery("written")
     )
-    first = [] if run_id is None else [(written.c.run_id == run_id, literal_column("0"))]
+    first: list[Any] = [] if run_id is None else [(written.c.run_id == run_id, literal_column("0"))]
     order = case(
         *first,
         (written.c.run_id != literal_column("''"), literal_column("1")),

@@ -36,8 +36,9 @@ class StepFates:
     @classmethod
     def of_data(cls, data: Sequence[Any]) -> StepFates:
         """What :meth:`as_data` has kept."""
-        *place, tokens = data
-        return cls(*place, {(fate, reason): number for fate, reason, number in tokens})
+        session_id, step, version, at, tokens = data
+        fates = {(fate, reason): number for fate, reason, number in tokens}
+        return cls(session_id, step, version, at, fates)
 
 
 def step_fates(
