@@ -113,10 +113,18 @@ class Client:
         await self._http.aclose()
 
     async def put_run(
-        self, run_id: str, kind: str, *, name: str | None = None, status: str = "running"
+        self,
+        run_id: str,
+        kind: str,
+        *,
+        name: str | None = None,
+        status: str = "running",
+        reason: str | None = None,
     ) -> None:
-        """Begins a run, which sessions then name; of one that has begun, sets how it ended."""
-        body = {"kind": kind, "status": status, **({"name": name} if name else {})}
+        """Begins a run, which sessions then name; of one that has begun, sets how it ended, and
+        why in one line."""
+        more = {"name": name, "reason": reason}
+        body = {"kind": kind, "status": status, **{k: v for k, v in more.items() if v}}
         await self._send("PUT", f"/runs/{run_id}", body)
 
     async def create_session(self, request: SessionRequest) -> Session:

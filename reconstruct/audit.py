@@ -10,19 +10,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from bridle.reconstruct.accounts import StatedRules, session_fates
 from bridle.reconstruct.conversation import ReplyId
-from bridle.reconstruct.samples.builders import build, not_built
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules, rulings
+from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
+from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
+from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
+from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
-from bridle.store.records import CallStatus, Span, SpanKind
+from bridle.store.records import CallStatus, SessionFates, SessionRecord, Span, SpanKind
+from bridle.store.schema.accounts import TRAINED, Fate
 from bridle.store.tree import DETACHED
 from bridle.store.writing.integrity import span_checksum
 
@@ -44,10 +49,11 @@ class SamplerTokens:
     """What became of the tokens that were drawn alike."""
 
     captured: int = 0
-    trained: int = 0
+    trainable: int = 0
+    """By the rules, whether they were trained or not."""
 
     def __add__(self, other: SamplerTokens) -> SamplerTokens:
-        return SamplerTokens(self.captured + other.captured, self.trained + other.trained)
+        return SamplerTokens(self.captured + other.captured, self.trainable + other.trainable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,10 @@ class SessionAudit:
     """One session's table and violations."""
 
     session_id: str
+    fates: Mapping[Fate, int]
+    """Where its sampled tokens went (:mod:`bridle.reconstruct.accounts`)."""
     conservation: Conservation
+    """What the rules allow, counted from the spans."""
     calls: Mapping[CallStatus, int]
     samples: int
     samplers: Mapping[str, SamplerTokens]
@@ -69,21 +78,38 @@ class SessionAudit:
 
 def audit(
     reader: Reader,
-    rules: SampleRules = DEFAULT_RULES,
+    rules: SampleRules | None = None,
     builder: str = "tree",
     *,
     bodies: bool = False,
-    **filters: Any,
+    run: str | None = None,
 ) -> Iterator[SessionAudit]:
-    """Audits all sessions that match ``filters`` (those of ``Reader.sessions``), one at a time."""
-    for session in LoadedSession.stream(reader, reader.sessions(**filters)):
-        yield audit_loaded(session, rules, builder, bodies=bodies)
+    """Audits all sessions, or all that belong to the account of ``run``, one at a time.
+
+    Tokens that no training has taken are judged by ``rules``; ``None``: by those with which the
+    session's samples were made, else those of its run (:class:`StatedRules`).
+    """
+    accounts = written_accounts(reader, SessionFilter(run=run))
+    records = chain(
+        reader.sessions(run=run),
+        (each for each in _others(reader, accounts, run) if each.run_id != run),
+    )
+    for session in LoadedSession.stream(reader, records):
+        yield audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
+
+
+def _others(
+    reader: Reader, accounts: Mapping[str, Any], run: str | None
+) -> Iterator[SessionRecord]:
+    """Sessions of an account of ``run``, its own among them."""
+    if run is not None:
+        yield from (reader.session(session_id) for session_id in accounts)
 
 
 def audit_session(
     reader: Reader,
     session_id: str,
-    rules: SampleRules = DEFAULT_RULES,
+    rules: SampleRules | None = None,
     builder: str = "tree",
     *,
     bodies: bool = False,
@@ -95,12 +121,17 @@ def audit_session(
 
 def audit_loaded(
     session: LoadedSession,
-    rules: SampleRules = DEFAULT_RULES,
+    rules: SampleRules | None = None,
     builder: str = "tree",
     *,
     bodies: bool = False,
+    accounts: Mapping[str, WrittenAccount | None] | None = None,
 ) -> SessionAudit:
-    """Audits one session. With ``bodies`` every recorded body is read and verified as well."""
+    """Audits one session. With ``bodies`` every recorded body is read and verified as well.
+    ``accounts`` are those of the store, which are read if they are not given."""
+    judged = rules or StatedRules(session.reader).of(session.record.run_id)
+    if accounts is None:
+        accounts = written_accounts(session.reader, SessionFilter(session=session.id))
     found = Findings(session.id)
     for damage in session.damage:
         found.add(damage.rule, session.id, damage.detail)
@@ -111,7 +142,7 @@ def audit_loaded(
         _check_bodies(session, found)
     samples: Sequence[Sample] = ()
     try:
-        built = build(session, rules, builder)
+        built = build(session, judged, builder)
     except BrokenTree as error:
         found.add("tree_broken", session.id, str(error))
         table = not_built(session)
@@ -121,28 +152,36 @@ def audit_loaded(
             detail = f"{table.captured} sampled, the calls count {session.captured}"
             found.add("captured_differs", session.id, detail)
         check_versions(session.tree, found)
-        check_samples(session, rules, samples, found)
+        check_samples(session, judged, samples, found)
     if not table.balanced:
         found.add("not_conserved", session.id, f"{table}")
+    check_training(session, judged, table, found)
+    written = accounts.get(session.id)
+    fates = session_fates(written, table, by_rules=rules is not None)
+    if sum(fates.values()) != table.captured:
+        detail = f"{sum(fates.values())} tokens have a fate, {table.captured} were sampled"
+        found.add("not_accounted", session.id, detail)
     counts = Counter(call.status for call in session.calls)
     by_sampler = _tokens_by_sampler(session, samples)
     violations = tuple(found.violations)
-    return SessionAudit(session.id, table, dict(counts), len(samples), by_sampler, violations)
+    return SessionAudit(
+        session.id, fates, table, dict(counts), len(samples), by_sampler, violations
+    )
 
 
 def _tokens_by_sampler(
     session: LoadedSession, samples: Sequence[Sample]
 ) -> dict[str, SamplerTokens]:
-    trained: Counter[str] = Counter()
+    trainable: Counter[str] = Counter()
     for sample in samples:
         places, counts = np.unique(sample.calls[sample.mask], return_counts=True)
         for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-            trained[sample.call_ids[place]] += count
+            trainable[sample.call_ids[place]] += count
     found: dict[str, SamplerTokens] = {}
     for call in session.calls:
         if call.sampled_tokens:
             label = "not recorded" if call.sampler is None else call.sampler.label
-            tokens = SamplerTokens(call.sampled_tokens, trained[call.id])
+            tokens = SamplerTokens(call.sampled_tokens, trainable[call.id])
             found[label] = found.get(label, SamplerTokens()) + tokens
     return found
 
@@ -294,6 +333,59 @@ def _shows(sample: Sample, piece: SpanPiece) -> bool:
         (sample.versions[at][start : min(end, take)] == run.version).all()
         for start, end, run in version_ranges(span)
     )
+
+
+def check_training(
+    session: LoadedSession, rules: SampleRules, table: Conservation, found: Findings
+) -> None:
+    """What training runs have written of the session, against its record. ``table`` is what
+    ``rules`` allow.
+
+    A run accounts for every token that was sampled when it took the session, and it trains no more
+    of them than its own rules allow.
+    """
+    for account in training_accounts(session.reader, session.id):
+        subject = f"run {account.run_id}"
+        if unknown := {fate for fate, _ in account.tokens} - {"trained", "masked", "dropped"}:
+            found.add("fates_unknown", subject, ", ".join(sorted(unknown)))
+        if any(tokens < 0 for tokens in account.tokens.values()):
+            found.add("fates_differ", subject, f"a fate has a negative number: {account.tokens}")
+        total = sum(account.tokens.values())
+        ended = min(account.at, session.record.sealed_at or account.at)
+        later = sum(
+            call.sampled_tokens or 0 for call in session.calls if (call.ended_at or 0.0) > ended
+        )
+        if not table.captured - later <= total <= table.captured:
+            detail = f"accounts for {total} tokens, and {table.captured} were sampled"
+            found.add("fates_differ", subject, detail)
+        allowed = _allowed(session, account, rules, table)
+        trained = account.tokens.get(TRAINED, 0)
+        if allowed is not None and trained > allowed:
+            detail = f"trained {trained} tokens, of which its rules allow {allowed}"
+            found.add("trained_against_rules", subject, detail)
+
+
+def _allowed(
+    session: LoadedSession, account: SessionFates, rules: SampleRules, table: Conservation
+) -> int | None:
+    """How many tokens of the session the run's rules allow to train; ``None`` if it has stated
+    none, or if they may have allowed others when it took the session."""
+    try:
+        stated = session.reader.run(account.run_id).config.get("samples")
+    except NotFound:
+        return None
+    if not stated or stated.get("builder_version") != BUILDER_VERSION:
+        return None
+    own = SampleRules.from_data(stated["rules"])
+    judged_since = any(call.kind_set is not None for call in session.calls)
+    if judged_since or own.turn_reward is not None:
+        return None
+    if own == rules:
+        return table.trained
+    try:
+        return build(session, own).conservation.trained
+    except BrokenTree:
+        return None
 
 
 def _check_bodies(session: LoadedSession, found: Findings) -> None:

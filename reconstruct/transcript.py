@@ -47,9 +47,10 @@ class Turn:
     """The turn whose reply it continues."""
     asked: tuple[ShownMessage, ...]
     replies: tuple[ShownMessage, ...]
-    trained: int
+    trainable: int
+    """Sampled tokens that the default rules allow to train, whether or not a run has."""
     excluded: Mapping[str, int]
-    """Sampled tokens that the default rules do not train, by reason."""
+    """Those that they do not, by reason."""
     rewards: Mapping[str, float]
     evidence: str
     """Why the call has its kind."""
@@ -92,7 +93,7 @@ def turns_of(session: LoadedSession) -> list[Turn]:
                 continues=numbers.get(call.parent_call_id or ""),
                 asked=tuple(shown(message) for message in new_messages(call)),
                 replies=tuple(shown(m, choice) for choice, m in enumerate(call.replies)),
-                trained=captured - sum(excluded.values()),
+                trainable=captured - sum(excluded.values()),
                 excluded=excluded,
                 rewards={name: of[call.id] for name, of in given.items() if call.id in of},
                 evidence="" if verdict is None else verdict.evidence,

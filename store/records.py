@@ -534,7 +534,61 @@ class RunRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     ended_at: float | None = None
     status: str = "running"
-    """``running``, then how it ended: ``completed``, ``failed``, ``stopped``."""
+    """``running``, then how it ended: ``completed``, ``failed``, ``stopped`` (by Ctrl-C or a
+    signal). Set by its latest attempt, as are ``ended_at`` and ``reason``."""
+    reason: str | None = None
+    """One line: why it failed or was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One start of a run."""
+
+    run_id: str
+    number: int
+    """From 1."""
+    started_at: float
+    writer_id: str | None = None
+    """Of the process that runs it, in the table of writers."""
+    ended_at: float | None = None
+    status: str = "running"
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegun:
+    """A run starts, for the first time or again."""
+
+    run: RunRecord
+    """Added unless the store knows its id."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """A run ends."""
+
+    run_id: str
+    status: str
+    """``completed``, ``failed`` or ``stopped``."""
+    at: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFates:
+    """Where a session's sampled tokens went in a training run. A later account of the same session
+    by the same run replaces the earlier one."""
+
+    session_id: str
+    run_id: str
+    tokens: Mapping[tuple[str, str], int]
+    """By fate (``trained``, ``masked``, ``dropped``) and reason."""
+    step: int
+    """The step that took it, from 0."""
+    version: int | None
+    """Policy version after the step; ``None`` where weights have no number."""
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 How sessions are collected and where weights go are callbacks: the loop knows tokens and weights
 only. A step is complete when its weights are published; a checkpoint holds completed steps only, so
-that whatever interrupts the loop, it goes on from the last of them.
+that whatever interrupts the loop, it goes on from the last of them. Only then are the tokens of its
+steps accounted for: a step that is repeated is accounted for once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.trainer.batch.fates import StepFates, step_fates
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.collection.collector import Collect
 from bridle.trainer.collection.renumbering import Renumbering
@@ -66,10 +68,13 @@ class GrpoLoop:
         load: Callable[[str], Episode] | None = None,
         name: str = DEFAULT_POLICY,
         others: Sequence[TrainedPolicy] = (),
+        account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
         """``groups``: what checkpoints keep of the groups that have been taken. ``teacher`` adds to
         their credit as ``config.distillation`` says. ``load``: a session of an earlier step by its
-        id, for success replay. ``name``: whose tokens of a session ``learner`` trains."""
+        id, for success replay. ``name``: whose tokens of a session ``learner`` trains. ``account``
+        records where the tokens of steps went whose checkpoint is on disk; after a crash it may get
+        the same again."""
         first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
         self.policies = (first, *others)
         """All that are trained, ``learner``'s first."""
@@ -92,6 +97,9 @@ class GrpoLoop:
         self._metrics = metrics
         self._groups = groups
         self._teacher = teacher
+        self._account = account
+        self._fates: list[StepFates] = []
+        """Of the steps since the last checkpoint."""
         self._load = load
         self._trained_groups: Mapping[str, Any] = {}
         """As of the last completed step."""
@@ -121,6 +129,8 @@ class GrpoLoop:
         self._trained_groups = progress.groups
         self.renumbering = Renumbering(progress.renumbered)
         self.replay_buffer = ReplayBuffer.of_data(progress.replay)
+        # The attempt before may have ended between its checkpoint and its account.
+        self._account([StepFates.of_data(each) for each in progress.fates])
         return progress
 
     def renumber(self, version: int) -> None:
@@ -179,6 +189,16 @@ class GrpoLoop:
                 ]
         self.step, self.version, self._updating = step + 1, version, False
         self._trained_groups = self._groups()
+        self._fates += step_fates(
+            episodes,
+            [
+                (ready.accounts, update is None or update.changed_weights)
+                for ready, update in zip(prepared, updates, strict=True)
+            ],
+            step=step,
+            version=version,
+            at=time.time(),
+        )
         for each in self.policies:
             each.kept_memory = dict(each.memory)
         if replay is not None:
@@ -254,6 +274,7 @@ class GrpoLoop:
             self._trained_groups,
             self.renumbering.changes,
             replay=self.replay_buffer.as_data(),
+            fates=[each.as_data() for each in self._fates],
         )
         first, *others = self.policies
         keep = self.config.checkpoints.keep
@@ -261,6 +282,8 @@ class GrpoLoop:
             # One more: the first policy's, which comes last, says what there is to go on from.
             other.save_checkpoint(progress, keep + 1)
         first.save_checkpoint(progress, keep)
+        self._account(self._fates)
+        self._fates = []
         return self.step
 
     @contextmanager

@@ -407,8 +407,8 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
             services.writer.add_sync(run)
         if new.status in ("running", run.status):
             return run
-        services.writer.finish_run(run_id, new.status, now)
-        return replace(run, status=new.status, ended_at=now)
+        services.writer.finish_run(run_id, new.status, now, new.reason)
+        return replace(run, status=new.status, ended_at=now, reason=new.reason)
 
     return run_state(await asyncio.to_thread(put))
 

@@ -193,6 +193,8 @@ class PutRun(_Body):
     """``rollout``, ``train``, ``eval`` …; a run keeps the one that it began with."""
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,256}$")] | None = None
     status: Literal["running", "completed", "failed", "stopped"] = "running"
+    reason: Annotated[str, Field(max_length=512)] | None = None
+    """Why it failed or was stopped, in one line."""
 
 
 class RunState(_Documented):
@@ -202,6 +204,7 @@ class RunState(_Documented):
     started_at: float
     ended_at: float | None
     status: str
+    reason: str | None
 
 
 class NewEngine(_Body):
@@ -264,6 +267,7 @@ def run_state(run: RunRecord) -> RunState:
         started_at=run.started_at,
         ended_at=run.ended_at,
         status=run.status,
+        reason=run.reason,
     )
 
 

@@ -39,9 +39,10 @@ def data_card(
         "counts": {
             "rows": report.rows,
             "sessions": report.sessions,
-            "trained_tokens": report.tokens,
+            "trainable_tokens": report.tokens,
             "left_out": report.left_out,
         },
+        "tokens": {"captured": sum(report.account.values()), **report.account},
         "provenance": {
             "selection": selection.as_data(),
             "builder_version": BUILDER_VERSION,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from bridle.reconstruct.accounts import account_lines, account_of_sessions
 from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.exports.adp import adp_rows
 from bridle.reconstruct.exports.atif import atif_rows
@@ -56,6 +57,19 @@ def export(
     builder: str = "tree",
 ) -> ExportReport:
     """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
+    report = _export(reader, path, form, selection, builder)
+    account = account_of_sessions(reader, report.session_ids)
+    report.account = {line.label: line.tokens for line in account_lines(account.fates)}
+    return report
+
+
+def _export(
+    reader: Reader,
+    path: str | Path,
+    form: ExportFormat,
+    selection: Selection | None,
+    builder: str,
+) -> ExportReport:
     if form is ExportFormat.TOKENS:
         with needs_arrow():
             from bridle.reconstruct.exports.parquet import export_parquet

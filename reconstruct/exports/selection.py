@@ -84,7 +84,7 @@ class ExportReport:
     sessions: int = 0
     rows: int = 0
     tokens: int = 0
-    """Trained tokens, as many as were sampled."""
+    """Tokens that a trainer of the file trains, as many as were sampled."""
     untrained: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that no row trains, by reason."""
     left_out: dict[str, int] = field(default_factory=dict)
@@ -94,6 +94,9 @@ class ExportReport:
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Of the sessions that have a row, by name."""
     session_ids: list[str] = field(default_factory=list)
+    account: dict[str, int] = field(default_factory=dict)
+    """Where the sampled tokens of the taken sessions went in the store, whatever the file holds of
+    them: the table of ``bridle audit``."""
     _digests: set[bytes] = field(default_factory=set)
 
     def leave_out(self, reason: str, count: int = 1) -> None:

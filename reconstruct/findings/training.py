@@ -15,12 +15,14 @@ from bridle.reconstruct.findings.finding import (
     summed,
 )
 from bridle.store.reading.facts import Facts
+from bridle.store.schema.accounts import HELD_OUT
 
 LARGEST_GAP: Final = 0.05
 """Mean |engine logprob − trainer logprob| in nats from which on the weights are taken to differ.
 Equal weights in other kernels and precisions differ by 0.001 to 0.02."""
 SLOW_SHARE: Final = 0.7
 """Share of a step's time from which on a stage is named as what the run waits for."""
+_OTHER_FINDINGS: Final = frozenset({HELD_OUT.reason, "stale", "version_stale", "zero_variance"})
 
 
 def other_weights(facts: Facts) -> Finding | None:
@@ -177,20 +179,26 @@ def stale(facts: Facts) -> Finding | None:
 
 
 def nothing_trained(facts: Facts) -> Finding | None:
-    untrained = {key: n for key, n in facts.account.fates.items() if key[0] != "trained" and n}
-    trained = facts.account.fates.get(("trained", ""), 0)
-    total = trained + sum(untrained.values())
-    if not total or share_of(total - trained, total) < MOST:
+    """Held-out sessions are no loss, and stale tokens and equal rewards are findings by
+    themselves."""
+    account = facts.account
+    left_out = {
+        fate.reason: tokens
+        for fate, tokens in account.fates.items()
+        if fate.fate in ("masked", "dropped") and fate.reason not in _OTHER_FINDINGS
+    }
+    lost = sum(left_out.values())
+    total = lost + account.of("trained") + account.of("trainable")
+    if not total or share_of(lost, total) < MOST:
         return None
-    ordered = sorted(untrained.items(), key=lambda item: -item[1])
-    shown = {reason: number for (_, reason), number in ordered}
+    shown = dict(sorted(left_out.items(), key=lambda item: -item[1]))
     return Finding(
         "tokens_excluded",
         Severity.WARNING,
-        "The rules leave most sampled tokens out of training",
-        f"{total - trained} of {total} accounted tokens: {listed(shown)}.",
-        "The rules are those of the run (`--rules`, docs/data.md). A kind that was derived wrongly "
-        "is set with `bridle kind`.",
+        "Most sampled tokens are left out of training",
+        f"{lost} of {total} accounted tokens: {listed(shown)}.",
+        "The rules are those of the run (`--rules`, docs/data.md), the filters those of its "
+        "settings. A kind that was derived wrongly is set with `bridle kind`.",
     )
 
 

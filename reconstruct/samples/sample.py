@@ -22,6 +22,7 @@ from bridle.store.records import (
     SessionRecord,
     TokenIds,
 )
+from bridle.store.schema.accounts import Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,14 @@ class Conservation:
     @property
     def balanced(self) -> bool:
         return self.captured == self.trained + self.untrained.total()
+
+    def by_fate(self, kept: Fate) -> dict[tuple[str, str], int]:
+        """Tokens by fate and reason; ``kept`` names what is not masked or dropped: ``TRAINABLE``
+        where only rules have judged."""
+        counted = {kept: self.trained}
+        counted |= {Fate("masked", reason): tokens for reason, tokens in self.masked.items()}
+        counted |= {Fate("dropped", reason): tokens for reason, tokens in self.dropped.items()}
+        return {fate: tokens for fate, tokens in counted.items() if tokens}
 
     def __add__(self, other: Conservation) -> Conservation:
         """The account of two sessions."""

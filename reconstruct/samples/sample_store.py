@@ -19,8 +19,10 @@ from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, BrokenTree, SessionTree, SpanPiece
 from bridle.store.records import new_id
+from bridle.store.schema.accounts import TRAINABLE
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import call_kinds, samples, token_fates
+from bridle.store.writing.fates import fate_rows
 
 
 def derive(
@@ -60,17 +62,11 @@ def _store_account(
     connection: Connection, session: LoadedSession, built: Built, builder: str
 ) -> None:
     """What became of the sampled tokens, and what each call was for: SQL reads both."""
-    of_builder = (token_fates.c.session_id == session.id) & (token_fates.c.builder == builder)
-    connection.execute(delete(token_fates).where(of_builder))
-    account = built.conservation
-    fates = [("trained", "", account.trained)]
-    fates += [("masked", reason, tokens) for reason, tokens in account.masked.items()]
-    fates += [("dropped", reason, tokens) for reason, tokens in account.dropped.items()]
-    columns = ("fate", "reason", "tokens")
-    known = {"session_id": session.id, "builder": builder}
-    connection.execute(
-        insert(token_fates), [known | dict(zip(columns, fate, strict=True)) for fate in fates]
-    )
+    place = {"session_id": session.id, "builder": builder, "run_id": ""}
+    own = (token_fates.c[name] == value for name, value in place.items())
+    connection.execute(delete(token_fates).where(*own))
+    fates = {TRAINABLE: 0} | built.conservation.by_fate(TRAINABLE)
+    connection.execute(insert(token_fates), fate_rows(fates, **place))
     calls = session.calls
     connection.execute(
         delete(call_kinds).where(call_kinds.c.call_id.in_([call.id for call in calls]))

@@ -8,14 +8,8 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, select
 
-from bridle.store.reading.pages import (
-    Placed,
-    SessionFilter,
-    TokenAccount,
-    matching,
-    placed_sessions,
-    token_account,
-)
+from bridle.store.reading.accounts import TokenAccount, stored_account
+from bridle.store.reading.pages import Placed, SessionFilter, matching, placed_sessions
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
@@ -159,7 +153,7 @@ def read_facts(
             breaks=calls_by(calls.c.break_reason, "broken"),
             broken=of_calls("broken"),
             continued=totals.later,
-            account=token_account(reader, wanted),
+            account=stored_account(reader, wanted),
             wait=totals.wait,
             reply=totals.reply,
             metrics=metrics,

@@ -24,24 +24,21 @@ from sqlalchemy import (
     func,
     or_,
     select,
-    true,
 )
 
 from bridle.store.reading.queries import Reader
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
+from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import (
     call_kinds,
     call_messages,
     calls,
     rewards,
     sessions,
-    token_fates,
 )
 
 PREVIEW: Final = 240
 """Characters of the first user message that a line shows."""
-BUILDER: Final = "tree"
-"""The builder whose account of tokens is shown."""
 
 
 class SessionOrder(StrEnum):
@@ -82,11 +79,18 @@ class SessionFilter:
     status: str | None = None
     """Status of a call in the session."""
     fate: str | None = None
-    """``trained``, ``masked`` or ``dropped``: tokens of the session with this fate."""
+    """``trained``, ``trainable``, ``masked`` or ``dropped``: tokens of the session have this fate
+    in the store's account (``store/schema/accounts.py``)."""
     reason: str | None = None
     """Why these tokens were masked or dropped."""
     text: str | None = None
     """Text in a message of the session, in any case."""
+    sessions: Sequence[str] | None = None
+    """Ids, of which databases take some hundreds at once."""
+    since: float | None = None
+    """When it was created at the earliest."""
+    until: float | None = None
+    """Before when it was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +225,29 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
     return lines
 
 
-def matching(wanted: SessionFilter, query: Select[Any]) -> Select[Any]:
-    """``query`` over sessions with the filter's conditions."""
+def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False) -> Select[Any]:
+    """``query`` over sessions with the filter's conditions.
+
+    ``account``: with those of the run's evaluation, and those of others that the run has trained.
+    """
     for column, value in (
         ("id", wanted.session),
-        ("run_id", wanted.run),
         ("task_id", wanted.task),
         ("group_id", wanted.group),
         ("harness", wanted.harness),
     ):
         if value is not None:
             query = query.where(sessions.c[column] == value)
+    if wanted.run is not None:
+        whole = account or wanted.fate is not None
+        own = sessions.c.run_id == wanted.run
+        query = query.where(in_account(wanted.run) if whole else own)
+    if wanted.sessions is not None:
+        query = query.where(sessions.c.id.in_(wanted.sessions))
+    if wanted.since is not None:
+        query = query.where(sessions.c.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(sessions.c.created_at < wanted.until)
     if wanted.outcome == "open":
         query = query.where(sessions.c.sealed_at.is_(None))
     elif wanted.outcome is not None:
@@ -276,13 +292,11 @@ def _other_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         own = rewards.c.session_id == sessions.c.id
         found.append(exists(select(rewards.c.id).where(own, *rewarded)))
     if wanted.fate is not None:
-        fated = [token_fates.c.fate == wanted.fate, token_fates.c.tokens > 0]
+        rows = account_rows(run_id=wanted.run).subquery()
+        fated = select(rows.c.session_id).where(rows.c.fate == wanted.fate)
         if wanted.reason:
-            fated.append(token_fates.c.reason == wanted.reason)
-        own = token_fates.c.session_id == sessions.c.id
-        found.append(
-            exists(select(token_fates.c.fate).where(own, token_fates.c.builder == BUILDER, *fated))
-        )
+            fated = fated.where(rows.c.reason == wanted.reason)
+        found.append(sessions.c.id.in_(fated))
     if wanted.text:
         said = select(calls.c.session_id).join(call_messages, call_messages.c.call_id == calls.c.id)
         contains = or_(
@@ -406,47 +420,3 @@ def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
     ).order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
         return [Placed._make(row) for row in connection.execute(query)]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenAccount:
-    """Where the sampled tokens of sessions went, by the accounts that their samples left."""
-
-    sessions: int
-    accounted: int
-    """Sessions whose samples have been made."""
-    captured: int
-    """Sampled tokens of all sessions."""
-    fates: Mapping[tuple[str, str], int]
-    """Tokens by ``(fate, reason)``."""
-
-
-def token_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
-    """The account of the sessions that match, which are found once for all its figures."""
-    chosen = matching(wanted, select(sessions.c.id)).cte("chosen")
-    inside = select(chosen.c.id)
-    own = token_fates.c.session_id.in_(inside) & (token_fates.c.builder == BUILDER)
-    captured = select(func.sum(calls.c.sampled_tokens)).where(calls.c.session_id.in_(inside))
-    totals = select(
-        select(func.count()).select_from(chosen).scalar_subquery().label("sessions"),
-        select(func.count(token_fates.c.session_id.distinct()))
-        .where(own)
-        .scalar_subquery()
-        .label("accounted"),
-        captured.scalar_subquery().label("captured"),
-    ).cte("totals")
-    fates = (
-        select(token_fates.c.fate, token_fates.c.reason, func.sum(token_fates.c.tokens).label("of"))
-        .where(own)
-        .group_by(token_fates.c.fate, token_fates.c.reason)
-        .cte("fates")
-    )
-    query = select(totals, fates).select_from(totals.outerjoin(fates, true()))
-    with reader.engine.connect() as connection:
-        rows = connection.execute(query).all()
-    return TokenAccount(
-        rows[0].sessions,
-        rows[0].accounted,
-        int(rows[0].captured or 0),
-        {(row.fate, row.reason): int(row.of) for row in rows if row.fate is not None},
-    )

@@ -33,6 +33,7 @@ from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
 from bridle.store.records import (
     OBSERVED,
+    AttemptRecord,
     CallKind,
     CallStatus,
     Choice,
@@ -50,6 +51,7 @@ from bridle.store.records import (
 )
 from bridle.store.schema.database import connect, make_whole, snapshot
 from bridle.store.schema.tables import (
+    attempts,
     calls,
     metrics,
     policies,
@@ -411,6 +413,11 @@ class Reader:
         if kind is not None:
             query = query.where(runs.c.kind == kind)
         return [RunRecord(**row._mapping) for row in self._rows(query)]
+
+    def attempts(self, run_id: str) -> list[AttemptRecord]:
+        """The attempts at a run, oldest first; none for one that another program runs."""
+        query = select(attempts).where(attempts.c.run_id == run_id).order_by(attempts.c.number)
+        return [AttemptRecord(**row._mapping) for row in self._rows(query)]
 
     def task_of(self, session: SessionRecord) -> TaskRecord | None:
         """What the session was asked to do, if that was a task."""

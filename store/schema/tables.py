@@ -77,7 +77,23 @@ runs = Table(
     Column("started_at", Float(53), nullable=False),
     Column("ended_at", Float(53)),
     Column("status", String(32), nullable=False),
+    Column("reason", Text),
 )
+"""``status``, ``ended_at`` and ``reason`` are those of the latest attempt."""
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("run_id", String(64), ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("writer_id", String(64)),
+    Column("started_at", Float(53), nullable=False),
+    Column("ended_at", Float(53)),
+    Column("status", String(32), nullable=False),
+    Column("reason", Text),
+)
+"""Each start of a run, numbered from 1. ``writer_id`` is the writer of the process that runs it: an
+attempt whose writer is gone has died with it (``liveness.py``)."""
 
 tasks = Table(
     "tasks",
@@ -303,12 +319,19 @@ token_fates = Table(
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
     Column("builder", String(32), primary_key=True),
+    Column("run_id", String(64), primary_key=True),
     Column("fate", String(16), primary_key=True),
     Column("reason", String(64), primary_key=True),
     Column("tokens", BigInteger, nullable=False),
+    Column("step", Integer),
+    Column("version", BigInteger),
+    Column("at", Float(53)),
 )
-"""What became of a session's sampled tokens when its samples were last made: ``trained`` (with an
-empty reason), ``masked`` or ``dropped``."""
+"""Where a session's sampled tokens went. Rows with a ``run_id`` are a training run's account of
+the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or
+``dropped``, the step from 0 and the policy version after it. Rows with an empty ``run_id`` are of
+the rules under which samples were last made; they have ``trainable`` in place of ``trained``. The
+view ``token_accounts`` has the one account that counts (``store/schema/accounts.py``)."""
 
 policies = Table(
     "policies",

@@ -1,4 +1,5 @@
-"""The views ``turns``, ``messages`` and ``tool_calls``, by which people read a store.
+"""The views ``turns``, ``messages``, ``tool_calls`` and ``token_accounts``, by which people read a
+store.
 
 They are no part of the migrations' steps: a migration takes them away and makes them anew from
 here. So a change of a view is a migration too, if one without steps. docs/sql.md describes them.
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from sqlalchemy import Connection
+
+from bridle.store.schema import accounts
 
 _TURNS: Final = """
 CREATE VIEW turns AS
@@ -74,7 +77,7 @@ CROSS JOIN {each}(m.tool_calls) one
 """
 
 _EACH: Final = {"sqlite": "json_each", "postgresql": "json_array_elements"}
-_NAMES: Final = ("tool_calls", "messages", "turns")
+_NAMES: Final = ("token_accounts", "tool_calls", "messages", "turns")
 
 
 def drop_views(connection: Connection) -> None:
@@ -88,3 +91,4 @@ def create_views(connection: Connection) -> None:
     tool_calls = _TOOL_CALLS.format(each=_EACH[connection.dialect.name])
     for statement in (_TURNS, _MESSAGES, tool_calls):
         connection.exec_driver_sql(statement)
+    accounts.create_view(connection)

@@ -31,6 +31,8 @@ from bridle.store.errors import RecordRejected
 from bridle.store.reading import loading as stored
 from bridle.store.records import (
     OBSERVED,
+    AttemptBegun,
+    AttemptEnded,
     CallBegun,
     CallEnded,
     Conversation,
@@ -40,6 +42,7 @@ from bridle.store.records import (
     Reward,
     RunRecord,
     ServedPolicy,
+    SessionFates,
     SessionRecord,
     TaskRecord,
     new_id,
@@ -56,6 +59,7 @@ from bridle.store.schema.tables import (
     tasks,
 )
 from bridle.store.tree import TokenTree
+from bridle.store.writing import attempts, fates
 from bridle.store.writing.cache import CachedSession, SessionCache, load_session
 from bridle.store.writing.rows import (
     begun_row,
@@ -89,6 +93,9 @@ Record = (
     | PolicyRecord
     | ServedPolicy
     | Metric
+    | SessionFates
+    | AttemptBegun
+    | AttemptEnded
     | Patch
 )
 
@@ -116,6 +123,8 @@ class Batch:
         self._messages: list[tuple[Any, ...]] = []
         self._bodies: list[tuple[Any, ...]] = []
         self._spans: list[tuple[Any, ...]] = []
+        self._fates: list[SessionFates] = []
+        self._attempts: list[AttemptBegun | AttemptEnded] = []
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
@@ -144,10 +153,16 @@ class Batch:
             case Metric():
                 value = None if math.isnan(record.value) else record.value
                 self._rows[metrics].append(_columns(record) | {"value": value})
+            case SessionFates():
+                self._fates.append(record)
+            case AttemptBegun() | AttemptEnded():
+                self._attempts.append(record)
 
     def write(self) -> None:
         """Sends all rows, owners before what they own."""
         self._many(runs)
+        for attempt in self._attempts:
+            self._write_attempt(attempt)
         self._renew(tasks)
         self._many(sessions)
         for patch in self._patches:
@@ -157,6 +172,14 @@ class Batch:
         self._many(rewards)
         for table in (policies, served, metrics):
             self._renew(table)
+        if self._fates:
+            fates.replace(self._connection, self._fates)
+
+    def _write_attempt(self, record: AttemptBegun | AttemptEnded) -> None:
+        if isinstance(record, AttemptBegun):
+            attempts.begin(self._connection, record, self._writer_id)
+        elif attempts.end(self._connection, record, self._writer_id) != 1:
+            raise RecordRejected(f"no row {record.run_id} in runs")
 
     def _write_calls(self) -> None:
         connection = self._connection

@@ -1,10 +1,13 @@
-"""Which open calls are still running: several processes may write to one store, and any may die.
+"""Which open calls and runs go on: several processes may write to one store, and any may die.
 
 Every writer has a row in ``writers`` and renews ``seen_at`` every third of its lease, in a server's
 database also with each transaction. A call that is open belongs to the writer in
 ``calls.writer_id``. It is interrupted when that writer is gone: its row is missing, its lease has
 run out, or its process no longer exists on this host. A writer that was judged too early (a long
 pause) loses nothing: the end of a call overwrites ``interrupted``.
+
+An attempt of a run belongs to the writer in ``attempts.writer_id``, and has failed when that writer
+is gone (``attempts.py``). It goes on if the writer was judged too early.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, updat
 
 from bridle.store.records import CallStatus, new_id
 from bridle.store.schema.tables import calls, writers
+from bridle.store.writing import attempts
 
 _REASON: Final = "the process that ran it died"
 
 
-def register(connection: Connection, lease: float) -> str:
-    """Adds a writer for this process and returns its identifier."""
+def register(connection: Connection, lease: float, before: str | None = None) -> str:
+    """Adds a writer for this process and returns its identifier. ``before`` is the one that it had,
+    whose attempts it takes over."""
     writer_id, now = new_id("writer"), time.time()
     connection.execute(
         insert(writers).values(
@@ -38,6 +43,8 @@ def register(connection: Connection, lease: float) -> str:
             batch=0,
         )
     )
+    if before is not None:
+        attempts.adopt(connection, before, writer_id, _REASON)
     return writer_id
 
 
@@ -58,14 +65,17 @@ def alive(row: Row[Any]) -> bool:
 
 
 def interrupt_orphans(connection: Connection) -> int:
-    """Marks the open calls of writers that are gone; returns how many there were."""
-    living = [row.id for row in connection.execute(select(writers)) if alive(row)]
+    """Marks the open calls and attempts of writers that are gone; returns how many calls there
+    were."""
+    known = list(connection.execute(select(writers)))
+    living = [row.id for row in known if alive(row)]
     orphaned = (
         update(calls)
         .where(calls.c.status == CallStatus.OPEN, calls.c.writer_id.not_in(living))
         .values(status=CallStatus.INTERRUPTED, reason=_REASON, ended_at=time.time())
     )
     count = connection.execute(orphaned).rowcount
+    attempts.end_lost(connection, living, {row.id: row.seen_at for row in known}, _REASON)
     connection.execute(delete(writers).where(writers.c.id.not_in(living)))
     return count
 

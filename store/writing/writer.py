@@ -37,12 +37,15 @@ from sqlalchemy.exc import (
 
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
+    AttemptBegun,
+    AttemptEnded,
     BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
     Metric,
     Note,
+    RunRecord,
 )
 from bridle.store.schema.database import Synchronous, connect, file_id, make_whole, transaction
 from bridle.store.schema.tables import sessions, writers
@@ -262,10 +265,17 @@ class Writer:
         """Replaces what a run keeps of its configuration and state."""
         self.add_sync(Patch("runs", run_id, {"config": dict(config)}))
 
-    def finish_run(self, run_id: str, status: str, ended_at: float | None = None) -> None:
-        """Notes how a run ended: ``completed``, ``failed``, ``stopped``."""
-        fields = {"status": status, "ended_at": time.time() if ended_at is None else ended_at}
-        self.add_sync(Patch("runs", run_id, fields))
+    def begin_run(self, *begun: RunRecord) -> None:
+        """Starts runs, for the first time or again. Each is running until :meth:`finish_run`, and
+        has failed if this process dies before."""
+        self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
+
+    def finish_run(
+        self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
+    ) -> None:
+        """Records how a run ended: ``completed``, ``failed``, ``stopped``, and why in a line."""
+        at = time.time() if ended_at is None else ended_at
+        self.add_sync(AttemptEnded(run_id, status, at, reason))
 
     def record_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
@@ -423,7 +433,7 @@ class Writer:
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
         if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
-            self._writer_id = liveness.register(connection, self._lease)
+            self._writer_id = liveness.register(connection, self._lease, self._writer_id)
             renew.run_named(connection, [{"writer": self._writer_id, **values}])
 
     @contextmanager

@@ -50,7 +50,8 @@ class PreparedStep:
     """What a step trains, and why not the rest."""
 
     items: tuple[TrainItem, ...]
-    account: TokenAccount
+    accounts: tuple[TokenAccount, ...]
+    """Of each of the step's episodes."""
     session_rewards: dict[int, float]
     """Of the sessions that count in a baseline, by their index among the step's episodes."""
     group_rewards: tuple[float, ...]
@@ -64,6 +65,11 @@ class PreparedStep:
     """``int64[M]``: by how many versions each trained token lags behind the one in training."""
     teacher_gap: TeacherGap | None = None
     """``None`` without a teacher."""
+
+    @property
+    def account(self) -> TokenAccount:
+        """Of all of them."""
+        return sum(self.accounts, TokenAccount())
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -152,7 +158,7 @@ def prepare(
             alone = [np.isnan(part) for part in credit[index]]
             judged[index] = masked(episodes[index], stale, MaskReason.STALE)
             judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
-    account = sum(map(account_of, judged, reasons), TokenAccount())
+    accounts = tuple(map(account_of, judged, reasons))
     dropped = [str(reason) for reason in reasons if reason is not None]
     items = [
         TrainItem(sample, index, group_of(judged[index]), part)
@@ -163,7 +169,7 @@ def prepare(
     ]
     return PreparedStep(
         items=tuple(items),
-        account=account,
+        accounts=accounts,
         session_rewards=compared,
         group_rewards=tuple(
             float(np.mean([compared[index] for index in indices])) for indices in members.values()

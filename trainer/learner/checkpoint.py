@@ -11,7 +11,7 @@ import pickle
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,9 @@ class Progress:
     """What estimators keep over the steps (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
     replay: Mapping[str, Any] = field(default_factory=dict)
     """Which successes may be replayed (:mod:`bridle.trainer.collection.replay`)."""
+    fates: Sequence[Any] = ()
+    """Where the tokens of the steps since the checkpoint before went
+    (:mod:`bridle.trainer.batch.fates`)."""
 
 
 def save_checkpoint(
@@ -92,6 +95,7 @@ def save_checkpoint(
                 "groups": dict(progress.groups),
                 "memory": dict(progress.memory),
                 "replay": dict(progress.replay),
+                "fates": list(progress.fates),
                 "renumbered": [list(change) for change in progress.renumbered],
             },
             scratch / STATE_FILE,
@@ -138,6 +142,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
         memory=state.get("memory", {}),
         renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
         replay=state.get("replay", {}),
+        fates=tuple(state.get("fates", ())),
     )
 
 

@@ -16,6 +16,7 @@ from bridle.engine.contract.tokenizer import ArgumentsNotJson, Tokenizer
 from bridle.errors import BridleError
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import build
+from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.reading.queries import Reader
 from bridle.store.tree import common_prefix
 from bridle.trainer.learner.sft_update import SftExample
@@ -65,16 +66,20 @@ def without_shared(
 
 
 def examples_from_store(
-    reader: Reader, selection: Selection, left_out: Counter[str]
+    reader: Reader,
+    selection: Selection,
+    left_out: Counter[str],
+    accounts: dict[str, Conservation] | None = None,
 ) -> list[SftExample]:
     """The samples of the selected sessions, exactly as they were sampled; sessions that are left
-    out are counted by reason."""
+    out are counted by reason. ``accounts`` receives where the tokens of each session go."""
     report = ExportReport(Path())
-    found = [
-        SftExample(sample.token_ids, sample.mask)
-        for session in select(reader, selection, report)
-        for sample in build(session, selection.rules).samples
-    ]
+    found = []
+    for session in select(reader, selection, report):
+        built = build(session, selection.rules)
+        found += [SftExample(sample.token_ids, sample.mask) for sample in built.samples]
+        if accounts is not None:
+            accounts[session.id] = built.conservation
     left_out.update(report.left_out)
     return found
 

@@ -1,11 +1,13 @@
-"""The store's ``metrics`` table."""
+"""A run in the store: its numbers in ``metrics``, and its account in ``token_fates``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bridle.store.records import SessionFates
 from bridle.store.writing.writer import Writer
+from bridle.trainer.batch.fates import StepFates
 
 
 class StoreSink:
@@ -19,6 +21,17 @@ class StoreSink:
         # SQL has no portable NaN or infinity; TensorBoard shows them.
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._writer.record_metrics(self._run_id, step, finite)
+
+    def account(self, fates: Sequence[StepFates]) -> None:
+        """Records where the tokens of durable steps went. The same again changes nothing."""
+        self._writer.add_sync(
+            *(
+                SessionFates(
+                    each.session_id, self._run_id, each.tokens, each.step, each.version, each.at
+                )
+                for each in fates
+            )
+        )
 
     def close(self) -> None:
         """Nothing to do: every write is committed."""

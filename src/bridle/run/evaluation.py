@@ -69,6 +69,7 @@ def evaluate(
         key=key,
         group_size=samples,
         directory=directory,
+        held_out=True,
         **options,
     )
     name = agent if isinstance(agent, str) else agent.name

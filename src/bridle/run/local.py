@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import REWARD
 from bridle.reconstruct.evaluation import attempts_of
 from bridle.run.agents import first_tasks, shuffled_tasks
+from bridle.run.attempts import attempt
 from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
@@ -36,8 +37,8 @@ from bridle.run.training import (
 from bridle.run.training import train as train_plan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, RunRecord, new_id
+from bridle.store.schema.accounts import EVALUATION, evaluation_of
 from bridle.store.schema.database import migrate
-from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
@@ -115,7 +116,7 @@ def train(
     with hold(directory, directory / LOCK):
         store = str(directory / "bridle.db")
         migrate(store)
-        run_id = _run_id(store, adapter.name)
+        run_id = _run_id(store)
 
         keys = {task.id: key_of(task) for task in tasks}
         choice = TaskChoice(list(map(key_of, tasks)), training.seed, config.evaluation.success)
@@ -148,6 +149,7 @@ def train(
             guards=config.agent.guards,
         )
         with (
+            attempt(store, *runs_of(run_id, adapter.name, held_out)),
             stacks(
                 {DEFAULT_POLICY: policy, **others},
                 config.policy_roles,
@@ -187,7 +189,7 @@ def train(
                     adapter,
                     held_out,
                     settings,
-                    evaluation_run(store, run_id),
+                    evaluation_of(run_id),
                     config.evaluation.every,
                     config.evaluation.samples,
                     config.evaluation.success,
@@ -258,24 +260,17 @@ def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]
     return first_tasks(source, wanted.split, wanted.limit)
 
 
-def evaluation_run(store: str, run_id: str) -> str:
-    """The run of a training run's held-out sessions."""
-    found = f"{run_id}.eval"
-    with Reader(store) as reader:
-        known = any(run.id == found for run in reader.runs("eval"))
-    if not known:
-        with Writer(store) as writer:
-            writer.add_sync(RunRecord(found, "eval", time.time(), name=run_id))
+def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRecord]:
+    """A training run, and that of its held-out sessions if there are any."""
+    now = time.time()
+    found = [RunRecord(run_id, "train", now, name=name)]
+    if held_out:
+        found.append(RunRecord(evaluation_of(run_id), EVALUATION, now, name=run_id))
     return found
 
 
-def _run_id(store: str, harness: str) -> str:
+def _run_id(store: str) -> str:
     """The store's training run, which a resumed run continues; a new one in a new store."""
     with Reader(store) as reader:
         earlier = reader.runs("train")
-    if earlier:
-        return earlier[-1].id
-    run_id = new_id("run")
-    with Writer(store) as writer:
-        writer.add_sync(RunRecord(run_id, "train", time.time(), name=harness))
-    return run_id
+    return earlier[-1].id if earlier else new_id("run")

@@ -39,6 +39,7 @@ from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.report import StepReport
+from bridle.trainer.sinks import StoreSink
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ def train_recorded(
             teacher=teacher,
             load=lambda session_id: groups.episode(session_id, loop.version),
             name=plan.name,
+            account=StoreSink(writer, plan.run_id).account,
         )
         if checkpoints(directory):
             groups.restore(loop.resume().groups)

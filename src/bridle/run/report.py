@@ -10,11 +10,13 @@ import matplotlib as mpl
 import orjson
 
 from bridle.harnesses.stages import NAMES
+from bridle.reconstruct.accounts import StatedRules, account_lines, token_account
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.evaluation import Evaluation
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.run.attempts import attempt_figures, attempts_as_data
+from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
 
 mpl.use("Agg")
@@ -30,20 +32,17 @@ EVALUATION = "evaluation/"
 def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
     """The figures of a training run; every one is computed from the store.
 
-    Captured tokens are those that its sessions sampled, the others are the trainer's account.
+    Tokens are those of all sessions of the run, its held-out ones included
+    (:mod:`bridle.reconstruct.accounts`).
     """
     steps: dict[int, dict[str, float]] = {}
     for metric in reader.metrics(run_id):
         steps.setdefault(metric.step, {})[metric.name] = metric.value
-    total = {
-        name: int(sum(values.get(f"tokens/{name}", 0) for values in steps.values()))
-        for name in ("captured", "trained", "masked", "dropped")
-    }
     measured = [values.get("update/logprob_gap") for values in steps.values()]
     gaps = [gap for gap in measured if gap is not None]
     rows = _rows(reader, run_id)
     return {
-        **{f"tokens_{name}": value for name, value in total.items()},
+        **token_figures(reader, run_id),
         "rows_per_session": sum(rows) / len(rows) if rows else None,
         "logprob_gap": max(gaps, default=None),
         "steps": sum("sessions/collected" in values for values in steps.values()),
@@ -55,6 +54,56 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
             if "sessions/collected" in values
         ],
     }
+
+
+def token_figures(reader: Reader, run_id: str) -> dict[str, Any]:
+    """Where the tokens of a run went: sums by fate, and ``tokens`` by fate and reason."""
+    account = token_account(reader, SessionFilter(run=run_id))
+    fates = ("trained", "trainable", "masked", "dropped")
+    return {
+        "tokens_captured": account.captured,
+        **{f"tokens_{fate}": account.of(fate) for fate in fates},
+        "tokens": {line.label: line.tokens for line in account_lines(account.fates)},
+    }
+
+
+def tokens_line(figures: Mapping[str, Any]) -> str:
+    """Where the tokens went, for a person."""
+    parts = []
+    for fate in ("masked", "dropped"):
+        reasons = [
+            f"{tokens} {label.removeprefix(f'{fate}: ').replace('_', ' ')}"
+            for label, tokens in figures["tokens"].items()
+            if label.startswith(f"{fate}: ")
+        ]
+        shown = f" ({', '.join(reasons)})" if reasons else ""
+        parts.append(f"{figures[f'tokens_{fate}']} {fate}{shown}")
+    if left := figures["tokens_trainable"]:
+        parts.append(f"{left} trainable and not trained")
+    return (
+        f"of {figures['tokens_captured']} tokens sampled {figures['tokens_trained']} were trained, "
+        + ", ".join(parts)
+    )
+
+
+def minutes_line(report: Mapping[str, Any]) -> str:
+    """The time that a run took, for a person."""
+    line, attempts = f"{report['minutes']:.1f} minutes", report["attempts"]
+    if len(attempts) > 1:
+        line += f" in {len(attempts)} attempts, {report['last_attempt_minutes']:.1f} in the last"
+    return line
+
+
+def account_report(reader: Reader, run_id: str) -> list[str]:
+    """A run's tokens, time and sessions, for a person."""
+    attempts = attempt_figures(reader, run_id)
+    report = token_figures(reader, run_id) | attempts_as_data(attempts)
+    return [tokens_line(report), _attempts_line(report)]
+
+
+def _attempts_line(report: Mapping[str, Any]) -> str:
+    sessions = sum(one["sessions"] for one in report["attempts"])
+    return f"{minutes_line(report)}; {sessions} sessions"
 
 
 def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
@@ -69,7 +118,7 @@ def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
 
 def _rows(reader: Reader, run_id: str) -> list[int]:
     """By session, how many of its samples train something, by the rules of the run."""
-    rules = _rules(reader, run_id)
+    rules = StatedRules(reader).of(run_id)
     found = []
     for session in LoadedSession.stream(reader, reader.sessions(run=run_id, sealed=True)):
         try:
@@ -78,12 +127,6 @@ def _rows(reader: Reader, run_id: str) -> list[int]:
             continue
         found.append(sum(bool(sample.mask.any()) for sample in samples))
     return found
-
-
-def _rules(reader: Reader, run_id: str) -> SampleRules:
-    """Those that the run has stated, the defaults for one that has stated none."""
-    samples = reader.run(run_id).config.get("samples")
-    return SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
 
 
 def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
@@ -112,6 +155,7 @@ def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
 def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]:
     """``report.json`` and ``reward.png`` of a run in ``directory``; returns the report."""
     report = training_figures(reader, run_id) | {"evaluations": evaluations(reader, run_id)}
+    report |= attempts_as_data(attempt_figures(reader, run_id))
     (directory / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     plot_training(report, directory / "reward.png")
     return report
@@ -133,15 +177,13 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
             f"{_interval(best)} after step {best['step']}"
         )
     gap, rows = report["logprob_gap"], report["rows_per_session"]
-    parts = [
-        f"of {report['tokens_captured']} tokens sampled {report['tokens_trained']} were trained, "
-        f"{report['tokens_masked']} masked, {report['tokens_dropped']} dropped"
-    ]
+    parts = [tokens_line(report)]
     if rows is not None:
         parts.append(f"{rows:.2f} rows per session")
     if gap is not None:
         parts.append(f"engine and trainer differ by {gap:.1e} nats")
     lines.append("; ".join(parts))
+    lines.append(_attempts_line(report))
     if stages := report["stage_seconds"]:
         spent = ", ".join(f"{NAMES[name]} {seconds:.1f} s" for name, seconds in stages.items())
         lines.append(f"a session on average: {spent}")

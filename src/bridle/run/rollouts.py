@@ -25,10 +25,12 @@ from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Ve
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
+from bridle.run.attempts import ending
 from bridle.run.environment import admin_key_for, default_proxy
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
 from bridle.store.records import new_id
+from bridle.store.schema.accounts import EVALUATION
 
 if TYPE_CHECKING:
     from bridle.trainer.collection.collector import StartGroup
@@ -102,27 +104,29 @@ class Rollouts:
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     @contextmanager
-    def run(self, name: str) -> Iterator[str]:
-        """A run of the kind ``rollout`` in the proxy's store, for ``RolloutSettings.run_id``."""
+    def run(self, name: str, kind: str = "rollout") -> Iterator[str]:
+        """A run of the proxy's store, for ``RolloutSettings.run_id``: of the kind ``rollout``, or
+        ``eval`` where its sessions are held out."""
         run_id = new_id("run")
-        self._put_run(run_id, "running", name)
-        status = "failed"
+        self._put_run(run_id, kind, "running", name)
+        status, reason = "completed", None
         try:
             yield run_id
-            status = "completed"
-        except KeyboardInterrupt:  # SIGTERM as well: bridle.cli.serving
-            status = "stopped"
+        except BaseException as error:
+            status, reason = ending(error)
             raise
         finally:
             try:
-                self._put_run(run_id, status, name)
+                self._put_run(run_id, kind, status, name, reason)
             except (ProxyUnreachable, ControlError) as error:
                 log.warning("how run %s ended is not recorded: %s", run_id, error)
 
-    def _put_run(self, run_id: str, status: str, name: str) -> None:
+    def _put_run(
+        self, run_id: str, kind: str, status: str, name: str, reason: str | None = None
+    ) -> None:
         async def put() -> None:
             async with Client(self._proxy_url, self._key) as client:
-                await client.put_run(run_id, "rollout", name=name, status=status)
+                await client.put_run(run_id, kind, name=name, status=status, reason=reason)
 
         self._submit(put()).result()
 
@@ -217,6 +221,7 @@ def rollout(
     directory: str | Path = "runs/rollout",
     guards: GuardAction = "warn",
     on_result: Callable[[RolloutResult], None] | None = None,
+    held_out: bool = False,
 ) -> list[RolloutResult]:
     """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
 
@@ -229,6 +234,7 @@ def rollout(
     (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
     :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
     task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result.
+    ``held_out`` sessions measure: their tokens are accounted for as ``dropped: evaluation``.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
@@ -238,7 +244,7 @@ def rollout(
     url = proxy or default_proxy()
     with (
         Rollouts(url, running, key=admin_key_for(url, key)) as rollouts,
-        rollouts.run(adapter.name) as run_id,
+        rollouts.run(adapter.name, EVALUATION if held_out else "rollout") as run_id,
     ):
         settings = RolloutSettings(
             Path(directory),

@@ -223,6 +223,7 @@ def train(
             teacher=teacher,
             load=load,
             others=others,
+            account=StoreSink(writer, plan.run_id).account,
         )
 
         def after_step(report: StepReport) -> bool | None:

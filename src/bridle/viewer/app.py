@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
+from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.findings import findings_of_run, findings_of_session
 from bridle.reconstruct.session import LoadedSession
@@ -28,10 +29,11 @@ from bridle.store.reading.pages import (
     lines_of,
     placed_sessions,
     session_lines,
-    token_account,
 )
-from bridle.store.reading.queries import CallRow
-from bridle.store.records import BreakReason, CallKind, CallStatus
+from bridle.store.reading.queries import CallRow, Reader
+from bridle.store.reading.run_states import run_state
+from bridle.store.records import BreakReason, CallKind, CallStatus, RunRecord
+from bridle.store.schema.accounts import Fate
 from bridle.viewer import turns
 from bridle.viewer.charts import bar, histogram
 from bridle.viewer.differences import difference
@@ -52,6 +54,8 @@ PAGE: Final = 50
 """Lines of a list."""
 LANES: Final = 64
 """Sessions of a run that are drawn over time."""
+COUNTED_TOKENS: Final = 200_000
+"""Sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
 """Turns that come at once."""
 
@@ -243,6 +247,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             request,
             session=loaded,
             audited=found,
+            lines=account_lines(found.fates),
             turns=made,
         )
 
@@ -289,7 +294,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
     @router.get("/runs")
     def runs(request: Request, source: From) -> Response:
-        known = source.reader.runs()[::-1]
+        reader = source.reader
+        known = [(run, run_state(reader, run), _took(reader, run)) for run in reader.runs()[::-1]]
         return render(root, source.store, "runs.html", request, runs=known)
 
     @router.get("/runs/{run_id}")
@@ -300,7 +306,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             series[reader.run(compare).id] = by_name(reader.metrics(compare))
         wanted = SessionFilter(run=run_id)
         found = groups_of(placed_sessions(reader, wanted))
-        account = token_account(reader, wanted)
+        account = token_account(reader, wanted, most=COUNTED_TOKENS)
         stages, lanes = stage_lanes(series[run_id])
         return render(
             root,
@@ -308,6 +314,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
             "run.html",
             request,
             run=record,
+            state=run_state(reader, record),
+            attempts=reader.attempts(run_id),
             compare=compare or None,
             others=[other for other in reader.runs()[::-1] if other.id != run_id],
             charts=charts(series),
@@ -337,7 +345,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
     @router.get("/audit")
     def audit(request: Request, source: From, wanted: Filter) -> Response:
-        account = token_account(source.reader, wanted)
+        account = token_account(source.reader, wanted, most=COUNTED_TOKENS)
         return render(
             root,
             source.store,
@@ -353,11 +361,20 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     return router
 
 
-def _fate_bars(fates: Mapping[tuple[str, str], int]) -> Any:
-    order = {"trained": 0, "masked": 1, "dropped": 2}
-    ordered = sorted(fates.items(), key=lambda item: (order[item[0][0]], -item[1]))
-    named = {f"{fate}: {reason}" if reason else fate: tokens for (fate, reason), tokens in ordered}
-    return list(zip([key for key, _ in ordered], bar(named), strict=True))
+def _fate_bars(fates: Mapping[Fate, int]) -> Any:
+    lines = account_lines(fates)
+    bars = bar({line.label: line.tokens for line in lines})
+    return list(zip([line.fate for line in lines], bars, strict=True))
+
+
+def _took(reader: Reader, run: RunRecord) -> float | None:
+    """Seconds that all attempts at a run took; ``None`` while it goes on."""
+    if run.ended_at is None:
+        return None
+    attempts = [one for one in reader.attempts(run.id) if one.ended_at is not None]
+    if not attempts:
+        return run.ended_at - run.started_at
+    return sum(one.ended_at - one.started_at for one in attempts if one.ended_at is not None)
 
 
 def _part(made: Sequence[Turn], first: int, count: int) -> dict[str, Any]:

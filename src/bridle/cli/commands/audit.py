@@ -15,11 +15,13 @@ from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, out, print_json
+from bridle.reconstruct.accounts import account_lines
 from bridle.reconstruct.audit import SamplerTokens, SessionAudit, audit_session
 from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
-from bridle.reconstruct.samples.sample import Conservation
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.run_states import run_state
+from bridle.store.schema.accounts import Fate
 
 
 def audit(
@@ -27,29 +29,36 @@ def audit(
     session: Annotated[str | None, typer.Argument(help="Only this session.")] = None,
     run: RunOption = None,
     bodies: Annotated[bool, typer.Option(help="Verify every recorded body as well.")] = False,
-    rules: RulesOption = "{}",
+    rules: RulesOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print where sampled tokens went; exit with 1 when they do not add up."""
-    chosen = sample_rules(rules)
+    """Print where sampled tokens went; exit with 1 when they do not add up.
+
+    Tokens that no training run has taken are judged by --rules: by default those with which the
+    session's samples were made.
+    """
+    chosen = sample_rules(rules) if rules else None
     with reader(store) as source:
         require_run(source, run)
         total = _Total()
         for audited in _audited(source, session, run, chosen, bodies):
             total.add(audited)
         none = None if total.sessions else nothing_found(source)
+        state = None if run is None else run_state(source, source.run(run))
     if json:
         print_json(total.as_data())
     elif none is not None:
         out.print(f"{none.capitalize()}.")
     else:
+        if state is not None and state.lost:
+            out.print(f"run {run}: {state.text}", highlight=False)
         total.print()
     if total.violations:
         raise typer.Exit(1)
 
 
 def _audited(
-    source: Reader, session: str | None, run: str | None, rules: SampleRules, bodies: bool
+    source: Reader, session: str | None, run: str | None, rules: SampleRules | None, bodies: bool
 ) -> Iterator[SessionAudit]:
     if session is not None:
         yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
@@ -63,14 +72,14 @@ class _Total:
     def __init__(self) -> None:
         self.sessions = 0
         self.calls: Counter[str] = Counter()
-        self.tokens = Conservation(0, 0)
+        self.fates: Counter[Fate] = Counter()
         self.samplers: dict[str, SamplerTokens] = {}
         self.violations: list[dict[str, str]] = []
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
         self.calls.update({str(status): count for status, count in audited.calls.items()})
-        self.tokens += audited.conservation
+        self.fates.update(audited.fates)
         for label, tokens in audited.samplers.items():
             self.samplers[label] = self.samplers.get(label, SamplerTokens()) + tokens
         self.violations += [
@@ -78,32 +87,39 @@ class _Total:
             for v in audited.violations
         ]
 
+    @property
+    def captured(self) -> int:
+        return self.fates.total()
+
     def as_data(self) -> dict[str, Any]:
         return {
             "sessions": self.sessions,
             "calls": dict(self.calls),
-            **asdict(self.tokens),
+            "captured": self.captured,
+            **{fate: self.fates[Fate(fate)] for fate in ("trained", "trainable")},
+            **{fate: self._reasons(fate) for fate in ("masked", "dropped")},
             "samplers": {label: asdict(tokens) for label, tokens in self.samplers.items()},
             "violations": self.violations,
         }
+
+    def _reasons(self, fate: str) -> dict[str, int]:
+        return {one.reason: n for one, n in self.fates.items() if one.fate == fate}
 
     def print(self) -> None:
         table = Table(box=None, pad_edge=False)
         table.add_column("sampled tokens")
         table.add_column("", justify="right")
-        table.add_row("captured", str(self.tokens.captured))
-        table.add_row("trained", str(self.tokens.trained))
-        for label, counts in (("masked", self.tokens.masked), ("dropped", self.tokens.dropped)):
-            for reason, count in sorted(counts.items()):
-                table.add_row(f"{label}: {reason}", str(count))
+        table.add_row("captured", str(self.captured))
+        for line in account_lines(self.fates):
+            table.add_row(line.label, str(line.tokens))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
         out.print(f"{counted(self.sessions, 'session')}; calls: {calls or 'none'}", highlight=False)
         out.print(table)
         drawn = Table(box=None, pad_edge=False)
-        for header in ("drawn at", "captured", "trained"):
+        for header in ("drawn at", "captured", "trainable"):
             drawn.add_column(header, justify="left" if header == "drawn at" else "right")
         for label, tokens in sorted(self.samplers.items()):
-            drawn.add_row(label, str(tokens.captured), str(tokens.trained))
+            drawn.add_row(label, str(tokens.captured), str(tokens.trainable))
         if self.samplers:
             out.print(drawn)
         for violation in self.violations:
@@ -111,7 +127,7 @@ class _Total:
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
         if self.violations:
             return
-        if self.tokens.captured:
+        if self.captured:
             out.print("Every token is accounted for.")
         elif self.calls["complete"]:
             out.print(

@@ -167,7 +167,7 @@ def _as_data(report: ExportReport) -> dict[str, Any]:
         "path": str(report.path),
         "sessions": report.sessions,
         "rows": report.rows,
-        "trained_tokens": report.tokens,
+        "trainable_tokens": report.tokens,
         "untrained_tokens": dict(report.untrained),
         "left_out": report.left_out,
     }

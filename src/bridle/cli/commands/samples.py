@@ -48,15 +48,15 @@ def samples(
                 "sessions": len(tables),
                 "broken": broken,
                 "samples": made,
-                "trained_tokens": total.trained,
+                "trainable_tokens": total.trained,
                 "rules": chosen.as_data(),
                 "builder": builder,
             }
         )
         return
     sessions = counted(len(tables), "session")
-    out.print(f"{counted(made, 'sample')} of {sessions}, {total.trained} tokens trained")
+    out.print(f"{counted(made, 'sample')} of {sessions}, {total.trained} tokens trainable")
     for reason, count in sorted(total.untrained.items()):
-        out.print(f"  not trained: {count} {reason}", highlight=False)
+        out.print(f"  not trainable: {count} {reason}", highlight=False)
     if broken:
         out.print(f"  {broken} sessions contradict themselves: see `bridle audit`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,7 @@ from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
 
 if TYPE_CHECKING:
+    from bridle.reconstruct.samples.sample import Conservation
     from bridle.trainer.learner.sft_update import SftExample
 
 
@@ -69,6 +71,7 @@ def sft(
     """Fine-tune a policy on recorded trajectories."""
     with needs_extra("train", "training needs the training extra"):
         from bridle.cli.ranks import run_on_each_device
+        from bridle.run.recorded_sft import sft_run
         from bridle.trainer.config import SftConfig
         from bridle.trainer.learner.ranks import follow, learning
         from bridle.trainer.learner.world import World
@@ -90,13 +93,17 @@ def sft(
         reward_sources=None if reward_source is None else tuple(reward_source),
         rules=sample_rules(rules, imitation=True),
     )
-    examples = _examples(data, policy, store, selection, left_out)
+    taken: dict[str, Conservation] = {}
+    examples = _examples(data, policy, store, selection, left_out, taken)
     for reason, count in left_out.items():
         out.print(f"left out: {count} {reason}", highlight=False)
-    with learning(policy, config) as learner:
+    recording = nullcontext() if data else sft_run(store, output.name, selection.rules, config)
+    with recording as account, learning(policy, config) as learner:
         history = train_sft(learner, examples, config, console=out)
         with atomic_directory(output) as scratch:
             learner.save(scratch, policy)
+        if account is not None:
+            account(taken, len(history))
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
 
@@ -107,6 +114,7 @@ def _examples(
     store: str,
     selection: Selection,
     left_out: Counter[str],
+    taken: dict[str, Conservation],
 ) -> list[SftExample]:
     from bridle.engine.contract.tokenizer import Tokenizer
     from bridle.trainer.sft.data import (
@@ -122,4 +130,4 @@ def _examples(
         return examples_from_jsonl(data, Tokenizer(policy), left_out)
     with reader(store) as source:
         require_run(source, selection.run)
-        return examples_from_store(source, selection, left_out)
+        return examples_from_store(source, selection, left_out, taken)

@@ -101,7 +101,7 @@ def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
             Text(f"  break: its tokens do not continue turn {turn.continues}: {reasons}", "yellow")
         )
     for reason, tokens in turn.excluded.items():
-        out.print(Text(f"  {counted(tokens, 'token')} not trained: {reason}", style="yellow"))
+        out.print(Text(f"  {counted(tokens, 'token')} not trainable: {reason}", style="yellow"))
     if call.status is CallStatus.COMPLETE and not call.sampled_tokens:
         out.print(Text("  the engine returned no token ids: nothing to train", style="yellow"))
 

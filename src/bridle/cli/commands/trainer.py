@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +35,7 @@ from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 from bridle.store.records import DEFAULT_POLICY
+from bridle.store.schema.accounts import evaluation_of
 
 
 def trainer(
@@ -144,12 +144,14 @@ def trainer(
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
     from bridle.run.agents import shuffled_tasks
+    from bridle.run.attempts import attempt
     from bridle.run.config import EvaluationConfig, TasksConfig
     from bridle.run.evaluation import HeldOut
     from bridle.run.fleets import fleet_of
     from bridle.run.groups import FinishedGroups, planned
-    from bridle.run.local import evaluation_run, held_out_tasks
+    from bridle.run.local import held_out_tasks, runs_of
     from bridle.run.recorded import Recordings, train_recorded
+    from bridle.run.report import account_report
     from bridle.run.rollouts import Rollouts
     from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.trainer.config import GrpoConfig
@@ -158,11 +160,12 @@ def trainer(
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
     admin_key, engine_key = admin_key_for(proxy), key_in(API_KEY_VARIABLE)
+    plan_name = output.name if from_store else run or "train"
     plan = TrainingPlan(
         policy=policy,
         directory=output,
         store=store,
-        run_id=f"train:{output.name if from_store else run or 'train'}",
+        run_id=f"train:{plan_name}",
         config=config,
         groups_per_step=groups,
         name=recorded_policy or DEFAULT_POLICY,
@@ -194,10 +197,10 @@ def trainer(
         context.with_resource(hold(output, output / LOCK))
         with reader(store) as source:
             require_run(source, run)
-        _begin_run(plan.store, plan.run_id)
         recordings = Recordings(run, where, version, group_size if wait else None, other_policy)
-        stack = services(engine) if engine else None
-        loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
+        with attempt(plan.store, *runs_of(plan.run_id, plan_name)):
+            stack = services(engine) if engine else None
+            loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
     else:
         _refuse(
             where=where,
@@ -213,7 +216,6 @@ def trainer(
         adapter, running = fleet_of(fleet, named, verify, pool, sandbox)
         running.require_launchable(adapter, pool[0], output, MODEL)
         context.with_resource(hold(output, output / LOCK))
-        _begin_run(plan.store, plan.run_id)
         with reader(store) as source:
             finished = FinishedGroups.of(source, plan.run_id)
         settings = RolloutSettings(
@@ -224,13 +226,16 @@ def trainer(
             run_id=plan.run_id,
             session_settings=session_settings(sampling),
         )
-        live = services(engine)
-        with Rollouts(proxy, running, key=admin_key) as rollouts:
+        with (
+            attempt(plan.store, *runs_of(plan.run_id, plan_name, held_out)),
+            Rollouts(proxy, running, key=admin_key) as rollouts,
+        ):
+            live = services(engine)
             planning = planned(plan.run_id, pool, group_size, finished)
             started = rollouts.groups(adapter, planning, settings)
             measured = None
             if held_out:
-                own = evaluation_run(store, plan.run_id)
+                own = evaluation_of(plan.run_id)
                 measured = HeldOut(
                     rollouts, adapter, held_out, settings, own, evaluate_every, evaluation.samples
                 )
@@ -241,21 +246,9 @@ def trainer(
             highlight=False,
             soft_wrap=True,
         )
-
-
-def _begin_run(store: str, run_id: str) -> None:
-    """Records the run, unless an earlier attempt has."""
-    from bridle.store.errors import NotFound
-    from bridle.store.records import RunRecord
-    from bridle.store.writing.writer import Writer
-
-    with reader(store) as source:
-        try:
-            source.run(run_id)
-        except NotFound:
-            with Writer(store) as writer:
-                name = run_id.partition(":")[2]
-                writer.add_sync(RunRecord(run_id, "train", time.time(), name=name))
+        with reader(store) as source:
+            for line in account_report(source, plan.run_id):
+                out.print(line, highlight=False, soft_wrap=True)
 
 
 def _refuse(**options: object) -> None:

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from rich.table import Table
 
 from bridle.reconstruct.evaluation import wilson
+from bridle.run.attempts import attempt_figures, attempts_as_data
 from bridle.run.report import plot_rewards, training_figures
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RewardSource
@@ -18,6 +19,8 @@ mpl.use("Agg")
 
 from matplotlib import pyplot
 
+WHOLE = "whole"
+"""The run of all stages, whose attempts are the demo's."""
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 
 
@@ -31,11 +34,11 @@ def session_rewards(reader: Reader, run_id: str) -> list[float]:
     return list(by_task.values())
 
 
-def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict[str, Any]:
+def make_report(reader: Reader, runs: Mapping[str, str]) -> dict[str, Any]:
     """The report of a finished demo; every figure is computed from the store.
 
-    ``runs`` are run ids by stage. Token figures are the training run's: captured tokens are those
-    that its sessions sampled, the others are the trainer's account of them.
+    ``runs`` are run ids by stage. Minutes are those of all attempts at the demo. Token figures are
+    the training run's.
     """
     figures: dict[str, Any] = {}
     for phase in PHASES:
@@ -46,9 +49,9 @@ def make_report(reader: Reader, runs: Mapping[str, str], seconds: float) -> dict
         figures[f"{key}_interval"] = wilson(sum(rewards), len(rewards))
         figures[f"{key}_tasks"] = len(rewards)
     figures["gain"] = figures["reward_after"] - figures["reward_before"]
-    figures["minutes"] = seconds / 60
     figures |= _counts(reader)
     figures |= training_figures(reader, runs["train"])
+    figures |= attempts_as_data(attempt_figures(reader, runs[WHOLE]))
     return figures
 
 

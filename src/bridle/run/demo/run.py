@@ -16,9 +16,10 @@ from rich.console import Console
 
 from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.verifiers import REWARD
+from bridle.run.attempts import attempt
 from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.run.demo.progress import progress
-from bridle.run.demo.report import make_report, plot, session_rewards, table
+from bridle.run.demo.report import PHASES, WHOLE, make_report, plot, session_rewards, table
 from bridle.run.demo.settings import DemoSettings
 from bridle.run.demo.stages import (
     Places,
@@ -33,6 +34,7 @@ from bridle.run.demo.stages import (
 )
 from bridle.run.demo.state import DemoState
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
+from bridle.run.report import minutes_line, tokens_line
 from bridle.run.stack import (
     Stack,
     engine_service,
@@ -45,8 +47,8 @@ from bridle.run.stack import (
 from bridle.run.training import resumable
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
+from bridle.store.schema.accounts import EVALUATION
 from bridle.store.schema.database import migrate
-from bridle.store.writing.writer import Writer
 from bridle.trainer.policy.smollm2 import NAME, smollm2_directory
 from bridle.trainer.report import StepReport
 from bridle.trainer.sft.sft import SftStep
@@ -111,6 +113,11 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """All stages that are not finished, then the report."""
+        with self._run_of(WHOLE):
+            self._all_stages()
+            return self._report()
+
+    def _all_stages(self) -> None:
         if self.settings.policy == "smollm2":
             self._stage("fetch", self._fetch)
         else:
@@ -121,7 +128,6 @@ class Demo:
             self._stage("before", self._measure("before", self.places.warm))
             self._stage("train", self._train)
             self._stage("after", self._measure("after", self.places.trained, self._trained_version))
-        return self._report()
 
     def start_from(self, other: Path) -> None:
         """Takes over the warm-started policy of another demo run."""
@@ -234,7 +240,7 @@ class Demo:
 
     def _report(self) -> dict[str, Any]:
         with Reader(self.places.store) as reader:
-            figures = make_report(reader, self._state.runs, sum(self._state.seconds.values()))
+            figures = make_report(reader, self._state.runs)
         report = {
             "model": NAME if self.settings.policy == "smollm2" else "tiny",
             "harness": self.course.harness,
@@ -254,9 +260,7 @@ class Demo:
         self._console.print(table(report))
         self._console.print(
             f"\n{report['sessions']} sessions, {report['calls']} calls in "
-            f"{report['minutes']:.1f} minutes; of {report['tokens_captured']} tokens sampled in "
-            f"training {report['tokens_trained']} were trained, {report['tokens_masked']} masked, "
-            f"{report['tokens_dropped']} dropped; "
+            f"{minutes_line(report)}; in training, {tokens_line(report)}; "
             f"{_figure(report['rows_per_session'], '.2f')} rows per session; engine and trainer "
             f"differ by {_figure(report['logprob_gap'], '.1e')} nats per token. "
             f"Model: {report['model']}.\n"
@@ -313,18 +317,14 @@ class Demo:
     def _run_of(self, stage: str) -> Iterator[str]:
         """The stage's run in the store: a new one, or that of an interrupted attempt."""
         runs = self._state.runs
-        with Writer(self.places.store) as writer:
-            if stage not in runs:
-                run = RunRecord(new_id("run"), "demo", time.time(), name=f"demo: {stage}")
-                writer.add_sync(run)
-                runs[stage] = run.id
-                self._state.save()
-            try:
-                yield runs[stage]
-            except BaseException:
-                writer.finish_run(runs[stage], "stopped")
-                raise
-            writer.finish_run(runs[stage], "completed")
+        if stage not in runs:
+            runs[stage] = new_id("run")
+            self._state.save()
+        kind = EVALUATION if stage in PHASES else "demo"
+        with attempt(
+            self.places.store, RunRecord(runs[stage], kind, time.time(), name=f"demo: {stage}")
+        ):
+            yield runs[stage]
 
     @contextmanager
     def _bar(self, label: str, total: int) -> Iterator[Callable[[RolloutResult], None]]:

@@ -48,7 +48,7 @@ class TokenStrip extends HTMLElement {
       choose(Math.max(0, Math.min(cells.length - 1, at + step)));
       cells[at].scrollIntoView({ block: "nearest" });
     });
-    about.textContent = "The darker a token, the less probable it was. An underlined one is not trained.";
+    about.textContent = "The darker a token, the less probable it was. An underlined one is not trainable.";
     box.append(title, run, about);
     return box;
   }
@@ -66,7 +66,7 @@ function describe([id, text, logprob, version, reason], position) {
   if (text !== String(id)) parts.push(JSON.stringify(text));
   if (logprob === null) return [...parts, "observed"].join(" · ");
   parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`);
-  parts.push(`version ${version}`, reason ? `not trained: ${reason.replaceAll("_", " ")}` : "trained");
+  parts.push(`version ${version}`, reason ? `not trainable: ${reason.replaceAll("_", " ")}` : "trainable");
   return parts.join(" · ");
 }
 

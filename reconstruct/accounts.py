@@ -1,0 +1,150 @@
+"""Where sampled tokens went: the one account that the report of a run, ``bridle audit``, the viewer
+and exports show.
+
+What training has taken is read from the store (``store/schema/accounts.py``). Where nothing was
+trained, the rules say what could be: these tokens are ``trainable``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bridle.reconstruct.samples.builders import build, not_built
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
+from bridle.reconstruct.samples.sample import Conservation
+from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.tree import BrokenTree
+from bridle.store.reading.accounts import (
+    TokenAccount,
+    WrittenAccount,
+    stored_account,
+    uncounted_sessions,
+)
+from bridle.store.reading.pages import SessionFilter
+from bridle.store.reading.queries import Reader
+from bridle.store.schema.accounts import HELD_OUT, TRAINABLE, UNCOUNTED, Fate
+
+_AT_ONCE: Final = 500
+"""Sessions in one query."""
+_ORDER: Final = ("trained", "trainable", "masked", "dropped", "uncounted")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLine:
+    """A line of the table of an account."""
+
+    fate: Fate
+    tokens: int
+
+    @property
+    def label(self) -> str:
+        """``trained``, ``dropped: zero_variance``."""
+        return f"{self.fate.fate}: {self.fate.reason}" if self.fate.reason else self.fate.fate
+
+
+def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
+    """The table of an account: by fate, the most tokens first. Its first line is ``trained``
+    where a training run has taken any of the tokens, and ``trainable`` otherwise."""
+    first = Fate("trained") if any(one.fate == "trained" for one in fates) else TRAINABLE
+    shown = {first: 0, **fates}
+    ordered = sorted(shown.items(), key=lambda one: (_ORDER.index(one[0].fate), -one[1]))
+    return [AccountLine(fate, tokens) for fate, tokens in ordered]
+
+
+def session_fates(
+    written: WrittenAccount | None,
+    ruled: Conservation,
+    *,
+    by_rules: bool = False,
+) -> dict[Fate, int]:
+    """One session's account: ``written`` in the store, else ``ruled``, as the rules allow.
+
+    ``by_rules``: of what the store has, only training and held-out sessions count, not the account
+    that earlier samples left.
+    """
+    if written is not None and written.tokens:
+        is_final = written.trained_by is not None or HELD_OUT in written.tokens
+        if is_final or not by_rules:
+            return dict(written.tokens)
+    return {Fate(*fate): tokens for fate, tokens in ruled.by_fate(TRAINABLE).items()}
+
+
+class StatedRules:
+    """The rules by which runs train, as each has stated them in its configuration."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._known: dict[str | None, SampleRules] = {None: DEFAULT_RULES}
+
+    def of(self, run_id: str | None) -> SampleRules:
+        """The rules of a run; the default for one that has stated none."""
+        if run_id not in self._known:
+            samples = self._reader.run(str(run_id)).config.get("samples")
+            rules = SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
+            self._known[run_id] = rules
+        return self._known[run_id]
+
+
+def token_account(
+    reader: Reader,
+    wanted: SessionFilter,
+    rules: SampleRules | None = None,
+    *,
+    most: int | None = None,
+) -> TokenAccount:
+    """The account of the sessions that match; with ``wanted.run``, of all that belong to the run.
+
+    Sessions without an account are counted by ``rules``; ``None``: by those of their own runs. Of
+    their sampled tokens at most ``most`` are counted, for a page that must not take long. The
+    tokens of the others are ``uncounted``.
+    """
+    account = stored_account(reader, wanted)
+    left = uncounted_sessions(reader, wanted)
+    if not left:
+        return account
+    fates = Counter(dict(account.fates))
+    for session_id, ruled in _counted(reader, _first(left, most), rules):
+        fates[UNCOUNTED] -= left[session_id]
+        fates.update(ruled)
+    return replace(account, fates={fate: tokens for fate, tokens in fates.items() if tokens})
+
+
+def account_of_sessions(
+    reader: Reader, ids: Sequence[str], rules: SampleRules | None = None
+) -> TokenAccount:
+    """The account of the sessions with these ids."""
+    total = TokenAccount(0, 0, {}, frozenset())
+    for start in range(0, len(ids), _AT_ONCE):
+        some = SessionFilter(sessions=ids[start : start + _AT_ONCE])
+        total += token_account(reader, some, rules)
+    return total
+
+
+def _first(left: Mapping[str, int], most: int | None) -> list[str]:
+    """As many of the sessions as have ``most`` tokens together."""
+    if most is None:
+        return list(left)
+    found, total = [], 0
+    for session_id, tokens in left.items():
+        total += tokens
+        if total > most:
+            break
+        found.append(session_id)
+    return found
+
+
+def _counted(
+    reader: Reader, ids: Sequence[str], rules: SampleRules | None
+) -> Iterator[tuple[str, dict[Fate, int]]]:
+    """By session, its account under the rules."""
+    records = (reader.session(session_id) for session_id in ids)
+    stated = StatedRules(reader)
+    for session in LoadedSession.stream(reader, records):
+        try:
+            ruled = build(session, rules or stated.of(session.record.run_id)).conservation
+        except BrokenTree:
+            ruled = not_built(session)
+        yield session.id, session_fates(None, ruled)

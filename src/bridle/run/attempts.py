@@ -1,0 +1,94 @@
+"""Attempts at a run: the store records that it goes on, and how each attempt ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from bridle.store.errors import StoreUnavailable
+from bridle.store.reading.accounts import stored_account
+from bridle.store.reading.pages import SessionFilter
+from bridle.store.reading.queries import Reader
+from bridle.store.records import RunRecord
+from bridle.store.writing.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_LONGEST_REASON: Final = 300
+"""Characters of the line that says why an attempt failed."""
+
+
+@contextmanager
+def attempt(store: str, *runs: RunRecord) -> Iterator[None]:
+    """An attempt at each of ``runs``, which are added to the store unless it knows them.
+
+    They are ``running`` until the context ends: then ``completed``, ``stopped`` after Ctrl-C or
+    SIGTERM (:func:`bridle.cli.serving.leave_on_sigterm`), or ``failed``. If the process is killed,
+    the next writer of the store sets them to ``failed``.
+    """
+    with Writer(store) as writer:
+        writer.begin_run(*runs)
+        status, reason = "completed", None
+        try:
+            yield
+        except BaseException as error:
+            status, reason = ending(error)
+            raise
+        finally:
+            try:
+                for run in runs:
+                    writer.finish_run(run.id, status, reason=reason)
+            except StoreUnavailable as error:
+                log.warning("how run %s ended is not recorded: %s", runs[0].id, error)
+
+
+def ending(error: BaseException) -> tuple[str, str | None]:
+    """The status of a run that ``error`` ended, and why in one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", "interrupted"
+    if isinstance(error, SystemExit):
+        return ("failed", f"exit status {error.code}") if error.code else ("completed", None)
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return "failed", line[:_LONGEST_REASON]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFigures:
+    """One attempt at a run."""
+
+    number: int
+    status: str
+    reason: str | None
+    minutes: float
+    sessions: int
+    """Sessions of the run that began in it."""
+    tokens: int
+    """Tokens that they sampled."""
+
+
+def attempt_figures(reader: Reader, run_id: str) -> list[AttemptFigures]:
+    """The attempts at a run, oldest first. One that is running is counted up to now."""
+    now = time.time()
+    found = []
+    for one in reader.attempts(run_id):
+        ended = now if one.ended_at is None else one.ended_at
+        wanted = SessionFilter(run=run_id, since=one.started_at, until=ended)
+        account = stored_account(reader, wanted)
+        minutes = max(0.0, ended - one.started_at) / 60
+        figures = (account.sessions, account.captured)
+        found.append(AttemptFigures(one.number, one.status, one.reason, minutes, *figures))
+    return found
+
+
+def attempts_as_data(figures: list[AttemptFigures]) -> dict[str, Any]:
+    """``minutes`` of all attempts, ``last_attempt_minutes``, and ``attempts`` one by one."""
+    return {
+        "minutes": sum(one.minutes for one in figures),
+        "last_attempt_minutes": figures[-1].minutes if figures else 0.0,
+        "attempts": [asdict(one) for one in figures],
+    }

@@ -1,0 +1,190 @@
+"""The one account of sampled tokens, as SQL: the view ``token_accounts`` and what readers select.
+
+Every sampled token of a session has one fate. The account of a session is, in this order:
+
+1. that of the training run which took the session last (``trained_by``), as the run wrote it.
+   Tokens that the session sampled afterwards are ``dropped: recorded_later``;
+2. of a session of an evaluation that no training took, ``dropped: evaluation``;
+3. that of its samples, if they were made of all of its calls: ``trainable``, or not by a rule;
+4. else its tokens are ``uncounted``: :mod:`bridle.reconstruct.accounts` counts them by the rules.
+
+So the tokens of any set of sessions add up to those that its calls sampled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    union_all,
+)
+
+from bridle.store.schema.tables import calls, runs, sessions, token_fates
+
+BUILDER: Final = "tree"
+"""The builder that trains, whose accounts count."""
+EVALUATION: Final = "eval"
+"""The kind of runs whose sessions are held out."""
+
+
+class Fate(NamedTuple):
+    """Where a sampled token went."""
+
+    fate: str
+    """``trained``, ``trainable``, ``masked``, ``dropped`` or ``uncounted``."""
+    reason: str = ""
+    """Empty unless masked or dropped."""
+
+
+TRAINED: Final = Fate("trained")
+TRAINABLE: Final = Fate("trainable")
+UNCOUNTED: Final = Fate("uncounted")
+HELD_OUT: Final = Fate("dropped", "evaluation")
+RECORDED_LATER: Final = Fate("dropped", "recorded_later")
+
+
+def evaluation_of(run_id: str) -> str:
+    """The id of the run of a training run's held-out sessions."""
+    return f"{run_id}.eval"
+
+
+def in_account(run_id: str) -> ColumnElement[bool]:
+    """Whether a session belongs to the account of a run: it is the run's own, one of its
+    evaluation, or one that the run has trained."""
+    own = token_fates.c.session_id == sessions.c.id
+    return or_(
+        sessions.c.run_id.in_([run_id, evaluation_of(run_id)]),
+        exists(select(token_fates.c.tokens).where(own, token_fates.c.run_id == run_id)),
+    )
+
+
+def account_rows(
+    chosen: Select[Any] | None = None, run_id: str | None = None
+) -> CompoundSelect[Any]:
+    """Rows of ``session_id``, ``trained_by``, ``fate``, ``reason`` and ``tokens``.
+
+    ``chosen`` selects the ids of some sessions, ``None`` all. The account of the run ``run_id``
+    comes before that of a later one.
+    """
+
+    ids = None if chosen is None else chosen.cte("chosen")
+
+    def inside(column: ColumnElement[Any]) -> list[ColumnElement[bool]]:
+        return [] if ids is None else [column.in_(select(ids.c.id))]
+
+    written = (
+        select(
+            token_fates.c.session_id,
+            token_fates.c.run_id,
+            func.sum(token_fates.c.tokens).label("tokens"),
+            func.max(token_fates.c.at).label("at"),
+        )
+        .where(token_fates.c.builder == literal_column(f"'{BUILDER}'"))
+        .where(*inside(token_fates.c.session_id))
+        .group_by(token_fates.c.session_id, token_fates.c.run_id)
+        .subquery("written")
+    )
+    first: list[Any] = [] if run_id is None else [(written.c.run_id == run_id, literal_column("0"))]
+    order = case(
+        *first,
+        (written.c.run_id != literal_column("''"), literal_column("1")),
+        else_=literal_column("2"),
+    )
+    ranked = select(
+        written,
+        func.row_number()
+        .over(
+            partition_by=written.c.session_id,
+            order_by=[order, written.c.at.desc(), written.c.run_id.desc()],
+        )
+        .label("place"),
+    ).subquery("ranked")
+    sampled = (
+        select(calls.c.session_id, func.sum(calls.c.sampled_tokens).label("tokens"))
+        .where(*inside(calls.c.session_id))
+        .group_by(calls.c.session_id)
+        .subquery("sampled")
+    )
+    captured = func.coalesce(sampled.c.tokens, 0)
+    source = case(
+        (ranked.c.run_id != literal_column("''"), literal_column("'training'")),
+        (runs.c.kind == literal_column(f"'{EVALUATION}'"), literal_column("'evaluation'")),
+        (ranked.c.tokens == captured, literal_column("'samples'")),
+        else_=literal_column("'none'"),
+    )
+    heads = (
+        select(
+            sessions.c.id.label("session_id"),
+            captured.label("captured"),
+            ranked.c.run_id,
+            ranked.c.tokens,
+            source.label("source"),
+        )
+        .select_from(
+            sessions.outerjoin(runs, runs.c.id == sessions.c.run_id)
+            .outerjoin(sampled, sampled.c.session_id == sessions.c.id)
+            .outerjoin(
+                ranked,
+                and_(ranked.c.session_id == sessions.c.id, ranked.c.place == literal_column("1")),
+            )
+        )
+        .where(*inside(sessions.c.id))
+        .cte("heads")
+    )
+    is_written = heads.c.source.in_([literal_column("'training'"), literal_column("'samples'")])
+    fates = (
+        select(
+            heads.c.session_id,
+            func.nullif(heads.c.run_id, literal_column("''")).label("trained_by"),
+            token_fates.c.fate,
+            token_fates.c.reason,
+            token_fates.c.tokens,
+        )
+        .join(
+            token_fates,
+            and_(
+                token_fates.c.session_id == heads.c.session_id,
+                token_fates.c.run_id == heads.c.run_id,
+            ),
+        )
+        .where(is_written, token_fates.c.builder == literal_column(f"'{BUILDER}'"))
+        .where(token_fates.c.tokens != literal_column("0"))
+    )
+
+    def whole(fate: Fate, name: str, run: Any, tokens: Any) -> Select[Any]:
+        """The rest of each session of one source."""
+        return select(
+            heads.c.session_id,
+            run.label("trained_by"),
+            literal_column(f"'{fate.fate}'").label("fate"),
+            literal_column(f"'{fate.reason}'").label("reason"),
+            tokens.label("tokens"),
+        ).where(heads.c.source == literal_column(f"'{name}'"), tokens > literal_column("0"))
+
+    later = heads.c.captured - heads.c.tokens
+    return union_all(
+        fates,
+        whole(RECORDED_LATER, "training", heads.c.run_id, later),
+        whole(HELD_OUT, "evaluation", null(), heads.c.captured),
+        whole(UNCOUNTED, "none", null(), heads.c.captured),
+    )
+
+
+def create_view(connection: Connection) -> None:
+    """Makes the view ``token_accounts``."""
+    rows = account_rows().compile(
+        dialect=connection.dialect, compile_kwargs={"literal_binds": True}
+    )
+    connection.exec_driver_sql(f"CREATE VIEW token_accounts AS {rows}")

@@ -1,0 +1,72 @@
+"""Accounts of sessions' tokens as rows of ``token_fates``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, delete, insert, select
+
+from bridle.store.records import SessionFates
+from bridle.store.schema.accounts import BUILDER
+from bridle.store.schema.tables import sessions, token_fates
+
+_AT_ONCE: Final = 500
+"""Sessions per statement: databases bound the number of parameters."""
+
+
+def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
+    """Writes what training runs account for, in place of what each wrote of the same session.
+
+    Sessions that the store does not have any more are passed over.
+    """
+    known = _known(connection, {each.session_id for each in accounts})
+    latest = {(e.run_id, e.session_id): e for e in accounts if e.session_id in known}
+    for run_id in {each.run_id for each in latest.values()}:
+        own = [each.session_id for each in latest.values() if each.run_id == run_id]
+        for some in _parts(own):
+            connection.execute(
+                delete(token_fates).where(
+                    token_fates.c.run_id == run_id,
+                    token_fates.c.builder == BUILDER,
+                    token_fates.c.session_id.in_(some),
+                )
+            )
+    rows = [
+        row
+        for each in latest.values()
+        for row in fate_rows(
+            each.tokens,
+            session_id=each.session_id,
+            builder=BUILDER,
+            run_id=each.run_id,
+            step=each.step,
+            version=each.version,
+            at=each.at,
+        )
+    ]
+    if rows:
+        connection.execute(insert(token_fates), rows)
+
+
+def fate_rows(tokens: Mapping[tuple[str, str], int], **place: Any) -> list[dict[str, Any]]:
+    """One row for each fate and reason; ``place`` are the other columns."""
+    return [
+        place | {"fate": fate, "reason": reason, "tokens": number}
+        for (fate, reason), number in tokens.items()
+    ]
+
+
+def _known(connection: Connection, ids: set[str]) -> set[str]:
+    return {
+        one
+        for some in _parts(sorted(ids))
+        for one in connection.execute(
+            select(sessions.c.id).where(sessions.c.id.in_(some))
+        ).scalars()
+    }
+
+
+def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _AT_ONCE):
+        yield ids[start : start + _AT_ONCE]
