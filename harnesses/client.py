@@ -13,6 +13,7 @@ import msgspec
 from bridle.errors import BridleError
 from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
+from bridle.store.records import FindingMode, RewardKind
 
 Answer = TypeVar("Answer")
 
@@ -137,10 +138,17 @@ class Client:
         value: float,
         *,
         verifier_key: str | None = None,
+        kind: RewardKind = RewardKind.SCORE,
+        mode: FindingMode | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records a reward: the verifier's with the session's verifier key, else the operator's."""
-        body: dict[str, Any] = {"name": name, "value": value}
+        """Records a reward: the verifier's with the session's verifier key, else the operator's.
+
+        A ``kind`` of ``finding`` reports something about the session; ``mode`` is what it costs.
+        """
+        body: dict[str, Any] = {"name": name, "value": value, "kind": kind}
+        if mode is not None:
+            body["mode"] = mode
         if detail is not None:
             body["detail"] = dict(detail)
         await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)

@@ -7,17 +7,16 @@ harness and any sandbox. Its finding has a name and the turns it was seen in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import msgspec
 
 GuardAction = Literal["warn", "zero", "quarantine"]
-"""What a finding costs a session: nothing, its reward, or its place in training."""
-
-PREFIX: Final = "guard:"
-"""Before the name of the reward that records a finding; its value counts the turns."""
+"""What a finding costs a session: nothing, its rewards, or its place in training. It is recorded as
+the finding's :class:`bridle.store.records.FindingMode`, beside the scores as the verifier gave
+them."""
 
 _COMMAND: Final = r"(?:^|[\s;&|(\"'`])"
 _PATTERNS: Final[Mapping[str, re.Pattern[str]]] = {
@@ -84,17 +83,6 @@ def findings(actions: Iterable[Action]) -> list[Finding]:
         Finding(name, tuple(dict.fromkeys(turn for turn, _ in found)), found[0][1])
         for name, found in sorted(seen.items())
     ]
-
-
-def guarded(
-    scores: Mapping[str, float], found: Sequence[Finding], action: GuardAction, reward: str
-) -> dict[str, float]:
-    """``scores`` with the findings, and with a ``reward`` of 0 where a finding costs it."""
-    counted = {PREFIX + finding.name: float(len(finding.turns)) for finding in found}
-    kept = dict(scores)
-    if found and action == "zero" and reward in kept:
-        kept[reward] = min(0.0, kept[reward])
-    return {**kept, **counted}
 
 
 def _parsed(arguments: Any) -> Any:

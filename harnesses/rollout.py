@@ -34,12 +34,12 @@ from bridle.harnesses.client import (
 )
 from bridle.harnesses.episode import EpisodeResult, Outcome
 from bridle.harnesses.fleet.base import Fleet, SessionPlan
-from bridle.harnesses.guards import GuardAction, findings, guarded
+from bridle.harnesses.guards import Finding, GuardAction, findings
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import REWARD, Scores, VerifierError
-from bridle.store.records import new_id
+from bridle.harnesses.verifiers import Scores, VerifierError
+from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, new_id
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class RolloutResult:
     group_id: str | None
     outcome: Outcome
     scores: Scores
+    """As the verifier gave them; what counts of them is for the reader of ``rewards``."""
     seconds: float
     """Wall time of the harness."""
     exit_code: int | None
@@ -78,6 +79,8 @@ class RolloutResult:
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     final: bool = True
     """Whether another attempt would end the same way."""
+    rewards: tuple[Reward, ...] = ()
+    """What was recorded of the session: its scores, and what guards found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +265,28 @@ class Rollout:
         found = findings(await self._client.actions(session.id))
         if found and self._settings.guards == "quarantine":
             outcome = Outcome.QUARANTINED
-        scores = guarded(episode.scores, found, self._settings.guards, REWARD)
-        for name, value in scores.items():
-            await self._client.reward(session.id, name, value, verifier_key=session.verifier_key)
+        rewards = (
+            *(_given(session, name, value) for name, value in episode.scores.items()),
+            *(_reported(session, one, FindingMode(self._settings.guards)) for one in found),
+        )
+        for one in rewards:
+            await self._client.reward(
+                session.id,
+                one.name,
+                one.value,
+                verifier_key=session.verifier_key,
+                kind=one.kind,
+                mode=one.mode,
+                detail=one.detail,
+            )
         await self._client.seal(session.id, outcome, seconds=episode.stages)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,
             group_id=job.group_id,
             outcome=outcome,
-            scores=scores,
+            scores=episode.scores,
+            rewards=rewards,
             seconds=episode.seconds,
             exit_code=episode.exit_code,
             answer=episode.answer,
@@ -306,6 +321,23 @@ class Rollout:
             settings={**self._settings.session_settings, **job.settings} or None,
             labels=labels or None,
         )
+
+
+def _given(session: Session, name: str, value: float) -> Reward:
+    return Reward(session.id, name, value, time.time(), source=RewardSource.VERIFIER)
+
+
+def _reported(session: Session, found: Finding, mode: FindingMode) -> Reward:
+    return Reward(
+        session.id,
+        found.name,
+        float(len(found.turns)),
+        time.time(),
+        source=RewardSource.VERIFIER,
+        kind=RewardKind.FINDING,
+        mode=mode,
+        detail={"turns": list(found.turns), "example": found.example},
+    )
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.rewards import Aggregation, CountedRewards
 from bridle.store.reading.queries import Reader
-from bridle.store.records import SessionRecord
+from bridle.store.records import Reward, SessionRecord
 
 By = Literal["harness", "task", "version"]
-MEASURED: Final = frozenset({"completed", "agent_error", "timeout"})
-"""Outcomes that say something about the agent."""
+QUARANTINED: Final = "quarantined"
+MEASURED: Final = frozenset({"completed", "agent_error", "timeout", QUARANTINED})
+"""Outcomes that say something about the agent. A quarantined session is an attempt that failed:
+without it an agent that cheats where it fails would pass more often."""
 _Z: Final = 1.96
 
 
@@ -139,16 +141,32 @@ def task_key(session: SessionRecord) -> str:
     return f"{session.task_suite}/{session.task_split}/{session.task_id}"
 
 
+def attempt_reward(
+    outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
+) -> float | None:
+    """The reward of one attempt; ``None`` where it says nothing about the agent.
+
+    A quarantined session has at most 0.
+    """
+    value = aggregation.value(rewards) if outcome in MEASURED else None
+    return min(0.0, value) if value is not None and outcome == QUARANTINED else value
+
+
 def attempts_of(
     reader: Reader,
     *,
     run: str | None = None,
     where: str | None = None,
-    aggregation: Aggregation | None = None,
+    sources: Sequence[str] | None = None,
     wanted: Callable[[SessionRecord], bool] = lambda _session: True,
+    notice: Callable[[Aggregation, Sequence[Reward]], None] = lambda _rule, _rewards: None,
 ) -> list[Attempt]:
-    """The recorded attempts: sealed sessions on a task, with a reward and a measured outcome."""
-    rule = aggregation or Aggregation()
+    """The recorded attempts: sealed sessions on a task, with a reward and a measured outcome.
+
+    A session's reward is its number as its run states it; ``sources`` replace the run's. ``notice``
+    is called with the rule and the rewards of each attempt.
+    """
+    counted = CountedRewards(reader, sources)
     sessions = [
         session
         for session in reader.sessions(run=run, where=where, sealed=True)
@@ -156,11 +174,12 @@ def attempts_of(
     ]
     ids = [session.id for session in sessions]
     rewards, versions = reader.rewards_of(ids), reader.versions_of(ids)
-    found = []
+    attempts = []
     for session in sessions:
-        value = rule.value(rewards[session.id])
+        rule = counted.aggregation(session.run_id)
+        value = attempt_reward(session.outcome, rewards[session.id], rule)
         if value is not None:
-            found.append(
-                Attempt(task_key(session), value, session.harness, versions.get(session.id))
-            )
-    return found
+            notice(rule, rewards[session.id])
+            version = versions.get(session.id)
+            attempts.append(Attempt(task_key(session), value, session.harness, version))
+    return attempts

@@ -8,7 +8,7 @@ than these are in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import islice
 from typing import Final, NamedTuple, Self
@@ -17,6 +17,7 @@ from bridle.reconstruct.kinds.kinds import Verdict, classify, with_kinds
 from bridle.reconstruct.rewards import (
     Aggregation,
     CountedRewards,
+    findings_in,
     session_rewards,
     turn_rewards,
 )
@@ -48,7 +49,7 @@ class LoadedSession:
     spans: Sequence[SpanRow]
     """In no particular order."""
     all_rewards: Sequence[Reward] = ()
-    """Of the session, its calls and turns, oldest first."""
+    """Rewards and findings of the session, its calls and turns, oldest first."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """By call id, why the call has its kind; empty when the calls' texts are damaged."""
     damage: tuple[Damage, ...] = ()
@@ -63,12 +64,12 @@ class LoadedSession:
         cls,
         reader: Reader,
         records: Iterable[SessionRecord],
-        wanted: Callable[[SessionRecord, Mapping[str, float]], bool] | None = None,
+        wanted: Callable[[SessionRecord, Sequence[Reward]], bool] | None = None,
         counted: CountedRewards | None = None,
     ) -> Iterator[Self]:
         """Loads sessions in the order of their records.
 
-        ``counted`` leaves the other rewards out. ``wanted`` may refuse a session by its own rewards
+        ``counted`` leaves the other rewards out. ``wanted`` may refuse a session by its rewards
         before its calls are read.
         """
         waiting = iter(records)
@@ -77,7 +78,7 @@ class LoadedSession:
             if counted is not None:
                 rewards = {one.id: counted.of(one, rewards[one.id]) for one in batch}
             if wanted is not None:
-                batch = [r for r in batch if wanted(r, session_rewards(rewards[r.id]))]
+                batch = [one for one in batch if wanted(one, rewards[one.id])]
             found = _recorded(reader, [record.id for record in batch])
             for record in batch:
                 yield cls._classified(reader, record, *found.pop(record.id), rewards[record.id])
@@ -146,10 +147,22 @@ class LoadedSession:
         """``turn_rewards(name)``: the latest reward of this name for each call that has one."""
         return cache(lambda name: turn_rewards(self.all_rewards, name))
 
+    @cached_property
+    def findings(self) -> list[Reward]:
+        """What was reported about the session and acts on it."""
+        return findings_in(self.all_rewards)
+
     def reward(self, aggregation: Aggregation | None = None) -> float | None:
-        """The rewards that count as one number, the verifier's unless ``aggregation`` names other
-        sources; ``None`` when there is none."""
-        return (aggregation or Aggregation()).value(self.all_rewards)
+        """The session's number: how its rewards add up by ``aggregation``, or as its run states.
+
+        Where the aggregation names no sources, those of the run count, and the verifier's and the
+        operator's for a session of no run. ``None`` when there is none.
+        """
+        stated = CountedRewards(self.reader).aggregation(self.record.run_id)
+        chosen = aggregation or stated
+        if chosen.sources is None:
+            chosen = replace(chosen, sources=stated.sources)
+        return chosen.value(self.all_rewards)
 
     def request(self, call: CallRow) -> bytes:
         """The client's request, byte for byte."""

@@ -75,7 +75,7 @@ def turns_of(session: LoadedSession) -> list[Turn]:
     """All turns, in the order of their start."""
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
     decided = _decided(session)
-    names = {reward.name for reward in session.all_rewards if reward.call_id is not None}
+    names = {one.name for one in session.all_rewards if one.call_id and not one.is_finding}
     given = {name: session.turn_rewards(name) for name in sorted(names)}
     turns = []
     for call in session.calls:

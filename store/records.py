@@ -7,7 +7,6 @@ under one session key.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from array import array
@@ -19,6 +18,11 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from bridle.store.reward import FindingMode as FindingMode
+from bridle.store.reward import Reward as Reward
+from bridle.store.reward import RewardKind as RewardKind
+from bridle.store.reward import RewardSource as RewardSource
 
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
@@ -480,35 +484,6 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     looks."""
     policy: str | None = None
     """The name of the policy that was asked, where it is another than the default."""
-
-
-class RewardSource(StrEnum):
-    """Whose right a reward was recorded by. The server assigns it; no client can claim one."""
-
-    VERIFIER = "verifier"
-    """The session's verifier key: the code that a run scores its sessions by."""
-    OPERATOR = "operator"
-    """The admin key, or someone who writes to the store itself (``bridle reward``)."""
-    UNATTESTED = "unattested"
-    """Recorded by a release in which a session's own key could write rewards."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """A named score of a session, or of one call or turn in it. Late ones are welcome."""
-
-    session_id: str
-    name: str
-    value: float
-    created_at: float
-    call_id: str | None = None
-    turn: int | None = None
-    source: RewardSource = RewardSource.OPERATOR
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise ValueError(f"reward {self.name} must be a finite number, not {self.value}")
 
 
 def span_id(call_id: str, choice: int) -> str:

@@ -116,16 +116,23 @@ class AdvantageConfig:
     """α of ``spiral``: how much of a role's baseline stays with each session."""
     gate: float = 1.0
     """Of ``gated``: rewards of steps count in sessions whose own reward is at least this."""
+    role_rewards: Mapping[str, str] | None = None
+    """Of ``per_role`` and ``spiral``, by role: the name of the session's reward that is this role's
+    own. ``None``, and for roles that are not named: the reward that is named as the role is. A role
+    without a reward of its own has its session's number."""
     overlong_tokens: Natural = 0
     """Sampled tokens from which on a session's reward is less by 1; 0: no session is punished for
     its length (:mod:`bridle.trainer.filters.overlong`)."""
     overlong_margin: Count = 1024
     """Tokens before ``overlong_tokens`` over which the punishment grows."""
     reward_weights: Mapping[str, float] | None = None
-    """Names of session rewards and their factors; ``None``: the sum of all of them."""
+    """Names of rewards and their factors. ``None``: the session's reward named ``reward`` alone
+    where it has one, else the sum of all (:mod:`bridle.reconstruct.rewards`)."""
     reward_turns: Over | None = None
-    """How rewards of single calls and turns add up to one of the session, for names that the
-    session as a whole was not given; ``None``: they do not count."""
+    """How rewards of single calls become a part of the session's number, for names that the session
+    as a whole was not given. ``None``: they are no part of it; ``gigpo`` and ``turn_returns`` then
+    take the return of the whole episode, as their papers do
+    (:mod:`bridle.trainer.credit.steps`)."""
     reward_sources: Annotated[tuple[RewardSource, ...], Meta(min_length=1)] = (
         RewardSource.VERIFIER,
     )

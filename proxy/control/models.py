@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
@@ -15,6 +15,8 @@ from bridle.store.records import (
     SHORT_TEXT,
     CallKind,
     CallStatus,
+    FindingMode,
+    RewardKind,
     RewardSource,
     RunRecord,
     SessionRecord,
@@ -139,7 +141,21 @@ class NewReward(_Body):
     """The reward is for this turn alone. Turns are the session's calls in the order of their start,
     counted from 1, as in ``bridle show``. The turn must have begun; its ``call_id`` is stored too.
     """
+    kind: RewardKind = RewardKind.SCORE
+    """``score``: a number that counts. ``finding``: a report about the session, which is never
+    summed; ``value`` is how often it was seen."""
+    mode: FindingMode | None = None
+    """Of a finding: ``warn`` (the default) only shows it, ``zero`` lets no number of the session be
+    above 0, ``quarantine`` keeps the session out of training."""
     detail: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _mode_of_findings(self) -> Self:
+        if self.kind is RewardKind.FINDING:
+            self.mode = self.mode or FindingMode.WARN
+        elif self.mode is not None:
+            raise ValueError("a score has no mode: post it with kind `finding`, or without mode")
+        return self
 
 
 class RecordedReward(NewReward):

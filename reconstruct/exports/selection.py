@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from bridle.reconstruct.conditions import OPEN, Condition, session_meets
-from bridle.reconstruct.rewards import CountedRewards
+from bridle.reconstruct.rewards import CountedRewards, session_rewards
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import SessionRecord
+from bridle.store.records import Reward, SessionRecord
 
 ExportPart = Literal["train", "eval"]
 
@@ -38,8 +38,9 @@ class Selection:
     until: float | None = None
     limit: int | None = None
     """Sessions looked at, before rewards are compared."""
-    reward: str = "reward"
-    """The name that the two bounds look at."""
+    reward: str | None = None
+    """The name of the reward that the two bounds look at; ``None``: the session's number
+    (:mod:`bridle.reconstruct.rewards`)."""
     min_reward: float | None = None
     max_reward: float | None = None
     reward_sources: tuple[str, ...] | None = None
@@ -154,10 +155,10 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
 
     counted = CountedRewards(reader, selection.reward_sources)
 
-    def wanted(record: SessionRecord, rewards: Mapping[str, float]) -> bool:
+    def wanted(record: SessionRecord, rewards: Sequence[Reward]) -> bool:
         if selection.part not in (None, part_of(record, selection.eval_share)):
             return False
-        reason = _refused(reader, record, rewards, selection)
+        reason = _refused(counted, reader, record, rewards, selection)
         if reason is not None:
             report.leave_out(reason)
         return reason is None
@@ -186,9 +187,17 @@ def part_of(session: SessionRecord, eval_share: float) -> ExportPart:
 
 
 def _refused(
-    reader: Reader, session: SessionRecord, rewards: Mapping[str, float], selection: Selection
+    counted: CountedRewards,
+    reader: Reader,
+    session: SessionRecord,
+    rewards: Sequence[Reward],
+    selection: Selection,
 ) -> str | None:
-    value = rewards.get(selection.reward)
+    named = session_rewards(rewards)
+    if selection.reward is None:
+        value = counted.number(session.run_id, rewards)
+    else:
+        value = named.get(selection.reward)
     low, high = selection.min_reward, selection.max_reward
     if value is None:
         if (low, high) != (None, None):
@@ -196,5 +205,5 @@ def _refused(
     elif (low is not None and value < low) or (high is not None and value > high):
         return "session_reward_out_of_bounds"
     task = reader.task_of(session) if any(c.of == "task" for c in selection.where) else None
-    met = session_meets(selection.where, session, task, rewards)
+    met = session_meets(selection.where, session, task, named)
     return None if met else "session_condition"

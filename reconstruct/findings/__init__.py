@@ -12,6 +12,7 @@ from typing import Final
 
 from bridle.reconstruct.findings import recording, training
 from bridle.reconstruct.findings.finding import Finding, Severity
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.store.errors import NotFound
 from bridle.store.reading.facts import Facts, read_facts
 from bridle.store.reading.queries import Reader
@@ -34,6 +35,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     recording.greedy,
     recording.truncated,
     training.no_reward,
+    training.guarded,
     training.stale,
     training.no_groups,
     training.equal_rewards,
@@ -53,12 +55,12 @@ def findings(facts: Facts) -> list[Finding]:
 def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
     """Raises :class:`bridle.store.errors.NotFound`."""
     reader.session(session_id)
-    return findings(read_facts(reader, session=session_id))
+    return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
 
 
 def findings_of_run(reader: Reader, run_id: str) -> list[Finding]:
     """Raises :class:`bridle.store.errors.NotFound`."""
-    return findings(read_facts(reader, run=reader.run(run_id)))
+    return findings(read_facts(reader, CountedRewards(reader).number, run=reader.run(run_id)))
 
 
 def findings_of(reader: Reader, name: str) -> list[Finding]:

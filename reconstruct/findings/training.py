@@ -76,6 +76,34 @@ def no_reward(facts: Facts) -> Finding | None:
     )
 
 
+_COSTS: Final = {
+    "warn": "counts as before",
+    "zero": "has no reward above 0",
+    "quarantine": "is not trained on and counts as failed",
+}
+
+
+def guarded(facts: Facts) -> Finding | None:
+    """Findings that guards, verifiers or the operator recorded of sessions."""
+    if not facts.findings:
+        return None
+    each = [
+        f"{name} in {one.number} session{'' if one.number == 1 else 's'} (each {_COSTS[mode]})"
+        for (name, mode), one in facts.findings.items()
+    ]
+    examples = dict.fromkeys(id for one in facts.findings.values() for id in one.examples)
+    return Finding(
+        "guard_findings",
+        Severity.WARNING,
+        "Agents did what their task does not mean them to do",
+        f"{', '.join(each)}.",
+        "Look at the turns that the finding names (`bridle show SESSION`, or the session's page). "
+        "`--guards zero` takes the reward of such sessions, `--guards quarantine` keeps them out "
+        "of training; a sandbox without network or history makes them impossible.",
+        tuple(examples)[:5],
+    )
+
+
 def _groups(facts: Facts) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for session in facts.sessions:

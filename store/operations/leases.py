@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bridle.errors import BridleError
-from bridle.store.records import new_id
+from bridle.store.records import RewardKind, new_id
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import leases, rewards, sessions
 
@@ -59,7 +59,7 @@ class Leases:
         """Up to ``limit`` sessions that nobody of this consumer holds, oldest sealed first.
 
         ``None`` when there is none. ``run`` takes only that run's sessions, ``rewarded_by`` only
-        those that have a reward of one of these sources.
+        those that have a score of one of these sources.
         """
         now = self._clock()
         free = select(sessions.c.id).where(
@@ -74,7 +74,8 @@ class Leases:
             free = free.where(sessions.c.run_id == run)
         if rewarded_by is not None:
             own = rewards.c.session_id == sessions.c.id
-            free = free.where(exists().where(own, rewards.c.source.in_(rewarded_by)))
+            score = rewards.c.kind == RewardKind.SCORE
+            free = free.where(exists().where(own, score, rewards.c.source.in_(rewarded_by)))
         free = free.order_by(sessions.c.sealed_at, sessions.c.id).limit(limit)
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)

@@ -9,9 +9,22 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, select
 
 from bridle.store.reading.accounts import TokenAccount, stored_account
-from bridle.store.reading.pages import Placed, SessionFilter, matching, placed_sessions
+from bridle.store.reading.pages import (
+    Placed,
+    SessionFilter,
+    SessionNumber,
+    matching,
+    placed_sessions,
+)
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.records import (
+    CallKind,
+    CallStatus,
+    Metric,
+    PolicyRecord,
+    RewardKind,
+    RunRecord,
+)
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5
@@ -51,7 +64,9 @@ class Facts:
     without_calls: Counted
     """Sealed sessions in which nothing is recorded."""
     without_reward: Counted
-    """Sealed sessions with calls that nobody rewarded."""
+    """Sealed sessions with calls and no score."""
+    findings: Mapping[tuple[str, str], Counted]
+    """Sessions by the name and the mode of a finding that is recorded of them."""
     calls: int
     """Counts of tokens (``CallKind.COUNT``) are left out, here and below."""
     complete: int
@@ -83,9 +98,14 @@ class Facts:
 
 
 def read_facts(
-    reader: Reader, *, run: RunRecord | None = None, session: str | None = None
+    reader: Reader,
+    number: SessionNumber,
+    *,
+    run: RunRecord | None = None,
+    session: str | None = None,
 ) -> Facts:
-    """The facts of a run's sessions, or of one session."""
+    """The facts of a run's sessions, or of one session; ``number`` is what a session's rewards
+    come to."""
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
     metrics: dict[str, list[Metric]] = {}
@@ -94,7 +114,8 @@ def read_facts(
             metrics.setdefault(metric.name, []).append(metric)
     own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
     any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
-    any_reward = exists(select(rewards.c.id).where(rewards.c.session_id == sessions.c.id))
+    of_session = select(rewards.c.id).where(rewards.c.session_id == sessions.c.id)
+    any_score = exists(of_session.where(rewards.c.kind == RewardKind.SCORE))
     sealed = matching(wanted, select(sessions.c.id)).where(sessions.c.sealed_at.is_not(None))
     outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
     with reader.engine.connect() as connection:
@@ -108,7 +129,7 @@ def read_facts(
             ).where(own)
         ).one()
 
-        def number(name: str) -> int:
+        def noted(name: str) -> int:
             return int(getattr(totals, name) or 0)  # NULL where there is no call
 
         def first(query: Select[Any], column: Any) -> tuple[str, ...]:
@@ -116,10 +137,10 @@ def read_facts(
             return tuple(connection.execute(shown).scalars())
 
         def of_calls(name: str) -> Counted:
-            if not number(name):
+            if not noted(name):
                 return Counted(0, ())
             examples = first(select(calls.c.id).where(own, _NOTED[name]), calls.c.id)
-            return Counted(number(name), examples)
+            return Counted(noted(name), examples)
 
         def of_sessions(query: Select[Any]) -> Counted:
             counted = connection.execute(select(func.count()).select_from(query.subquery()))
@@ -132,17 +153,31 @@ def read_facts(
             return {str(name): counted for name, counted in connection.execute(ordered)}
 
         def calls_by(column: Any, name: str) -> dict[str, int]:
-            return by(column, own, _NOTED[name]) if number(name) else {}
+            return by(column, own, _NOTED[name]) if noted(name) else {}
+
+        found = select(rewards.c.name, rewards.c.mode).distinct().order_by(rewards.c.name)
+        kinds = connection.execute(
+            found.where(rewards.c.kind == RewardKind.FINDING, rewards.c.session_id.in_(chosen))
+        ).all()
+
+        def with_finding(name: str, mode: str) -> Counted:
+            own = of_session.where(
+                rewards.c.kind == RewardKind.FINDING,
+                rewards.c.name == name,
+                rewards.c.mode == mode,
+            )
+            return of_sessions(matching(wanted, select(sessions.c.id)).where(exists(own)))
 
         return Facts(
             run=run,
             scored=run is not None or _is_scored(connection, chosen),
-            sessions=placed_sessions(reader, wanted),
+            sessions=placed_sessions(reader, wanted, number),
             outcomes=by(outcome, sessions.c.id.in_(chosen)),
             without_calls=of_sessions(sealed.where(~any_call)),
-            without_reward=of_sessions(sealed.where(any_call, ~any_reward)),
+            without_reward=of_sessions(sealed.where(any_call, ~any_score)),
+            findings={(name, mode): with_finding(name, mode) for name, mode in kinds},
             calls=totals.calls,
-            complete=number("complete"),
+            complete=noted("complete"),
             failed=of_calls("failed"),
             failures=calls_by(calls.c.reason, "failed"),
             quarantined=of_calls("quarantined"),

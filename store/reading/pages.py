@@ -6,8 +6,8 @@ the page and not of the store. Functions take the store's engine and raise what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.reading.queries import Reader
-from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
+from bridle.store.records import OBSERVED, CallKind, CallStatus, Reward, RewardKind, SessionRecord
 from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import (
     call_kinds,
@@ -39,6 +39,10 @@ from bridle.store.schema.tables import (
 
 PREVIEW: Final = 240
 """Characters of the first user message that a line shows."""
+
+
+SessionNumber = Callable[[str | None, Sequence[Reward]], float | None]
+"""From a session's run and its rewards to its one number; ``None`` when it has none."""
 
 
 class SessionOrder(StrEnum):
@@ -109,8 +113,10 @@ class SessionLine:
     versions: tuple[int, int] | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """The session's own, by name: of several the latest."""
+    given: tuple[Reward, ...] = ()
+    """All rewards and findings of the session and its calls, oldest first."""
+    reward: float | None = None
+    """The session's number, by the rule of its run."""
     preview: str = ""
     """The beginning of the first user message that is not of a side call."""
 
@@ -123,17 +129,6 @@ class SessionLine:
 
 
 _OF: Final = calls.c.session_id == sessions.c.id
-_REWARD: Final = (
-    select(rewards.c.value)
-    .where(
-        rewards.c.session_id == sessions.c.id,
-        rewards.c.call_id.is_(None),
-        rewards.c.turn.is_(None),
-    )
-    .order_by(rewards.c.created_at.desc())
-    .limit(1)
-    .scalar_subquery()
-)
 _CALLS: Final = select(func.count()).where(_OF).correlate(sessions).scalar_subquery()
 _TOKENS: Final = (
     select(func.coalesce(func.sum(calls.c.sampled_tokens), 0))
@@ -150,8 +145,6 @@ _SECONDS: Final = (
 _ORDERS: Final[Mapping[SessionOrder, tuple[Any, ...]]] = {
     SessionOrder.NEWEST: (sessions.c.created_at.desc(), sessions.c.id.desc()),
     SessionOrder.OLDEST: (sessions.c.created_at, sessions.c.id),
-    SessionOrder.REWARD: (_REWARD.desc().nulls_last(), sessions.c.id),
-    SessionOrder.LOWEST: (_REWARD.asc().nulls_last(), sessions.c.id),
     SessionOrder.CALLS: (_CALLS.desc(), sessions.c.id),
     SessionOrder.TOKENS: (_TOKENS.desc(), sessions.c.id),
     SessionOrder.DURATION: (_SECONDS.desc().nulls_last(), sessions.c.id),
@@ -163,14 +156,24 @@ def session_lines(
     wanted: SessionFilter,
     order: SessionOrder = SessionOrder.NEWEST,
     *,
+    number: SessionNumber,
     limit: int,
     offset: int = 0,
 ) -> list[SessionLine]:
-    """A page of the sessions that match."""
-    query = matching(wanted, select(sessions)).order_by(*_ORDERS[order])
+    """A page of the sessions that match; ``number`` is what an order by reward compares."""
+    if order in (SessionOrder.REWARD, SessionOrder.LOWEST):
+        placed = placed_sessions(reader, wanted, number)
+        sign = -1 if order is SessionOrder.REWARD else 1
+        placed.sort(key=lambda one: (one.reward is None, sign * (one.reward or 0.0), one.id))
+        page = {one.id: place for place, one in enumerate(placed[offset : offset + limit])}
+        query = select(sessions).where(sessions.c.id.in_(page))
+    else:
+        page = {}
+        query = matching(wanted, select(sessions)).order_by(*_ORDERS[order])
+        query = query.limit(limit).offset(offset)
     with reader.engine.connect() as connection:
-        rows = connection.execute(query.limit(limit).offset(offset)).all()
-    return lines_of(reader, [reader.session_record(row) for row in rows])
+        records = [reader.session_record(row) for row in connection.execute(query)]
+    return lines_of(reader, sorted(records, key=lambda one: page.get(one.id, 0)), number)
 
 
 def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
@@ -187,7 +190,9 @@ def session_ids(reader: Reader, wanted: SessionFilter) -> list[str]:
         return list(connection.execute(query).scalars())
 
 
-def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLine]:
+def lines_of(
+    reader: Reader, records: Sequence[SessionRecord], number: SessionNumber
+) -> list[SessionLine]:
     """The lines of these sessions, in their order."""
     ids = [record.id for record in records]
     over = reader.rewards_of(ids)
@@ -200,10 +205,11 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
         }
     lines = []
     for record in records:
-        given = {r.name: r.value for r in over[record.id] if r.call_id is None and r.turn is None}
+        given = tuple(over[record.id])
+        reward = number(record.run_id, given)
         found = figures.get(record.id)
         if found is None:
-            lines.append(SessionLine(record, rewards=given))
+            lines.append(SessionLine(record, given=given, reward=reward))
             continue
         known = found.oldest is not None
         lines.append(
@@ -218,7 +224,8 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
                 versions=(found.oldest, found.newest) if known else None,
                 started_at=found.started_at,
                 ended_at=found.ended_at,
-                rewards=given,
+                given=given,
+                reward=reward,
                 preview=" ".join(shown.get(record.id, "").split()),
             )
         )
@@ -281,7 +288,7 @@ def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
 
 def _other_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
-    rewarded = []
+    rewarded: list[ColumnElement[bool]] = []
     if wanted.reward is not None:
         rewarded.append(rewards.c.name == wanted.reward)
     if wanted.least is not None:
@@ -290,7 +297,8 @@ def _other_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         rewarded.append(rewards.c.value <= wanted.most)
     if rewarded:
         own = rewards.c.session_id == sessions.c.id
-        found.append(exists(select(rewards.c.id).where(own, *rewarded)))
+        score = rewards.c.kind == RewardKind.SCORE
+        found.append(exists(select(rewards.c.id).where(own, score, *rewarded)))
     if wanted.fate is not None:
         rows = account_rows(run_id=wanted.run).subquery()
         fated = select(rows.c.session_id).where(rows.c.fate == wanted.fate)
@@ -385,7 +393,7 @@ def choices(reader: Reader) -> Choices:
         return Choices(
             known(sessions.c.harness),
             known(sessions.c.outcome),
-            known(rewards.c.name),
+            reader.reward_names(),
             known(sessions.c.run_id)[::-1],
         )
 
@@ -399,12 +407,12 @@ class Placed(NamedTuple):
     task: str | None
     created_at: float
     reward: float | None
-    """The latest that it got as a whole."""
+    """The session's number, by the rule of its run."""
     version: int | None
     """The oldest that sampled in it."""
 
 
-def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
+def placed_sessions(reader: Reader, wanted: SessionFilter, number: SessionNumber) -> list[Placed]:
     """All sessions that match, oldest first, each in a few numbers."""
     version = select(func.min(calls.c.version_start)).where(_OF).correlate(sessions)
     query = matching(
@@ -414,9 +422,13 @@ def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
             sessions.c.group_id,
             sessions.c.task_id,
             sessions.c.created_at,
-            _REWARD.label("reward"),
+            sessions.c.run_id,
             version.scalar_subquery().label("version"),
         ),
     ).order_by(sessions.c.created_at, sessions.c.id)
+    given = reader.rewards_among(matching(wanted, select(sessions.c.id)))
     with reader.engine.connect() as connection:
-        return [Placed._make(row) for row in connection.execute(query)]
+        return [
+            Placed(name, group, task, at, number(run, given.get(name, ())), version)
+            for name, group, task, at, run, version in connection.execute(query)
+        ]

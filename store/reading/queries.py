@@ -31,6 +31,7 @@ from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
 from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
+from bridle.store.reading.reward_rows import REWARDS, REWARDS_OF, SCORE_NAMES, read_rewards
 from bridle.store.records import (
     OBSERVED,
     AttemptRecord,
@@ -41,7 +42,6 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     Reward,
-    RewardSource,
     RunRecord,
     ServedPolicy,
     SessionRecord,
@@ -105,11 +105,6 @@ _VERSIONS_OF: Final = (
     .group_by(calls.c.session_id)
 )
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
-_REWARDS_OF: Final = (
-    select(rewards)
-    .where(rewards.c.session_id.in_(_SESSIONS))
-    .order_by(rewards.c.created_at, rewards.c.id)
-)
 
 
 _BY_NAME: Final = select(sessions).where(sessions.c.name == bindparam("name"))
@@ -233,15 +228,20 @@ class Reader:
 
     def rewards_of(self, session_ids: Sequence[str]) -> dict[str, list[Reward]]:
         """Several sessions' rewards by session, each one's oldest first."""
-        found: dict[str, list[Reward]] = {session_id: [] for session_id in session_ids}
-        for row in self._rows_of(_REWARDS_OF, session_ids):
-            found[row.session_id].append(_reward(row))
-        return found
+        with self.engine.connect() as connection:
+            found = read_rewards(connection, _in_pieces(connection, REWARDS_OF, session_ids))
+        return {session_id: found.get(session_id, []) for session_id in session_ids}
+
+    def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
+        """The rewards of the sessions whose ids a query selects, as :meth:`rewards_of`; a session
+        without one is left out."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
+            return read_rewards(connection, rows.all())
 
     def reward_names(self) -> list[str]:
-        """Every name that any session was rewarded under."""
-        query = select(rewards.c.name).distinct().order_by(rewards.c.name)
-        return [row.name for row in self._rows(query)]
+        """Every name that any session has a score under."""
+        return [row.name for row in self._rows(SCORE_NAMES)]
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -520,11 +520,6 @@ def _after(last: Row[Any], newest_first: bool) -> Any:
 def _session(row: Row[Any]) -> SessionRecord:
     columns = dict(row._mapping)
     return SessionRecord(**columns | {"continuation": Continuation(row.continuation)})
-
-
-def _reward(row: Row[Any]) -> Reward:
-    columns = {name: value for name, value in row._mapping.items() if name != "id"}
-    return Reward(**{**columns, "source": RewardSource(row.source)})
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

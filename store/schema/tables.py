@@ -282,10 +282,13 @@ rewards = Table(
     Column("name", String(SHORT_TEXT), nullable=False),
     Column("value", Float(53), nullable=False),
     Column("source", String(16), nullable=False),
+    Column("kind", String(16), nullable=False, server_default="score"),
+    Column("mode", String(16)),
     Column("detail", JSON, nullable=False),
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id"),
 )
+"""``kind`` is ``score`` or ``finding``; ``mode`` is a finding's (``store/reward.py``)."""
 
 leases = Table(
     "leases",

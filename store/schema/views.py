@@ -1,5 +1,5 @@
-"""The views ``turns``, ``messages``, ``tool_calls`` and ``token_accounts``, by which people read a
-store.
+"""The views ``turns``, ``messages``, ``tool_calls``, ``scores`` and ``token_accounts``, by which
+people read a store.
 
 They are no part of the migrations' steps: a migration takes them away and makes them anew from
 here. So a change of a view is a migration too, if one without steps. docs/sql.md describes them.
@@ -76,8 +76,35 @@ JOIN call_messages m ON m.call_id = t.call_id AND m.choice >= 0
 CROSS JOIN {each}(m.tool_calls) one
 """
 
+_SCORES: Final = """
+CREATE VIEW scores AS
+SELECT
+    r.session_id, r.call_id, r.turn, r.name,
+    CASE
+        WHEN r.value > 0 AND EXISTS (
+            SELECT 1 FROM rewards f
+            WHERE f.session_id = r.session_id AND f.kind = 'finding' AND f.mode <> 'warn'
+                AND f.source <> 'unattested'
+        ) THEN 0.0
+        ELSE r.value
+    END AS value,
+    r.source, r.detail, r.created_at
+FROM (
+    SELECT rewards.*,
+        ROW_NUMBER() OVER (
+            PARTITION BY session_id, call_id, turn, name, source
+            ORDER BY created_at DESC, id DESC
+        ) AS place
+    FROM rewards
+    WHERE kind = 'score'
+) r
+WHERE r.place = 1
+"""
+"""The latest score of each place, name and source; findings are left out, and none is above 0 in a
+session that a finding zeroes or quarantines."""
+
 _EACH: Final = {"sqlite": "json_each", "postgresql": "json_array_elements"}
-_NAMES: Final = ("token_accounts", "tool_calls", "messages", "turns")
+_NAMES: Final = ("token_accounts", "tool_calls", "messages", "turns", "scores")
 
 
 def drop_views(connection: Connection) -> None:
@@ -89,6 +116,6 @@ def drop_views(connection: Connection) -> None:
 def create_views(connection: Connection) -> None:
     """Makes the views."""
     tool_calls = _TOOL_CALLS.format(each=_EACH[connection.dialect.name])
-    for statement in (_TURNS, _MESSAGES, tool_calls):
+    for statement in (_TURNS, _MESSAGES, tool_calls, _SCORES):
         connection.exec_driver_sql(statement)
     accounts.create_view(connection)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridle.harnesses.guards import Action, findings, guarded
+from bridle.harnesses.guards import Action, findings
 
 
 def names(arguments: Any, tool: str = "bash") -> list[str]:
@@ -53,13 +53,3 @@ def test_a_finding_names_its_turns_once() -> None:
 
     assert (finding.name, finding.turns) == ("git_history", (2, 5))
     assert "git log" in finding.example
-
-
-@pytest.mark.parametrize(("action", "reward"), [("warn", 1.0), ("zero", 0.0), ("quarantine", 1.0)])
-def test_a_finding_is_recorded_and_costs_what_the_run_says(action: Any, reward: float) -> None:
-    found = findings([Action(1, "bash", "git log")])
-
-    scores = guarded({"reward": 1.0, "style": 0.5}, found, action, "reward")
-
-    assert scores == {"reward": reward, "style": 0.5, "guard:git_history": 1.0}
-    assert guarded({"reward": 1.0}, [], action, "reward") == {"reward": 1.0}

@@ -120,7 +120,7 @@ async def test_an_agent_that_the_engine_failed_is_infrastructure(
     assert stand_in.sealed == {result.session_id: "infrastructure"}
 
 
-async def test_a_guards_finding_is_a_reward_and_may_keep_a_session_out_of_training(
+async def test_a_guards_finding_is_recorded_with_its_mode_beside_the_scores_as_they_are(
     run: Runner, stand_in: Any
 ) -> None:
     stand_in.sampled = [{"turn": 1, "name": "bash", "arguments": {"command": "git log"}}]
@@ -129,8 +129,15 @@ async def test_a_guards_finding_is_a_reward_and_may_keep_a_session_out_of_traini
     (zeroed,) = await run("echo yes", guards="zero")
     (quarantined,) = await run("echo yes", guards="quarantine")
 
-    assert warned.scores == {"reward": 1.0, "guard:git_history": 1.0}
-    assert zeroed.scores["reward"] == 0.0
+    for result, mode in ((warned, "warn"), (zeroed, "zero"), (quarantined, "quarantine")):
+        assert result.scores == {"reward": 1.0}
+        score, finding = result.rewards
+        assert (score.name, score.value, score.kind) == ("reward", 1.0, "score")
+        assert (finding.name, finding.value, finding.kind) == ("git_history", 1.0, "finding")
+        assert (finding.mode, finding.detail["turns"]) == (mode, [1])
+        sent = [one for one in stand_in.rewards if one["name"] == "git_history"]
+        assert {(one["kind"], one["mode"]) for one in sent} >= {("finding", mode)}
+    assert (warned.outcome, zeroed.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
     assert quarantined.outcome is Outcome.QUARANTINED
     assert stand_in.sealed[quarantined.session_id] == "quarantined"
 

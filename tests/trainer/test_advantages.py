@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample, Turn
-from bridle.store.records import CallKind, CallStatus, Reward, SessionRecord
+from bridle.store.records import CallKind, CallStatus, Reward, RewardSource, SessionRecord
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
 
@@ -100,7 +100,10 @@ def steps(name, *calls, rewards=(), **fields):
         weight=1.0,
         roles=tuple(role for _, role in calls),
     )
-    given = tuple(Reward(name, "step", value, 1.0, call_id=call) for call, value in rewards)
+    given = tuple(
+        Reward(name, "step", value, 1.0, call_id=call, source=RewardSource.VERIFIER)
+        for call, value in rewards
+    )
     record = SessionRecord(id=name, created_at=0.0, group_id="g")
     return Episode(record, (sample,), given, Conservation(int(mask.sum()), int(mask.sum())))
 
@@ -142,7 +145,7 @@ def test_gigpo_adds_the_advantage_among_steps_with_the_same_prompt():
         steps("c", ([1], None)),
     ]
     found = credit_of("gigpo", episodes, [1.0, 0.0, 2.0], discount=0.5, step_weight=2.0)
-    whole = norm([1.0, 0.0, 2.0])
+    whole = norm([0.5 + 1.0, 0.0, 2.0])
     first = norm([0.5 + 0.5 * 1.0, 0.0, 2.0])
     # What stands before the second calls differs, so that they are compared with nothing.
     assert found[0] == pytest.approx([whole[0] + 2 * first[0], whole[0]], abs=1e-6)

@@ -11,7 +11,7 @@ from bridle.store.records import Reward, RewardSource
 from bridle.trainer.batch.filters import ConservationError
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
-from bridle.trainer.credit.rewards import session_reward
+from bridle.trainer.credit.rewards import numbers_of
 
 
 @pytest.fixture
@@ -200,6 +200,10 @@ def test_a_session_whose_table_does_not_add_up_is_refused(session):
             prepare([broken], 5, PLAIN)
 
 
+def number(episode, **stated):
+    return numbers_of(episode, AdvantageConfig(**stated)).value
+
+
 def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(session):
     rewards = (
         Reward("a", "score", 0.25, created_at=2.0, source=RewardSource.VERIFIER),
@@ -209,9 +213,9 @@ def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(sess
         Reward("a", "score", 9.0, created_at=3.0, source=RewardSource.VERIFIER, turn=1),
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)
-    assert session_reward(episode) == 0.75
-    assert session_reward(episode, {"score": 2.0}) == 0.5
-    assert session_reward(episode, {"score": 1.0, "missing": 1.0}) is None
+    assert number(episode) == 0.75
+    assert number(episode, reward_weights={"score": 2.0}) == 0.5
+    assert number(episode, reward_weights={"score": 1.0, "missing": 1.0}) is None
 
 
 def test_rewards_of_turns_count_as_the_run_says(session):
@@ -220,8 +224,8 @@ def test_rewards_of_turns_count_as_the_run_says(session):
         for turn, value in enumerate((0.5, 1.0, 0.0))
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)
-    assert session_reward(episode) is None
-    assert session_reward(episode, turns="mean") == 0.5
-    assert session_reward(episode, {"step": 2.0}, "last") == 0.0
+    assert number(episode) is None
+    assert number(episode, reward_turns="mean") == 0.5
+    assert number(episode, reward_weights={"step": 2.0}, reward_turns="last") == 0.0
     config = dataclasses.replace(PLAIN, advantages=AdvantageConfig(reward_turns="max"))
     assert prepare([episode], 5, config).rewards == (1.0,)

@@ -20,6 +20,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import turns_of
 from bridle.store.reading.pages import SessionFilter, SessionOrder, session_lines
 from bridle.store.records import CallKind
+from bridle.viewer.app import number_of
 from bridle.viewer.lanes import WIDTH, lanes_of
 from bridle.viewer.turns import as_tree
 
@@ -71,12 +72,14 @@ def test_each_filter_lists_the_sessions_that_it_names(
 
 @pytest.mark.parametrize("order", list(SessionOrder))
 def test_each_order_sorts_by_its_figure(gallery: Any, order: SessionOrder) -> None:
-    lines = session_lines(gallery.reader, SessionFilter(), order, limit=100)
+    lines = session_lines(
+        gallery.reader, SessionFilter(), order, number=number_of(gallery.reader), limit=100
+    )
     figures = {
         SessionOrder.NEWEST: lambda line: -line.record.created_at,
         SessionOrder.OLDEST: lambda line: line.record.created_at,
-        SessionOrder.REWARD: lambda line: -line.rewards.get("tests", -1),
-        SessionOrder.LOWEST: lambda line: line.rewards.get("tests", 2),
+        SessionOrder.REWARD: lambda line: -1 if line.reward is None else -line.reward - 10,
+        SessionOrder.LOWEST: lambda line: 10 if line.reward is None else line.reward,
         SessionOrder.CALLS: lambda line: -line.calls,
         SessionOrder.TOKENS: lambda line: -line.sampled,
         SessionOrder.DURATION: lambda line: -(line.seconds or 0),
@@ -204,7 +207,8 @@ def test_groups_and_runs_lead_to_their_sessions(gallery: Any) -> None:
 
 def test_a_runs_sessions_are_drawn_over_time(gallery: Any) -> None:
     page = html.unescape(gallery.page("/runs/run_gallery1/lanes"))
-    lines = session_lines(gallery.reader, SessionFilter(run="run_gallery1"), limit=100)
+    wanted, number = SessionFilter(run="run_gallery1"), number_of(gallery.reader)
+    lines = session_lines(gallery.reader, wanted, number=number, limit=100)
     links = re.findall(r'<th scope="row"><a href="/sessions/(\w+)"', page)
     assert links == [line.record.id for line in lines][::-1]
     drawn = lanes_of(lines[::-1])

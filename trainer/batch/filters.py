@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import BridleError
+from bridle.reconstruct.rewards import quarantined
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import FilterConfig
 from bridle.trainer.filters import FILTERS
@@ -129,11 +130,17 @@ def trained_tokens(episode: Episode) -> int:
     return sum(int(sample.mask.sum()) for sample in episode.samples)
 
 
+def outcome_of(episode: Episode) -> str:
+    """The outcome by which a session is judged: ``quarantined`` also where a finding says so that
+    was recorded after the session had ended."""
+    return "quarantined" if quarantined(episode.rewards) else episode.session.outcome or ""
+
+
 def outside_the_baseline(
     episode: Episode, reward: float | None, config: FilterConfig
 ) -> DropReason | None:
     """Why a session says nothing about how good its group is; ``None`` when it does."""
-    if config.outcomes.get(episode.session.outcome or "") == "exclude":
+    if config.outcomes.get(outcome_of(episode)) == "exclude":
         return DropReason.INFRASTRUCTURE
     if reward is None:
         return DropReason.UNREWARDED
@@ -155,7 +162,7 @@ def not_trained(
     """
     if trained_tokens(episode) == 0:
         return DropReason.EMPTY
-    if config.outcomes.get(episode.session.outcome or "") == "drop":
+    if config.outcomes.get(outcome_of(episode)) == "drop":
         return DropReason.INFRASTRUCTURE
     if all(sample.weight <= 0 for sample in episode.samples if sample.mask.any()):
         return DropReason.WEIGHTLESS

@@ -7,12 +7,13 @@ advantages over whole groups; a teacher's part; then the filters. So no filter s
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.reconstruct.rewards import Numbers, without_findings, zeroed
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.batch.filters import (
     DropReason,
@@ -24,9 +25,9 @@ from bridle.trainer.batch.filters import (
     outside_the_baseline,
 )
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.trainer.credit import ADVANTAGES, CreditGroup
+from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, is_stepwise
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
-from bridle.trainer.credit.rewards import session_reward
+from bridle.trainer.credit.rewards import numbers_of
 from bridle.trainer.filters.overlong import overlong_punishment
 from bridle.trainer.filters.resample_on_correct import kept_on_correct
 
@@ -106,10 +107,7 @@ def prepare(
 
     memory = {} if memory is None else memory
     stated = config.advantages
-    given = [
-        session_reward(episode, stated.reward_weights, stated.reward_turns, stated.reward_sources)
-        for episode in episodes
-    ]
+    given = [compared_by(numbers_of(episode, stated), stated) for episode in episodes]
     punished = [_punishment(episode, stated) for episode in episodes]
     rewards = [
         None if reward is None else reward + less
@@ -138,7 +136,7 @@ def prepare(
                     del compared[index]
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
-        credit |= _credit(episodes, compared, indices, config, memory)
+        credit |= _credit(episodes, punished, indices, config, memory)
     teacher_gap = None
     if teacher is not None:
         asked = [index for index in compared if fate(index, degenerate_group=False) is None]
@@ -146,7 +144,7 @@ def prepare(
     degenerate = {
         group
         for group, indices in members.items()
-        if not any(np.any(part) for index in indices for part in credit[index])
+        if not any(_teaches(episodes[index], credit[index]) for index in indices)
     }
     for index in compared:
         reasons[index] = fate(index, degenerate_group=group_of(episodes[index]) in degenerate)
@@ -182,6 +180,13 @@ def prepare(
     )
 
 
+def compared_by(numbers: Numbers, stated: AdvantageConfig) -> float | None:
+    """The number that a session is compared by: for estimators of steps, without ``reward_turns``,
+    the return of the whole episode."""
+    by_steps = is_stepwise(ADVANTAGES.find(stated.baseline)) and stated.reward_turns is None
+    return numbers.episode if by_steps else numbers.value
+
+
 def _punishment(episode: Episode, stated: AdvantageConfig) -> float:
     if not stated.overlong_tokens:
         return 0.0
@@ -204,16 +209,50 @@ def group_of(episode: Episode) -> Hashable:
 
 def _credit(
     episodes: Sequence[Episode],
-    compared: dict[int, float],
+    punished: Sequence[float],
     indices: Sequence[int],
     config: GrpoConfig,
     memory: dict[str, float],
 ) -> dict[int, list[NDArray[np.float32]]]:
-    """By session, the credit of its samples within one group."""
-    rewards = np.asarray([compared[index] for index in indices], np.float64)
-    group = CreditGroup([episodes[index] for index in indices], rewards, config.advantages, memory)
-    estimated = ADVANTAGES.find(config.advantages.baseline)(group)
-    return dict(zip(indices, estimated, strict=True))
+    """By session, the credit of its samples within one group.
+
+    A token of a session whose rewards a finding takes gets no more than it would without the
+    finding. The estimators alone do not ensure that: a step may compare better once the steps
+    beside it have lost their rewards.
+    """
+    own = [episodes[index] for index in indices]
+    less = [punished[index] for index in indices]
+    before = dict(memory)
+    credit = _estimated(own, less, config, memory)
+    taken = [place for place, episode in enumerate(own) if zeroed(episode.rewards)]
+    if taken:
+        plain = [replace(one, rewards=without_findings(one.rewards)) for one in own]
+        otherwise = _estimated(plain, less, config, before)
+        for place in taken:
+            pairs = zip(credit[place], otherwise[place], strict=True)
+            credit[place] = [np.minimum(part, other) for part, other in pairs]
+    return dict(zip(indices, credit, strict=True))
+
+
+def _estimated(
+    episodes: Sequence[Episode],
+    less: Sequence[float],
+    config: GrpoConfig,
+    memory: dict[str, float],
+) -> Credit:
+    stated = config.advantages
+    values = [numbers_of(episode, stated).value or 0.0 for episode in episodes]
+    rewards = np.asarray(values, np.float64) + np.asarray(less, np.float64)
+    group = CreditGroup(episodes, rewards, stated, memory)
+    return ADVANTAGES.find(stated.baseline)(group)
+
+
+def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
+    """Whether a token that would be trained has an advantage; NaN is the want of one."""
+    return any(
+        bool(np.any(np.nan_to_num(part[sample.mask])))
+        for sample, part in zip(episode.samples, credit, strict=True)
+    )
 
 
 def _add_teacher(

@@ -7,7 +7,8 @@ For a group of ``G`` rewards ``r``:
 ``leave_one_out``  ``r_i - mean(r without r_i)``                 RLOO, arXiv 2402.14740
 ``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783
 ``gated``          ``grpo`` of ``r_i + [r_i >= gate] Σ s_i``     G-RA, arXiv 2508.10548; ``s_i``:
-                                                                 the rewards of its steps
+                                                                 the rewards of its calls, which
+                                                                 are not in ``r_i``
 ``none``           ``0``                                         none: a teacher's part alone
                                                                  (:mod:`.distillation`)
 =================  ============================================  =================================
@@ -53,9 +54,9 @@ def mean_centred(group: CreditGroup) -> Credit:
 @register_advantage("gated")
 def gated(group: CreditGroup) -> Credit:
     """Rewards of steps count where the session's own reward has passed the gate."""
-    totals = group.rewards.copy()
+    totals = group.terminal.copy()
     for (episode, _), value in group.call_rewards.items():
-        if group.rewards[episode] >= group.config.gate:
+        if group.terminal[episode] >= group.config.gate:
             totals[episode] += value
     return group.everywhere(_standardized(group, totals))
 

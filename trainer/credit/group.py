@@ -1,11 +1,14 @@
 """What an estimator sees: the sessions of one group, their rewards, and the steps within them.
 
 An estimator is a function from a :class:`CreditGroup` to the credit of every token. A *step* is a
-call of a session of which a token is trained.
+call of a session of which a token is trained. Rewards are seen only through
+:mod:`bridle.reconstruct.rewards`, so that those of another source or name, and findings, change no
+credit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +17,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.reconstruct.rewards import Numbers
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.trainer.config import AdvantageConfig
+from bridle.trainer.credit.rewards import aggregation, numbers_of
 from bridle.trainer.registry import Registry
 
 STD_EPSILON: Final = 1e-6
@@ -43,7 +48,8 @@ class CreditGroup:
 
     episodes: Sequence[Episode]
     rewards: NDArray[np.float64]
-    """``float64[G]``, one for each session."""
+    """``float64[G]``, the number of each session; 0 where it has rewards of calls alone, which only
+    estimators that are :func:`stepwise` are given."""
     config: AdvantageConfig
     memory: dict[str, float] = field(default_factory=dict)
     """What an estimator keeps from group to group of a run, by a key of its own."""
@@ -96,15 +102,50 @@ class CreditGroup:
         ]
 
     @cached_property
+    def numbers(self) -> tuple[Numbers, ...]:
+        """The rewards of each session at their places."""
+        return tuple(numbers_of(episode, self.config) for episode in self.episodes)
+
+    @cached_property
     def call_rewards(self) -> dict[tuple[int, str], float]:
         """By episode and call, the sum of the rewards that were given to the call itself; of
         several with one name the latest."""
-        latest: dict[tuple[int, str], dict[str, float]] = {}
-        for number, episode in enumerate(self.episodes):
-            for reward in sorted(episode.rewards, key=lambda one: one.created_at):
-                if reward.call_id is not None:
-                    latest.setdefault((number, reward.call_id), {})[reward.name] = reward.value
-        return {key: sum(values.values()) for key, values in latest.items()}
+        return {
+            (number, call_id): value
+            for number, one in enumerate(self.numbers)
+            for call_id, value in one.calls.items()
+        }
+
+    @cached_property
+    def terminal(self) -> NDArray[np.float64]:
+        """``float64[G]``: each session's number without what ``reward_turns`` adds of its calls."""
+        added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
+        terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
+        return terminal
+
+    @cached_property
+    def totals(self) -> NDArray[np.float64]:
+        """``float64[G]``: the return of each episode. With ``reward_turns`` that is ``rewards``,
+        which has what the calls were given already; else their rewards are added to it."""
+        totals = self.rewards.copy()
+        if self.config.reward_turns is None:
+            for (episode, _), value in self.call_rewards.items():
+                totals[episode] += value
+        return totals
+
+    def own_reward(self, episode: int, role: str | None) -> float:
+        """What a session was given under the name of a role, else the session's number; NaN without
+        either."""
+        if role is not None:
+            mapped = self.config.role_rewards or {}
+            name, factor = mapped.get(role, role), 1.0 if role in mapped else None
+            rule = aggregation(self.config)
+            given = rule.role(self.episodes[episode].rewards, name, factor)
+            if given is not None:
+                return given
+        numbers = self.numbers[episode]
+        calls_alone = numbers.value is None and bool(numbers.calls)
+        return math.nan if calls_alone else float(self.rewards[episode])
 
 
 def role_of(sample: Sample, place: int) -> str | None:
@@ -133,6 +174,20 @@ def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 Advantage = Callable[[CreditGroup], Credit]
+STEPWISE: Final = "reads_step_rewards"
+
+
+def stepwise(advantage: Advantage) -> Advantage:
+    """A decorator for an estimator that reads the rewards of single calls: it compares sessions by
+    :attr:`CreditGroup.totals`, and takes sessions that have no other reward."""
+    setattr(advantage, STEPWISE, True)
+    return advantage
+
+
+def is_stepwise(advantage: Advantage) -> bool:
+    """Whether the estimator is marked by :func:`stepwise`."""
+    return bool(getattr(advantage, STEPWISE, False))
+
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage")
 

@@ -6,17 +6,22 @@ role ``p`` in tasks of the suite ``G``, session by session,
     ``b_{G,p} <- α b_{G,p} + (1 - α) R_p``    ``A = R_p - b_{G,p}``
 
 with ``b = 0`` at first. ``R_p`` is what was given to the role's own calls where they were given
-anything, else the session's reward. The baselines live as long as the run: a checkpoint holds them.
+anything, else the session's reward of the role's name (``role_rewards``), else the session's
+number; a role that has none of them is masked. The baselines live as long as the run: a checkpoint
+holds them.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage
+from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage, stepwise
 
 
 @register_advantage("spiral")
+@stepwise
 def spiral(group: CreditGroup) -> Credit:
     """Each role against the mean of what it got before, which forgets by ``α``."""
     decay = group.config.running_decay
@@ -31,7 +36,10 @@ def spiral(group: CreditGroup) -> Credit:
         place = step.episode, step.role
         if place in advantages:
             continue
-        reward = own.get(place, float(group.rewards[step.episode]))
+        reward = own.get(place, group.own_reward(step.episode, step.role))
+        if math.isnan(reward):
+            advantages[place] = reward
+            continue
         suite = group.episodes[step.episode].session.task_suite
         key = f"{suite or ''}|{step.role or ''}"
         baseline = decay * group.memory.get(key, 0.0) + (1 - decay) * reward

@@ -1,20 +1,30 @@
 """Credit for single steps: by role, by equal states, by what came after.
 
-``R`` is a session's reward, ``s_t`` what was given to its step ``t`` itself, ``T`` its last step,
-``γ`` the discount and ``norm(x) = (x - mean) / (std + 1e-6)``:
+``R`` is a session's number, ``R^p`` what the session was given under the name of the role ``p``
+(``role_rewards``), else ``R``; ``s_t`` is what was given to its step ``t`` itself, ``T`` its last
+step, ``γ`` the discount and ``norm(x) = (x - mean) / (std + 1e-6)``:
 
 ================  ==========================================  ====================================
-``per_role``      ``norm(R)`` over all steps of the step's    Dr. MAS, arXiv 2602.08847. A role that
+``per_role``      ``norm(R^p)`` over all steps of the step's  Dr. MAS, arXiv 2602.08847. A role that
                   role in the group                           acted in one session only has no
                                                               baseline: its tokens are masked.
-``gigpo``         ``norm(R)`` over the sessions, and          GiGPO, arXiv 2505.10978: anchors are
-                  ``+ ω norm(G_t)`` over the steps with       equal prompts within the group; a step
-                  the same prompt                             whose prompt nobody shares adds 0.
+``gigpo``         ``A^E + ω A^S``: ``A^E = norm(E)`` over     GiGPO, arXiv 2505.10978, equations 3,
+                  the sessions, ``A^S = norm(G_t)`` over the  6 and 7: anchors are equal prompts
+                  steps with the same prompt                  within the group; a step whose prompt
+                                                              nobody shares has ``A^S = 0``.
 ``turn_returns``  ``norm(G_t)`` over all steps of the group   discounted returns of turns
 ================  ==========================================  ====================================
 
-with ``G_t = Σ_{k >= t} γ^(k - t) s_k + γ^(T - t) R`` along the session: where a harness strips what
-the model thought, every step is a branch of its own, and they follow each other all the same.
+The rewards of an episode are those of the paper when ``reward_turns`` is not set, the default: step
+``t`` has the reward ``r_t = s_t``, and the last one has the terminal reward besides,
+``r_T = s_T + R``. So the episode's return is ``E = Σ_t r_t = R + Σ_t s_t``, without discount, and
+the return of a step is ``G_t = Σ_{k >= t} γ^(k - t) r_k``. A session that has rewards of steps
+alone has ``R = 0``. With ``reward_turns`` set, ``E`` is the session's number, which then has its
+steps' rewards as that setting adds them; ``G_t`` is the same, so that no reward counts twice in it.
+
+Steps follow each other along the session: where a harness strips what the model thought, every step
+is a branch of its own, and they follow each other all the same. A call that trains nothing is a
+step of the return if it was given a reward.
 """
 
 from __future__ import annotations
@@ -31,32 +41,39 @@ from bridle.trainer.credit.group import (
     CreditGroup,
     centred,
     register_advantage,
+    stepwise,
 )
+from bridle.trainer.credit.rewards import calls_in_order
 
 
 @register_advantage("per_role")
 def per_role(group: CreditGroup) -> Credit:
-    """Each role compared with itself, over its steps."""
-    rewards = np.asarray([group.rewards[step.episode] for step in group.steps], np.float64)
+    """Each role compared with itself, over its steps, by its own reward."""
+    own = {
+        (step.episode, step.role): group.own_reward(step.episode, step.role) for step in group.steps
+    }
+    rewards = np.asarray([own[step.episode, step.role] for step in group.steps], np.float64)
     roles = [step.role for step in group.steps]
     found = _normalized(group, rewards, roles)
     for role in set(roles):
-        own = [index for index, other in enumerate(roles) if other == role]
-        if len({group.steps[index].episode for index in own}) < 2:
-            found[own] = np.nan
+        acted = [index for index, other in enumerate(roles) if other == role]
+        if len({group.steps[index].episode for index in acted}) < 2:
+            found[acted] = np.nan
     return group.by_step(found)
 
 
 @register_advantage("gigpo")
+@stepwise
 def gigpo(group: CreditGroup) -> Credit:
     """The session's advantage, and the step's among those that were asked the same."""
-    whole = centred(group.rewards) / (group.deviation(group.rewards) + STD_EPSILON)
+    whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
     step = _normalized(group, returns(group), [step.prompt for step in group.steps])
     return group.by_step(episode + group.config.step_weight * step)
 
 
 @register_advantage("turn_returns")
+@stepwise
 def turn_returns(group: CreditGroup) -> Credit:
     """Each step by what came of it."""
     return group.by_step(_normalized(group, returns(group), [None] * len(group.steps)))
@@ -67,19 +84,18 @@ def returns(group: CreditGroup) -> NDArray[np.float64]:
     discount, own = group.config.discount, group.call_rewards
     found: dict[tuple[int, str], float] = {}
     for number, episode in enumerate(group.episodes):
-        value = float(group.rewards[number])
-        for later, call_id in enumerate(reversed(_calls_in_order(episode))):
+        value = float(group.terminal[number])
+        for later, call_id in enumerate(reversed(_steps_of(group, number, episode))):
             value = (value if later == 0 else discount * value) + own.get((number, call_id), 0.0)
             found[number, call_id] = value
     return np.asarray([found[step.episode, step.call_id] for step in group.steps], np.float64)
 
 
-def _calls_in_order(episode: Episode) -> list[str]:
-    """A session's calls as they started, on whichever branch; as its samples have them, where their
-    start is not known."""
-    seen = dict.fromkeys(call_id for sample in episode.samples for call_id in sample.call_ids)
-    started = {turn.call_id: place for place, turn in enumerate(episode.turns)}
-    return sorted(seen, key=lambda call_id: started.get(call_id, len(started)))
+def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
+    """The calls of a session that its samples have or that were given a reward, as they started."""
+    given = group.numbers[number].calls
+    known = {call_id for sample in episode.samples for call_id in sample.call_ids} | given.keys()
+    return [call_id for call_id in calls_in_order(episode, list(given)) if call_id in known]
 
 
 def _normalized(

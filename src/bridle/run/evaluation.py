@@ -15,14 +15,15 @@ import orjson
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
 from bridle.harnesses.tasks import Task
-from bridle.harnesses.verifiers import REWARD, Delivery, Judgement, Verifier
+from bridle.harnesses.verifiers import Delivery, Judgement, Verifier
 from bridle.reconstruct.evaluation import (
-    MEASURED,
     Attempt,
     Evaluation,
+    attempt_reward,
     attempts_of,
     evaluated,
 )
+from bridle.reconstruct.rewards import Aggregation
 from bridle.run.environment import admin_key_for, default_proxy
 from bridle.run.groups import key_of
 from bridle.run.rollouts import Rollouts, rollout
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 BEST: Final = "best"
 """The folder of the best checkpoint, below a run's output."""
 FIGURES: Final = "evaluation.json"
+VERIFIERS: Final = Aggregation()
+"""How a rollout's scores make a session's number."""
 VERSION_LABEL: Final = "evaluates"
 """The label of a held-out session: the policy version that it measures."""
 
@@ -77,15 +80,21 @@ def evaluate(
 
 
 def attempts_in(
-    results: Sequence[RolloutResult], harness: str, version: int | None
+    results: Sequence[RolloutResult],
+    harness: str,
+    version: int | None,
+    rule: Aggregation = VERIFIERS,
 ) -> list[Attempt]:
-    """The attempts among ``results``: those with a verdict."""
-    measured = [
-        result for result in results if result.outcome in MEASURED and REWARD in result.scores
-    ]
-    if lost := len(results) - len(measured):
+    """The attempts among ``results``: those with a verdict. ``rule`` makes a session's rewards
+    one."""
+    attempts = []
+    for result in results:
+        value = attempt_reward(result.outcome, result.rewards, rule)
+        if value is not None:
+            attempts.append(Attempt(result.task_id, value, harness, version))
+    if lost := len(results) - len(attempts):
         log.warning("%d of %d sessions have no verdict and are left out", lost, len(results))
-    return [Attempt(result.task_id, result.scores[REWARD], harness, version) for result in measured]
+    return attempts
 
 
 def _served(proxy: str, key: str | None) -> int | None:

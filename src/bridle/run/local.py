@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import RolloutSettings
+from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
-from bridle.harnesses.verifiers import REWARD
-from bridle.reconstruct.evaluation import attempts_of
+from bridle.reconstruct.evaluation import attempt_reward, attempts_of
+from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
 from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
@@ -39,11 +40,15 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, RunRecord, new_id
 from bridle.store.schema.accounts import EVALUATION, evaluation_of
 from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
+from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
+
+log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 """Of a policy: it is a folder's, and stands in options of ``bridle proxy``."""
@@ -71,12 +76,14 @@ def train(
     output: str | Path,
     *,
     on_step: Callable[[StepReport], bool | None] = lambda _report: None,
+    on_rule: Callable[[str], None] = log.info,
 ) -> TrainingResult:
     """Trains the policy of ``config`` in its agent; resumes what ``output`` holds already.
 
     ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
-    sessions. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
-    checkpoint of the last whole step.
+    sessions. ``on_step`` is called after each step and may return true to stop, ``on_rule`` once
+    with a line about which rewards make a session's number. Ctrl-C leaves a checkpoint of the last
+    whole step.
 
     To train on several devices or machines, run the program under torchrun: rank 0 returns, and
     every other process exits when rank 0's run is over.
@@ -139,6 +146,14 @@ def train(
                 "policies": {name: asdict(one) for name, one in config.policies.items()},
             },
         )
+        rule, notice = aggregation(training.advantages), RewardNotice(on_rule)
+
+        def on_session(result: RolloutResult) -> None:
+            notice(rule, result.rewards)
+            reward = attempt_reward(result.outcome, result.rewards, rule)
+            if reward is not None:
+                choice.learn([(keys[result.task_id], reward)])
+
         settings = RolloutSettings(
             directory=directory / "sessions",
             parallel=config.agent.parallel,
@@ -177,11 +192,7 @@ def train(
                         settings=lambda number: _budget(config.groups, number),
                     ),
                     settings,
-                    lambda result: choice.learn(
-                        [(keys[result.task_id], result.scores[REWARD])]
-                        if REWARD in result.scores
-                        else []
-                    ),
+                    on_session,
                 ),
                 on_step=on_step,
                 held_out=HeldOut(
@@ -189,7 +200,7 @@ def train(
                     adapter,
                     held_out,
                     settings,
-                    evaluation_of(run_id),
+                    evaluation_run(store, run_id, rule),
                     config.evaluation.every,
                     config.evaluation.samples,
                     config.evaluation.success,
@@ -266,6 +277,15 @@ def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRe
     found = [RunRecord(run_id, "train", now, name=name)]
     if held_out:
         found.append(RunRecord(evaluation_of(run_id), EVALUATION, now, name=run_id))
+    return found
+
+
+def evaluation_run(store: str, run_id: str, rule: Aggregation) -> str:
+    """The run of a training run's held-out sessions, which is begun already; their rewards count by
+    the same ``rule``."""
+    found = evaluation_of(run_id)
+    with Writer(store) as writer:
+        writer.configure_run(found, {"reward": rule.as_data()})
     return found
 
 

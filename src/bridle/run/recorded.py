@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from bridle.errors import BridleError
-from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.rewards import RewardNotice
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.run.distillation import teaching
 from bridle.run.stack import Stack
@@ -33,7 +33,9 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PLAIN, PolicyRecord, SessionRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.own_tokens import of_policy
+from bridle.trainer.batch.prepare import compared_by
 from bridle.trainer.collection.recorded import NothingRecorded, RecordedGroups
+from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.ranks import learning
@@ -77,6 +79,7 @@ def train_recorded(
     *,
     stack: Stack | None = None,
     on_step: Callable[[StepReport], bool | None],
+    on_rule: Callable[[str], None] = log.info,
 ) -> GrpoLoop:
     """Trains ``plan.policy`` on recorded sessions, each group once, of several policies on the
     tokens of ``plan.name``; resumes what was begun.
@@ -84,12 +87,20 @@ def train_recorded(
     Without ``recordings.wait_for`` the run ends after the groups that are there, or after
     ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of
     ``recordings.version`` and later are trained at whichever step. With a ``stack`` each version is
-    published to its engines. Raises :class:`NothingRecorded`, :class:`OtherPolicy`, and what its
+    published to its engines. ``on_rule`` is called once with a line about which rewards make a
+    session's number. Raises :class:`NothingRecorded`, :class:`OtherPolicy`, and what its
     parts raise.
     """
     require_parts(plan.config)
     require_devices(plan.config)
     rules = rules_of(plan.config)
+    rule, notice = aggregation(plan.config.advantages), RewardNotice(on_rule)
+
+    def load(session_id: str) -> Episode:
+        episode = loaded_episode(reader, session_id, rules)
+        notice(rule, episode.rewards)
+        return episode
+
     with (
         resumable(),
         teaching(plan.config.distillation) as teacher,
@@ -103,7 +114,7 @@ def train_recorded(
             publisher = opened.enter_context(publishing(plan, stack, learner, writer))
         groups = RecordedGroups(
             lambda: _sealed(reader, recordings),
-            lambda session_id: loaded_episode(reader, session_id, rules),
+            load,
             plan.groups_per_step,
             oldest=recordings.version - plan.config.max_staleness,
             complete=recordings.wait_for,
@@ -191,5 +202,5 @@ def _sealed(reader: Reader, recordings: Recordings) -> Iterator[SessionRecord]:
 
 def _is_rewarded(reader: Reader, session: SessionRecord, plan: TrainingPlan) -> bool:
     stated = plan.config.advantages
-    rule = Aggregation(stated.reward_weights, stated.reward_turns, stated.reward_sources)
-    return rule.value(reader.rewards(session.id)) is not None
+    numbers = aggregation(stated).numbers(reader.rewards(session.id))
+    return compared_by(numbers, stated) is not None

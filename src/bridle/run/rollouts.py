@@ -22,6 +22,7 @@ from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes import SandboxProvider
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
+from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
@@ -222,6 +223,7 @@ def rollout(
     guards: GuardAction = "warn",
     on_result: Callable[[RolloutResult], None] | None = None,
     held_out: bool = False,
+    on_rule: Callable[[str], None] = log.info,
 ) -> list[RolloutResult]:
     """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
 
@@ -233,14 +235,22 @@ def rollout(
     that the proxy on this machine made. ``guards`` is what a finding costs
     (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
     :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
-    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result.
-    ``held_out`` sessions measure: their tokens are accounted for as ``dropped: evaluation``.
+    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result, and
+    ``on_rule`` once with a line about which rewards make a session's number. ``held_out`` sessions
+    measure: their tokens are accounted for as ``dropped: evaluation``.
 
     Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
     """
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
     adapter, running = _parts(agent, chosen, verifier, sandbox, fleet)
     jobs = grouped(chosen, group_size)
+    notice = RewardNotice(on_rule)
+
+    def ended(result: RolloutResult) -> None:
+        notice(Aggregation(), result.rewards)
+        if on_result is not None:
+            on_result(result)
+
     url = proxy or default_proxy()
     with (
         Rollouts(url, running, key=admin_key_for(url, key)) as rollouts,
@@ -255,7 +265,7 @@ def rollout(
             session_settings=session_settings(sampling),
             guards=guards,
         )
-        return rollouts.collect(adapter, jobs, settings, on_result)
+        return rollouts.collect(adapter, jobs, settings, ended)
 
 
 def _parts(

@@ -18,7 +18,6 @@ from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError, UsageError
 from bridle.reconstruct.episodes import broken_episode, episode_of
-from bridle.reconstruct.rewards import Aggregation
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Episode
@@ -36,6 +35,7 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
+from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
@@ -94,16 +94,13 @@ class TrainingPlan:
 def stated(config: GrpoConfig) -> dict[str, Any]:
     """What a run trains on, kept as its ``config``: how samples are made, how rewards add up, and
     every setting."""
-    advantages = config.advantages
     return {
         "samples": {
             "builder": "tree",
             "builder_version": BUILDER_VERSION,
             "rules": rules_of(config).as_data(),
         },
-        "reward": Aggregation(
-            advantages.reward_weights, advantages.reward_turns, advantages.reward_sources
-        ).as_data(),
+        "reward": aggregation(config.advantages).as_data(),
         "settings": asdict(config),
     }
 

@@ -18,11 +18,13 @@ from fastapi.staticfiles import StaticFiles
 from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.findings import findings_of_run, findings_of_session
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.transcript import ShownMessage, Turn, readable, shown, turns_of
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.pages import (
     SessionFilter,
+    SessionNumber,
     SessionOrder,
     choices,
     count_sessions,
@@ -124,7 +126,12 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         page: PageNumber = 1,
     ) -> Response:
         found = session_lines(
-            source.reader, wanted, order, limit=PAGE + 1, offset=PAGE * (page - 1)
+            source.reader,
+            wanted,
+            order,
+            number=number_of(source.reader),
+            limit=PAGE + 1,
+            offset=PAGE * (page - 1),
         )
         part = "hx-request" in request.headers
         # To count the sessions that have a text, all messages would be read.
@@ -161,7 +168,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     def session(request: Request, source: From, session_id: str) -> Response:
         loaded = LoadedSession.load(source.reader, session_id)
         made = turns_of(loaded)
-        (line,) = lines_of(source.reader, [loaded.record])
+        (line,) = lines_of(source.reader, [loaded.record], number_of(source.reader))
         begin = min((turn.call.started_at for turn in made), default=0.0)
         end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
         return render(
@@ -253,7 +260,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
     @router.get("/groups")
     def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
-        found = groups_of(placed_sessions(source.reader, wanted))
+        found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader)))
         start = PAGE * (page - 1)
         return render(
             root,
@@ -273,7 +280,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     def group(
         request: Request, source: From, id: Annotated[str, Query(max_length=512)]
     ) -> Response:
-        placed = placed_sessions(source.reader, SessionFilter(group=id))
+        number = number_of(source.reader)
+        placed = placed_sessions(source.reader, SessionFilter(group=id), number)
         if not placed:
             raise NotFound(f"no session has the group {id}")
         loaded = list(
@@ -281,7 +289,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
                 source.reader, [source.reader.session(each.id) for each in placed[:PAGE]]
             )
         )
-        lines = lines_of(source.reader, [each.record for each in loaded])
+        lines = lines_of(source.reader, [each.record for each in loaded], number)
         answers = [_last_reply(each) for each in loaded]
         return render(
             root,
@@ -305,7 +313,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         if compare:
             series[reader.run(compare).id] = by_name(reader.metrics(compare))
         wanted = SessionFilter(run=run_id)
-        found = groups_of(placed_sessions(reader, wanted))
+        found = groups_of(placed_sessions(reader, wanted, number_of(reader)))
         account = token_account(reader, wanted, most=COUNTED_TOKENS)
         stages, lanes = stage_lanes(series[run_id])
         return render(
@@ -334,7 +342,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
     @router.get("/runs/{run_id}/lanes")
     def run_lanes(request: Request, source: From, run_id: str) -> Response:
         wanted = SessionFilter(run=source.reader.run(run_id).id)
-        lines = session_lines(source.reader, wanted, limit=LANES)
+        number = number_of(source.reader)
+        lines = session_lines(source.reader, wanted, number=number, limit=LANES)
         drawn = lanes_of(lines[::-1])
         return render(root, source.store, "lanes.html", request, drawn=drawn, phases=PHASES)
 
@@ -359,6 +368,11 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
         )
 
     return router
+
+
+def number_of(reader: Reader) -> SessionNumber:
+    """How a session's rewards come to its one number, as its run states."""
+    return CountedRewards(reader).number
 
 
 def _fate_bars(fates: Mapping[Fate, int]) -> Any:

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bridle.reconstruct.rewards import findings_in, session_rewards
 from bridle.reconstruct.transcript import lasted
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
@@ -68,6 +69,8 @@ def _templates() -> Environment:
     environment.filters |= {
         "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "seconds": lasted,
+        "by_name": session_rewards,
+        "reported": findings_in,
         "figure": lambda value: "–" if value is None else f"{value:,.4g}",
         "count": lambda value: "–" if value is None else f"{value:,}",
         "words": lambda value: str(value).replace("_", " "),

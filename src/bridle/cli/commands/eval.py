@@ -28,7 +28,7 @@ from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 from bridle.harnesses.sampling import POLICY
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
-from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.rewards import RewardNotice
 from bridle.run.environment import EngineKind
 from bridle.store.records import RewardSource
 
@@ -82,7 +82,7 @@ def eval(
     ] = None,
     source: Annotated[
         list[RewardSource] | None,
-        typer.Option(help="Without --agent: whose rewards count; default: verifier. Repeatable."),
+        typer.Option(help="Without --agent: whose rewards count; default: as the run states."),
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw pass@k into OUT/eval.png.")] = False,
     json: JsonOption = False,
@@ -117,12 +117,14 @@ def eval(
                     parallel=parallel,
                     timeout_s=timeout,
                     on_result=lambda _result, bar=bar: progress.advance(bar),
+                    on_rule=lambda line: err.print(line, highlight=False, soft_wrap=True),
                 )
     else:
-        rule = Aggregation(sources=tuple(one.value for one in source or [RewardSource.VERIFIER]))
+        notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
+        sources = None if source is None else [one.value for one in source]
         with reader(store) as opened:
             require_run(opened, run)
-            attempts = attempts_of(opened, run=run, where=where, aggregation=rule)
+            attempts = attempts_of(opened, run=run, where=where, sources=sources, notice=notice)
     if not attempts:
         fail("no session with a verdict: is there a reward, and does --source name who gave it?")
     ks = tuple(sorted(set(k or (1, samples))))

@@ -45,7 +45,10 @@ def export(
     outcome: Annotated[
         str | None, typer.Option(help="Only sessions with this outcome; open: not sealed.")
     ] = None,
-    reward: Annotated[str, typer.Option(help="Reward that the bounds apply to.")] = "reward",
+    reward: Annotated[
+        str | None,
+        typer.Option(help="Name of the reward that the bounds apply to; default: the session's."),
+    ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
     reward_source: RewardSourcesOption = None,

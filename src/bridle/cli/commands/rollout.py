@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.progress import Progress
@@ -28,11 +28,14 @@ from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.stages import Throughput
-from bridle.harnesses.verifiers import REWARD
+from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
 from bridle.run.environment import admin_key_for
 from bridle.run.fleets import fleet_of
 from bridle.run.rollouts import NO_CALL_HINT, Rollouts
+
+_RULE: Final = Aggregation()
+"""How a session's scores make its number; a run that trains may state another rule."""
 
 
 def rollout(
@@ -85,13 +88,14 @@ def rollout(
             guards=guards,
         )
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
+        notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
+
+        def on_result(result: RolloutResult) -> None:
+            notice(_RULE, result.rewards)
+            progress.advance(bar)
+
         began = time.monotonic()
-        results = rollouts.collect(
-            adapter,
-            grouped(chosen, group_size),
-            settings,
-            lambda _result: progress.advance(bar),
-        )
+        results = rollouts.collect(adapter, grouped(chosen, group_size), settings, on_result)
     took = time.monotonic() - began
     fast = Throughput.of([result.stages for result in results if result.stages], took, parallel)
     err.print(str(fast), highlight=False, soft_wrap=True)
@@ -126,10 +130,17 @@ async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -
 
 def _print(results: Sequence[RolloutResult]) -> None:
     outcomes = Counter(str(result.outcome) for result in results)
-    rewards = [result.scores[REWARD] for result in results if REWARD in result.scores]
+    numbers = [_RULE.value(result.rewards) for result in results]
+    rewards = [value for value in numbers if value is not None]
     out.print(", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
     if rewards:
         out.print(f"mean reward {sum(rewards) / len(rewards):.3f}")
+    found = Counter(
+        f"{one.name} ({one.mode})" for result in results for one in findings_in(result.rewards)
+    )
+    if found:
+        each = ", ".join(f"{name} in {count}" for name, count in found.most_common())
+        out.print(f"findings of guards, by sessions: {each}", highlight=False, soft_wrap=True)
 
 
 def _completed(result: RolloutResult) -> bool:
@@ -153,7 +164,11 @@ def _as_data(result: RolloutResult) -> dict[str, object]:
         "task_id": result.task_id,
         "group_id": result.group_id,
         "outcome": result.outcome,
+        "reward": _RULE.value(result.rewards),
         "scores": dict(result.scores),
+        "findings": {
+            one.name: {"mode": one.mode, **one.detail} for one in findings_in(result.rewards)
+        },
         "seconds": result.seconds,
         "stages": dict(result.stages),
         "exit_code": result.exit_code,

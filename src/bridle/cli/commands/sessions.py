@@ -12,7 +12,7 @@ from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.reconstruct.conditions import OPEN
-from bridle.reconstruct.rewards import session_rewards
+from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
 from bridle.reconstruct.transcript import lasted
 from bridle.store.reading.pages import SessionLine, lines_of
 from bridle.store.reading.queries import Reader
@@ -31,7 +31,7 @@ def sessions(
         require_run(source, run)
         found = list(source.sessions(run=run, harness=harness, limit=limit, newest_first=True))
         rows = summaries(source, found) if json else []
-        lines = [] if json else lines_of(source, found)
+        lines = [] if json else lines_of(source, found, CountedRewards(source).number)
         none = None if found else nothing_found(source)
     if json:
         print_json(rows)
@@ -58,7 +58,7 @@ def _cells(line: SessionLine) -> list[str]:
         f"{line.calls} ({line.failed} failed)" if line.failed else str(line.calls),
         str(line.sampled),
         lasted(line.seconds),
-        " ".join(f"{name}={value:g}" for name, value in line.rewards.items()) or "–",
+        " ".join(f"{name}={value:g}" for name, value in session_rewards(line.given).items()) or "–",
     ]
 
 
@@ -98,4 +98,5 @@ def _summary(
         "observed_tokens": observed,
         "sampled_tokens": sampled,
         "rewards": session_rewards(rewards),
+        "findings": {one.name: {"mode": one.mode, **one.detail} for one in findings_in(rewards)},
     }

@@ -157,6 +157,11 @@ def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[s
         out.print(f"noted: {each}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
+    for name, found in about["findings"].items():
+        at = ", ".join(map(str, found.get("turns", ())))
+        where = f" in turns {at}" if at else ""
+        shown = f": {found['example']}" if "example" in found else ""
+        out.print(f"finding {name} ({found['mode']}){where}{shown}", markup=False)
     _print_rewards(rows)
 
 
@@ -178,7 +183,8 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 def _rows(session: LoadedSession) -> list[dict[str, Any]]:
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
-    rewards = {reward.name: session.turn_rewards(reward.name) for reward in session.all_rewards}
+    names = {one.name for one in session.all_rewards if not one.is_finding}
+    rewards = {name: session.turn_rewards(name) for name in sorted(names)}
     observed: Counter[str] = Counter()
     for row in session.spans:
         if row.span.kind is SpanKind.OBSERVED:

@@ -19,6 +19,7 @@ from bridle.cli.reading import reader, require_run
 from bridle.cli.terminal import counted, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.reconstruct.conditions import OPEN
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.transcript import lasted
 from bridle.run.environment import admin_key_for
 from bridle.store.reading.activity import Activity, activity
@@ -87,14 +88,14 @@ def _follow(
 
 
 def _look(source: Reader, run: str | None, proxy: str, key: str | None) -> Frame:
-    wanted = SessionFilter(run=run)
+    wanted, number = SessionFilter(run=run), CountedRewards(source).number
     engines, problem = asyncio.run(_engines(proxy, key))
-    groups = groups_of(placed_sessions(source, wanted))
+    groups = groups_of(placed_sessions(source, wanted, number))
     return Frame(
         activity(source, time.time() - _WINDOW_S),
         engines,
         problem,
-        session_lines(source, wanted, limit=_SHOWN),
+        session_lines(source, wanted, number=number, limit=_SHOWN),
         Counter(group.outcome.value for group in groups),
     )
 

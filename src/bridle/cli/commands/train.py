@@ -109,6 +109,7 @@ def train(
         config,
         output,
         on_step=lambda report: out.print(step_line(report), highlight=False, soft_wrap=True),
+        on_rule=lambda line: out.print(line, highlight=False, soft_wrap=True),
     )
     out.print(
         f"{result.policy}: after {result.steps} of {config.training.steps} steps",

@@ -30,12 +30,11 @@ from bridle.cli.options import (
 from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
-from bridle.cli.terminal import fail, out, print_json
+from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.holding import LOCK, hold
 from bridle.store.records import DEFAULT_POLICY
-from bridle.store.schema.accounts import evaluation_of
 
 
 def trainer(
@@ -143,19 +142,24 @@ def trainer(
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
+    from bridle.reconstruct.rewards import RewardNotice
     from bridle.run.agents import shuffled_tasks
     from bridle.run.attempts import attempt
     from bridle.run.config import EvaluationConfig, TasksConfig
     from bridle.run.evaluation import HeldOut
     from bridle.run.fleets import fleet_of
     from bridle.run.groups import FinishedGroups, planned
-    from bridle.run.local import held_out_tasks, runs_of
+    from bridle.run.local import evaluation_run, held_out_tasks, runs_of
     from bridle.run.recorded import Recordings, train_recorded
     from bridle.run.report import account_report
     from bridle.run.rollouts import Rollouts
     from bridle.run.stack import MODEL, Stack, kind_of
     from bridle.trainer.config import GrpoConfig
+    from bridle.trainer.credit.rewards import aggregation
     from bridle.trainer.report import StepReport
+
+    def on_rule(line: str) -> None:
+        err.print(line, highlight=False, soft_wrap=True)
 
     leave_on_sigterm()
     config = chosen(context, GrpoConfig, GRPO, settings_file)
@@ -200,7 +204,7 @@ def trainer(
         recordings = Recordings(run, where, version, group_size if wait else None, other_policy)
         with attempt(plan.store, *runs_of(plan.run_id, plan_name)):
             stack = services(engine) if engine else None
-            loop = train_recorded(plan, recordings, stack=stack, on_step=on_step)
+            loop = train_recorded(plan, recordings, stack=stack, on_step=on_step, on_rule=on_rule)
     else:
         _refuse(
             where=where,
@@ -232,10 +236,13 @@ def trainer(
         ):
             live = services(engine)
             planning = planned(plan.run_id, pool, group_size, finished)
-            started = rollouts.groups(adapter, planning, settings)
+            rule, notice = aggregation(config.advantages), RewardNotice(on_rule)
+            started = rollouts.groups(
+                adapter, planning, settings, lambda result: notice(rule, result.rewards)
+            )
             measured = None
             if held_out:
-                own = evaluation_of(plan.run_id)
+                own = evaluation_run(store, plan.run_id, rule)
                 measured = HeldOut(
                     rollouts, adapter, held_out, settings, own, evaluate_every, evaluation.samples
                 )

@@ -9,11 +9,10 @@ from typing import Any
 import matplotlib as mpl
 from rich.table import Table
 
-from bridle.reconstruct.evaluation import wilson
+from bridle.reconstruct.evaluation import attempts_of, wilson
 from bridle.run.attempts import attempt_figures, attempts_as_data
 from bridle.run.report import plot_rewards, training_figures
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RewardSource
 
 mpl.use("Agg")
 
@@ -26,12 +25,7 @@ PHASES = ("before", "greedy_before", "after", "greedy_after")
 
 def session_rewards(reader: Reader, run_id: str) -> list[float]:
     """The rewards of a run's sessions that came to an end, one per task."""
-    by_task: dict[str | None, float] = {}
-    for session in reader.sessions(run=run_id, sealed=True):
-        for reward in reader.rewards(session.id):
-            if reward.source is RewardSource.VERIFIER:
-                by_task[session.task_id] = reward.value
-    return list(by_task.values())
+    return list({one.task: one.reward for one in attempts_of(reader, run=run_id)}.values())
 
 
 def make_report(reader: Reader, runs: Mapping[str, str]) -> dict[str, Any]:

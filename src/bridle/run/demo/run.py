@@ -15,7 +15,7 @@ import orjson
 from rich.console import Console
 
 from bridle.harnesses.rollout import RolloutResult
-from bridle.harnesses.verifiers import REWARD
+from bridle.reconstruct.rewards import Aggregation
 from bridle.run.attempts import attempt
 from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.run.demo.progress import progress
@@ -333,7 +333,7 @@ class Demo:
         with progress(self._console, label, total) as tick:
 
             def on_session(result: RolloutResult) -> None:
-                rewards.append(result.scores.get(REWARD, 0.0))
+                rewards.append(Aggregation().value(result.rewards) or 0.0)
                 tick(len(rewards), f"reward {sum(rewards) / len(rewards):.2f}")
 
             yield on_session

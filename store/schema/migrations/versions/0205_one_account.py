@@ -7,8 +7,8 @@ Runs of earlier releases have no attempts.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0204"
-down_revision = "0203"
+revision = "0205"
+down_revision = "0204"
 
 
 def upgrade() -> None:

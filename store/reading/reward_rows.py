@@ -1,0 +1,80 @@
+"""Reading rewards: each with the call that it is about.
+
+A reward may have been given by the number of a turn alone. Turns are the session's calls in the
+order of their start, counted from 1; such a reward is read with the id of that call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, select
+
+from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource
+from bridle.store.schema.tables import calls, rewards
+
+log = logging.getLogger(__name__)
+
+_SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
+REWARDS: Final[Select[Any]] = select(rewards).order_by(rewards.c.created_at, rewards.c.id)
+"""Every reward, oldest first."""
+REWARDS_OF: Final[Select[Any]] = REWARDS.where(rewards.c.session_id.in_(_SESSIONS))
+SCORE_NAMES: Final = (
+    select(rewards.c.name)
+    .where(rewards.c.kind == RewardKind.SCORE)
+    .distinct()
+    .order_by(rewards.c.name)
+)
+_CALL_IDS: Final = (
+    select(calls.c.id)
+    .where(calls.c.session_id == bindparam("session"))
+    .order_by(calls.c.started_at, calls.c.id)
+)
+
+
+def read_rewards(connection: Connection, rows: Iterable[Row[Any]]) -> dict[str, list[Reward]]:
+    """The rewards of ``rows``, by session and in the order of the rows."""
+    found: dict[str, list[Reward]] = {}
+    by_turn: set[str] = set()
+    for row in rows:
+        reward = _reward(row)
+        found.setdefault(reward.session_id, []).append(reward)
+        if reward.call_id is None and reward.turn is not None:
+            by_turn.add(reward.session_id)
+    for session_id in by_turn:
+        ids = list(connection.execute(_CALL_IDS, {"session": session_id}).scalars())
+        found[session_id] = [_at_its_call(reward, ids) for reward in found[session_id]]
+    return found
+
+
+def _at_its_call(reward: Reward, call_ids: list[str]) -> Reward:
+    if reward.call_id is not None or reward.turn is None:
+        return reward
+    if 1 <= reward.turn <= len(call_ids):
+        return replace(reward, call_id=call_ids[reward.turn - 1])
+    log.warning(
+        "reward %s of session %s is for turn %d, but the session has %d: it reaches no call",
+        reward.name,
+        reward.session_id,
+        reward.turn,
+        len(call_ids),
+    )
+    return reward
+
+
+def _reward(row: Row[Any]) -> Reward:
+    return Reward(
+        session_id=row.session_id,
+        name=row.name,
+        value=row.value,
+        created_at=row.created_at,
+        call_id=row.call_id,
+        turn=row.turn,
+        source=RewardSource(row.source),
+        kind=RewardKind(row.kind),
+        mode=None if row.mode is None else FindingMode(row.mode),
+        detail=row.detail,
+    )
