@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.harnesses.sandboxes.base import (
-    READ_BYTES,
     Captured,
     DirectoryGone,
     Launch,
@@ -40,6 +39,7 @@ from bridle.harnesses.sandboxes.container.layers import (
     install,
 )
 from bridle.harnesses.sandboxes.container.relay import Relay
+from bridle.harnesses.sandboxes.leftovers import READ_BYTES
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
