@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import (
     Client,
@@ -102,6 +104,8 @@ class RolloutSettings:
     retry_wait_s: float = 1.0
     guards: GuardAction = "warn"
     """What a finding of a guard (``guards.py``) costs a session."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders that no session may see, beside those that the proxy names."""
     keep_directories: bool = False
     """Directories of sessions whose agent did not complete are kept in any case."""
 
@@ -130,6 +134,7 @@ class Rollout:
         self._adapter = adapter
         self._fleet = fleet
         self._settings = settings
+        self._private: tuple[Path, ...] | None = None
         self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
@@ -250,11 +255,12 @@ class Rollout:
             SessionPlan(
                 task=job.task,
                 adapter=self._adapter,
-                session=session,
+                session=replace(session, verifier_key=""),
                 model=self._settings.model,
                 timeout_s=self._settings.timeout_s,
                 directory=self._settings.directory.absolute(),
                 parallel=self._settings.parallel if self._fleet.overlap > 1 else 0,
+                hidden=await self._hidden(),
                 keep_directory=self._settings.keep_directories,
             )
         )
@@ -278,6 +284,12 @@ class Rollout:
             attempts=attempt,
             stages=episode.stages,
         )
+
+    async def _hidden(self) -> tuple[Path, ...]:
+        """The files that no session may see; the proxy is asked once."""
+        if self._private is None:
+            self._private = (*await self._client.private_files(), *self._settings.hidden)
+        return self._private
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
         """The outcome of a session, with what the record adds: whether an agent that failed was

@@ -43,7 +43,6 @@ from bridle.harnesses.sandboxes.process import (
     ProcessSandbox,
     apart,
     enclosed,
-    unprotected,
 )
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers
@@ -94,10 +93,6 @@ class ForkedProvider:
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "forked")
         return place_in(request.directory)
-
-    async def unprotected(self) -> str | None:
-        """As :meth:`bridle.harnesses.sandboxes.process.ProcessProvider.unprotected`."""
-        return await unprotected(self._users)
 
     async def close(self) -> None:
         """Ends the warm process and whatever still runs in it."""

@@ -74,7 +74,9 @@ class Enclosure:
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
-    def __init__(self, directory: Path, enclosure: Enclosure) -> None:
+    def __init__(self, directory: Path, enclosure: Enclosure | None = None) -> None:
+        """Without an ``enclosure``, processes run as they are."""
+        enclosure = enclosure or Enclosure(directory / "tmp")
         super().__init__(directory, enclosure.user)
         self._enclosure = enclosure
         temporary = "/tmp" if enclosure.walled else str(enclosure.temporary)  # noqa: S108
@@ -174,10 +176,6 @@ class ProcessProvider:
             async with self._way_out(request, socket) as way_out:
                 yield ProcessSandbox(request.directory, replace(enclosure, way_out=way_out)).make()
 
-    async def unprotected(self) -> str | None:
-        """Why sessions reach this machine's files as this user does; ``None``: they do not."""
-        return await unprotected(self._users)
-
     @contextlib.asynccontextmanager
     async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
         """The socket of the session's relay; ``None`` where it gets no network of its own."""
@@ -218,12 +216,6 @@ async def enclosed(
 async def apart(users: SessionUsers | None) -> bool:
     """Whether sessions get namespaces of their own here."""
     return _may_isolate(users) and await asyncio.to_thread(missing) is None
-
-
-async def unprotected(users: SessionUsers | None) -> str | None:
-    """Why sessions reach this machine's files as this user does; ``None`` where they have walls, or
-    users of their own."""
-    return None if users is not None else await asyncio.to_thread(missing)
 
 
 def _may_isolate(user: object | None) -> bool:

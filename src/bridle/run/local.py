@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
+from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
@@ -18,6 +19,7 @@ from bridle.harnesses.verifiers import REWARD
 from bridle.reconstruct.evaluation import attempts_of
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
+from bridle.run.environment import private_in
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
@@ -145,6 +147,7 @@ def train(
             model=MODEL,
             run_id=run_id,
             session_settings=session_settings(config.agent.sampling),
+            hidden=private_in(directory),
             guards=config.agent.guards,
         )
         with (
@@ -158,7 +161,10 @@ def train(
                 host=fleet.host,
             ) as further,
             Rollouts(
-                (first := further.pop(DEFAULT_POLICY)).proxy_url, fleet, key=first.admin_key
+                (first := further.pop(DEFAULT_POLICY)).proxy_url,
+                fleet,
+                key=first.admin_key,
+                given=GivenRewards(directory / GIVEN_FILE),
             ) as rollouts,
         ):
             loop = train_plan(
@@ -194,6 +200,7 @@ def train(
                 )
                 if held_out
                 else None,
+                given=rollouts.given,
                 further=further,
             )
         with Reader(store) as reader:

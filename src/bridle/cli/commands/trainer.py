@@ -33,7 +33,13 @@ from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import fail, out, print_json
-from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
+from bridle.run.environment import (
+    API_KEY_VARIABLE,
+    admin_key_for,
+    key_in,
+    private_in,
+    store_files,
+)
 from bridle.run.holding import LOCK, hold
 from bridle.store.records import DEFAULT_POLICY
 
@@ -141,6 +147,7 @@ def trainer(
     """
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
+    from bridle.harnesses.given import GIVEN_FILE, GivenRewards
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
     from bridle.run.agents import shuffled_tasks
@@ -223,9 +230,11 @@ def trainer(
             model=MODEL,
             run_id=plan.run_id,
             session_settings=session_settings(sampling),
+            hidden=(*private_in(output), *store_files(store)),
         )
         live = services(engine)
-        with Rollouts(proxy, running, key=admin_key) as rollouts:
+        given = GivenRewards(output / GIVEN_FILE)
+        with Rollouts(proxy, running, key=admin_key, given=given) as rollouts:
             planning = planned(plan.run_id, pool, group_size, finished)
             started = rollouts.groups(adapter, planning, settings)
             measured = None
@@ -234,7 +243,9 @@ def trainer(
                 measured = HeldOut(
                     rollouts, adapter, held_out, settings, own, evaluate_every, evaluation.samples
                 )
-            loop = train(plan, live, started, on_step=on_step, held_out=measured)
+            loop = train(
+                plan, live, started, on_step=on_step, held_out=measured, given=rollouts.given
+            )
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",
