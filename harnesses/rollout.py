@@ -49,6 +49,11 @@ _CANCEL_S: Final = 5.0
 """The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
 
 
+_OF_A_SESSION: Final = (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError)
+_OF_ITS_FILES: Final = (OSError, UnicodeError, RecursionError, MemoryError)
+"""Raised by files, names and outputs of a session that no part was ready for. They end it alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One session to run."""
@@ -210,7 +215,9 @@ class Rollout:
         try:
             session = await self._new_session(self._session_request(job, failed))
             return await self._in_session(job, session, attempt)
-        except (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError) as error:
+        except (*_OF_A_SESSION, *_OF_ITS_FILES) as error:
+            if not isinstance(error, _OF_A_SESSION):
+                log.warning("session_failed: task %s", job.task.id, exc_info=True)
             if session is not None:
                 await self._seal_quietly(session, Outcome.INFRASTRUCTURE)
             return RolloutResult(
@@ -221,7 +228,7 @@ class Rollout:
                 scores={},
                 seconds=time.monotonic() - started,
                 exit_code=None,
-                error=str(error),
+                error=str(error) or type(error).__name__,
                 attempts=attempt,
                 final=not getattr(error, "retryable", False),
             )
