@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,6 +12,7 @@ import httpx
 import msgspec
 
 from bridle.errors import BridleError
+from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
 from bridle.store.records import FindingMode, RewardKind
@@ -91,7 +93,16 @@ class SessionRequest:
 class Client:
     """Control requests to one proxy. Use it as an async context manager."""
 
-    def __init__(self, base_url: str, key: str | None = None, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        given: GivenRewards | None = None,
+    ) -> None:
+        """``given`` records the sessions that are created here, and the verifier's rewards."""
+        self._given = given
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # The machine's HTTP proxy settings must not come between us and our own proxy.
         self._http = httpx.AsyncClient(
@@ -129,7 +140,26 @@ class Client:
         await self._send("PUT", f"/runs/{run_id}", body)
 
     async def create_session(self, request: SessionRequest) -> Session:
-        return _read(await self._send("POST", "/sessions", request.body()), Session)
+        made = _read(await self._send("POST", "/sessions", request.body()), Session)
+        if self._given is not None:
+            self._given.begin(made.id)
+        return made
+
+    async def new_verifier_key(self, session_id: str) -> str:
+        """A new verifier key of a session whose own is lost, which is void from now on."""
+        reply = await self._send("POST", f"/sessions/{session_id}/verifier-key")
+        return _read(reply, dict[str, str])["verifier_key"]
+
+    async def private_files(self) -> list[Path]:
+        """The files of the proxy's machine that no session may see; none that an older proxy
+        names."""
+        try:
+            reply = await self._send("GET", "/private-files")
+        except ControlError as error:
+            if error.status == 404:
+                return []
+            raise
+        return [Path(path) for path in _read(reply, dict[str, list[str]])["paths"]]
 
     async def reward(
         self,
@@ -151,6 +181,8 @@ class Client:
             body["mode"] = mode
         if detail is not None:
             body["detail"] = dict(detail)
+        if self._given is not None and verifier_key:
+            self._given.add(session_id, name, value)
         await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
 
     async def seal(

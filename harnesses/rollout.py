@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import (
     Client,
@@ -45,6 +47,11 @@ log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 5.0
 """The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
+
+
+_OF_A_SESSION: Final = (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError)
+_OF_ITS_FILES: Final = (OSError, UnicodeError, RecursionError, MemoryError)
+"""Raised by files, names and outputs of a session that no part was ready for. They end it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class RolloutSettings:
     retry_wait_s: float = 1.0
     guards: GuardAction = "warn"
     """What a finding of a guard (``guards.py``) costs a session."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders that no session may see, beside those that the proxy names."""
     keep_directories: bool = False
     """Directories of sessions whose agent did not complete are kept in any case."""
 
@@ -133,6 +142,7 @@ class Rollout:
         self._adapter = adapter
         self._fleet = fleet
         self._settings = settings
+        self._private: tuple[Path, ...] | None = None
         self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
@@ -208,7 +218,9 @@ class Rollout:
         try:
             session = await self._new_session(self._session_request(job, failed))
             return await self._in_session(job, session, attempt)
-        except (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError) as error:
+        except (*_OF_A_SESSION, *_OF_ITS_FILES) as error:
+            if not isinstance(error, _OF_A_SESSION):
+                log.warning("session_failed: task %s", job.task.id, exc_info=True)
             if session is not None:
                 await self._seal_quietly(session, Outcome.INFRASTRUCTURE)
             return RolloutResult(
@@ -219,7 +231,7 @@ class Rollout:
                 scores={},
                 seconds=time.monotonic() - started,
                 exit_code=None,
-                error=str(error),
+                error=str(error) or type(error).__name__,
                 attempts=attempt,
                 final=not getattr(error, "retryable", False),
             )
@@ -253,11 +265,12 @@ class Rollout:
             SessionPlan(
                 task=job.task,
                 adapter=self._adapter,
-                session=session,
+                session=replace(session, verifier_key=""),
                 model=self._settings.model,
                 timeout_s=self._settings.timeout_s,
                 directory=self._settings.directory.absolute(),
                 parallel=self._settings.parallel if self._fleet.overlap > 1 else 0,
+                hidden=await self._hidden(),
                 keep_directory=self._settings.keep_directories,
             )
         )
@@ -293,6 +306,12 @@ class Rollout:
             attempts=attempt,
             stages=episode.stages,
         )
+
+    async def _hidden(self) -> tuple[Path, ...]:
+        """The files that no session may see; the proxy is asked once."""
+        if self._private is None:
+            self._private = (*await self._client.private_files(), *self._settings.hidden)
+        return self._private
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
         """The outcome of a session, with what the record adds: whether an agent that failed was

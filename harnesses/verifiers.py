@@ -162,21 +162,24 @@ class FunctionVerifier:
     """Any function from a delivery to a number or to named scores; a plain one runs in a thread,
     which cannot be stopped: one that still runs when it is cancelled is left behind.
 
-    Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite.
+    Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite. A function
+    that takes more than ``timeout_s`` seconds reaches no verdict.
     """
 
     function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
+    timeout_s: float = 600.0
 
     async def __call__(self, delivery: Delivery) -> Scores:
         if not isinstance(delivery.sandbox, Folder):
             delivery = await _with_copy(delivery)
         try:
-            given = await _in_thread(self.function, delivery)
-            judged = await given if isinstance(given, Awaitable) else given
+            judged = await asyncio.wait_for(_judged(self.function, delivery), self.timeout_s)
             named = judged if isinstance(judged, Mapping) else {REWARD: judged}
             scores = {name: float(value) for name, value in named.items()}
         except VerifierError:
             raise
+        except TimeoutError as error:
+            raise NoVerdict(f"the verifier took more than {self.timeout_s:g} s") from error
         except Exception as error:
             raise VerifierError(f"the verifier raised {type(error).__name__}: {error}") from error
         for name, value in scores.items():
@@ -194,6 +197,13 @@ async def _with_copy(delivery: Delivery) -> Delivery:
     return replace(delivery, workspace=copy)
 
 
+async def _judged(
+    function: Callable[[Delivery], Judgement | Awaitable[Judgement]], delivery: Delivery
+) -> Judgement:
+    given = await _in_thread(function, delivery)
+    return await given if isinstance(given, Awaitable) else given
+
+
 async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:
     """Not ``asyncio.to_thread``, whose threads a program waits for at its end: one that hangs
     would let no Ctrl-C through."""
@@ -203,8 +213,10 @@ async def _in_thread(function: Callable[[Delivery], Returned], delivery: Deliver
     def judge() -> None:
         try:
             judged.set_result(function(delivery))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
             judged.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - `sys.exit` ends the verifier, not the run
+            judged.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=judge, name="verifier", daemon=True).start()
     return await asyncio.wrap_future(judged)

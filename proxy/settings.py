@@ -185,6 +185,8 @@ class ProxySettings:
     ours starts a proxy so."""
     keyless_recording: bool = False
     """Whether loopback clients may record without a key although there is an admin key."""
+    private_files: tuple[Path, ...] = ()
+    """Files with keys, which no session on this machine may see; the store is one too."""
     upstream_api_key: str | None = field(default=None, repr=False)
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""

@@ -29,7 +29,8 @@ _ORDER: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,
 }
 _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
-    "session": frozenset(f.name for f in dataclasses.fields(SessionRecord)) - {"key_hash"},
+    "session": frozenset(f.name for f in dataclasses.fields(SessionRecord))
+    - {"key_hash", "verifier_key_hash"},
     "call": frozenset(f.name for f in dataclasses.fields(CallRow)),
 }
 

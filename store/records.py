@@ -203,6 +203,8 @@ class SessionRecord:
     """What a person calls it; the path segment of ``/s/{name}/…`` when set by the client."""
     key_hash: str | None = None
     """SHA-256 hex of the session key; the key itself is never stored."""
+    verifier_key_hash: str | None = None
+    """SHA-256 hex of the key that scores the session; the key itself is never stored."""
     expires_at: float | None = None
     continuation: Continuation = Continuation.EXACT
     settings: Mapping[str, Any] = field(default_factory=dict)

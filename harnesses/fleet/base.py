@@ -20,7 +20,7 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """One session that is to be run. It can be pickled."""
+    """One session that is to be run. It can be pickled, and holds no key that scores."""
 
     task: Task
     adapter: Adapter
@@ -33,6 +33,8 @@ class SessionPlan:
     """Absolute, of the machine that runs the session; receives its folder."""
     parallel: int = 0
     """How many sessions of this machine may be in one stage at a time; 0: any number."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders that the session may not see, where the machine has them."""
     keep_directory: bool = False
     """Whether the folder of a session that completed stays."""
 

@@ -7,22 +7,26 @@ computed once, by an engine that caches prefixes and by a trainer that shares th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
-import shutil
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from bridle.harnesses.adapters.base import Access, Adapter
 from bridle.harnesses.client import Session
 from bridle.harnesses.episode import Episode, EpisodeResult, Outcome
 from bridle.harnesses.fleet.base import SessionPlan
 from bridle.harnesses.sandboxes.base import SandboxProvider, SandboxRequest
+from bridle.harnesses.sandboxes.leftovers import remove_folder
 from bridle.harnesses.stages import STAGES, StageClock, StageSlots
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Verifier
+
+_PLACE: Final = "place-"
 
 
 class LocalFleet:
@@ -47,7 +51,15 @@ class LocalFleet:
     async def run(self, plan: SessionPlan) -> EpisodeResult:
         clock = StageClock(self._slots.setdefault(plan.parallel, StageSlots(plan.parallel)))
         with _place(plan.directory, plan.session.id) as directory:
-            request = SandboxRequest(directory, plan.session.base_urls, plan.task.container)
+            # The names of places and of kept folders begin so: no session sees another's.
+            kept = f"{plan.session.id.partition('_')[0]}_"
+            others = (plan.directory / _PLACE, plan.directory / kept)
+            request = SandboxRequest(
+                directory,
+                plan.session.base_urls,
+                plan.task.container,
+                (*plan.hidden, *others),
+            )
             async with AsyncExitStack() as opened:
                 async with clock.stage("prepare"):
                     sandbox = await opened.enter_async_context(self.sandboxes.open(request))
@@ -65,7 +77,7 @@ class LocalFleet:
                 async with clock.stage("clean"):
                     await opened.aclose()
             if result.outcome is Outcome.COMPLETED and not plan.keep_directory:
-                shutil.rmtree(directory, ignore_errors=True)
+                await asyncio.to_thread(remove_folder, directory)
         return replace(result, stages=clock.seconds)
 
     async def close(self) -> None:
@@ -81,7 +93,7 @@ def _place(directory: Path, session_id: str) -> Iterator[Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for number in itertools.count():
-        root = directory / f"place-{number}"
+        root = directory / f"{_PLACE}{number}"
         with contextlib.suppress(FileExistsError):
             root.mkdir()
             break

@@ -9,13 +9,11 @@ from pathlib import Path, PurePath
 from typing import Literal, Protocol
 
 from bridle.errors import BridleError
+from bridle.harnesses.sandboxes.leftovers import read_tail
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 TAIL_BYTES = 64 * 1024
 """Bytes of an output that a result holds; its file has all of them."""
-
-READ_BYTES = 64 * 1024 * 1024
-"""Largest file that :meth:`Sandbox.read` returns."""
 
 Role = Literal["agent", "verifier", "setup"]
 """Which part of a session a process is; its output files have this name."""
@@ -105,14 +103,9 @@ class Captured:
 
     @classmethod
     def of(cls, path: Path, limit: int = TAIL_BYTES) -> Captured:
-        """What is in the file; nothing when the process has removed it."""
-        try:
-            with path.open("rb") as stream:
-                size = stream.seek(0, 2)
-                stream.seek(max(0, size - limit))
-                return cls(path, size, stream.read(limit).decode("utf-8", "replace"))
-        except FileNotFoundError:
-            return cls(path, 0, "")
+        """The output in the file; nothing when the process has removed it."""
+        size, tail = read_tail(path, limit)
+        return cls(path, size, tail.decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +147,8 @@ class Sandbox(Protocol):
         """
 
     async def read(self, path: PurePath) -> bytes:
-        """The content of a file. Raises :class:`FileNotFoundError` also for what is no plain file
-        of at most ``READ_BYTES``."""
+        """The content of a file of the session. Raises :class:`FileNotFoundError` also for what is
+        no plain file of at most ``READ_BYTES``, and for a link that leads out of the session."""
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
         """Writes files and the directories above them. Raises :class:`LaunchRefused`."""
@@ -180,6 +173,8 @@ class SandboxRequest:
     """The session's base URLs, by provider."""
     container: ContainerSpec | None = None
     """The task's; sandboxes that are no containers refuse it."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders of this machine that nothing in the sandbox may see: see ``walls.py``."""
 
 
 class SandboxProvider(Protocol):

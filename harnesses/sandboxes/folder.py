@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Final, Self
 
 from bridle.harnesses.environment import scrubbed
 from bridle.harnesses.install import HostPrograms
-from bridle.harnesses.sandboxes.base import READ_BYTES, LaunchRefused, Place, Role, SandboxLost
-from bridle.harnesses.sandboxes.users import give, kill_all_of, take_back
+from bridle.harnesses.sandboxes.base import LaunchRefused, Place, Role, SandboxLost
+from bridle.harnesses.sandboxes.leftovers import copy_folder, new_file, read_file, tidy
+from bridle.harnesses.sandboxes.users import give, kill_all_of
 
 _NO_FILE: Final = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
@@ -38,8 +38,8 @@ class Folder:
 
     def __init__(self, directory: Path, user: int | None = None) -> None:
         """``user``: whom all that runs here runs as; ``None``: as this process."""
-        self._directory = directory
-        self._place = place_in(directory)
+        self._directory = directory.absolute()
+        self._place = place_in(self._directory)
         self._user = user
 
     def make(self) -> Self:
@@ -66,7 +66,14 @@ class Folder:
         finally:
             kill_all_of(self._user)
             for path in self._roots():
-                take_back(path)
+                tidy(path, strip=False)
+                path.chmod(0o700)
+
+    def tidy(self) -> None:
+        """Makes what the agent left safe to read, once nothing of it runs any more."""
+        for path in self._roots():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                tidy(path, strip=path == Path(self._place.workspace))
 
     @property
     def place(self) -> Place:
@@ -80,52 +87,47 @@ class Folder:
         return url
 
     def outputs(self, role: Role) -> tuple[Path, Path]:
-        """Files for the two output streams of a process; their directory is made."""
-        logs = self._directory / ("logs" if self._user is None else "outputs")
-        logs.mkdir(parents=True, exist_ok=True)
-        return logs / f"{role}.stdout", logs / f"{role}.stderr"
+        """Two new files for the output streams of a process, in a folder that no process of the
+        session is given."""
+        folder = self._directory / "outputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = folder / f"{role}.stdout", folder / f"{role}.stderr"
+        for path in paths:
+            new_file(path).close()
+        return paths
 
     async def read(self, path: PurePath) -> bytes:
-        if self._user is not None:
-            self._require_inside(Path(path))
-        return await asyncio.to_thread(_read, Path(path))
-
-    def _require_inside(self, path: Path) -> None:
-        """Refuses a link that its user has laid to a file which only we may read."""
-        if not path.resolve().is_relative_to(self._directory.resolve()):
-            raise FileNotFoundError(errno.ENOENT, "no file of the session", str(path))
+        return await asyncio.to_thread(read_file, self._directory, Path(path))
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
-        await asyncio.to_thread(_write, files)
+        await asyncio.to_thread(self._write, files)
+
+    def _write(self, files: Mapping[PurePath, str | bytes]) -> None:
+        for path, content in files.items():
+            try:
+                data = content.encode() if isinstance(content, str) else content
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._make_way(Path(path))
+                Path(path).write_bytes(data)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                problem = f"cannot write the file {str(path)!r}: {why}"
+                if isinstance(error, ValueError) or error.errno in _NO_FILE:
+                    raise LaunchRefused(problem) from error
+                raise SandboxLost(problem) from error
+
+    def _make_way(self, path: Path) -> None:
+        """Removes a link or a pipe at ``path``, and refuses a folder that leads elsewhere: an
+        earlier step of the session may have left either."""
+        if not path.is_relative_to(self._directory):
+            return
+        if not path.parent.resolve().is_relative_to(self._directory.resolve()):
+            raise NotADirectoryError(errno.ENOTDIR, "its folder is a link that leads elsewhere")
+        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+            path.unlink()
 
     async def upload(self, source: Path, target: PurePath) -> None:
-        await asyncio.to_thread(_copy, source, Path(target))
+        await asyncio.to_thread(copy_folder, source, Path(target), trusted=True)
 
     async def download(self, source: PurePath, target: Path) -> None:
-        await asyncio.to_thread(_copy, Path(source), target)
-
-
-def _read(path: Path) -> bytes:
-    if not path.is_file() or path.stat().st_size > READ_BYTES:
-        raise FileNotFoundError(errno.ENOENT, "no file of a size that is read", str(path))
-    return path.read_bytes()
-
-
-def _write(files: Mapping[PurePath, str | bytes]) -> None:
-    for path, content in files.items():
-        try:
-            data = content.encode() if isinstance(content, str) else content
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_bytes(data)
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            problem = f"cannot write the file {str(path)!r}: {why}"
-            if isinstance(error, ValueError) or error.errno in _NO_FILE:
-                raise LaunchRefused(problem) from error
-            raise SandboxLost(problem) from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    if not source.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such directory", str(source))
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        await asyncio.to_thread(copy_folder, Path(source), target)

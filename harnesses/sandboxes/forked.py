@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,9 +36,16 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.folder import place_in
-from bridle.harnesses.sandboxes.process import ProcessSandbox
+from bridle.harnesses.sandboxes.isolation import StartFailure, Walls, namespaced, started
+from bridle.harnesses.sandboxes.leftovers import new_file
+from bridle.harnesses.sandboxes.process import (
+    Enclosure,
+    ProcessSandbox,
+    apart,
+    enclosed,
+)
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
-from bridle.harnesses.sandboxes.users import SessionUsers, one_of
+from bridle.harnesses.sandboxes.users import SessionUsers
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +71,15 @@ class ForkedProvider:
         fresh: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
+        hidden: Sequence[Path] = (),
     ) -> None:
+        """``hidden``: as of :class:`bridle.harnesses.sandboxes.process.ProcessProvider`."""
         self.python = python
         self._preload = tuple(preload)
         self._fresh = tuple(fresh)
         self._environment = dict(environment)
         self._start_timeout_s = start_timeout_s
+        self._hidden = tuple(hidden)
         self._users = SessionUsers.of_environment()
         self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
@@ -76,8 +87,8 @@ class ForkedProvider:
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ForkedSandbox]:
         refuse_container(request, "forked")
-        with one_of(self._users) as user:
-            yield ForkedSandbox(request.directory, self, user).make()
+        async with enclosed(request, self._hidden, self._users) as enclosure:
+            yield ForkedSandbox(request.directory, self, enclosure).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "forked")
@@ -99,7 +110,13 @@ class ForkedProvider:
                     if module.partition(".")[0] not in self._fresh
                 ]
                 modules = dict.fromkeys((*self._preload, *found))
-                starting = Zygote.start(self.python, tuple(modules), self._fresh, self._environment)
+                starting = Zygote.start(
+                    self.python,
+                    tuple(modules),
+                    self._fresh,
+                    self._environment,
+                    apart=await apart(self._users),
+                )
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
                 except TimeoutError as error:
@@ -113,8 +130,8 @@ class ForkedSandbox(ProcessSandbox):
     """A session whose agent is forked from its provider's warm process; what else runs in it is a
     process of its own."""
 
-    def __init__(self, directory: Path, provider: ForkedProvider, user: int | None = None) -> None:
-        super().__init__(directory, user=user)
+    def __init__(self, directory: Path, provider: ForkedProvider, enclosure: Enclosure) -> None:
+        super().__init__(directory, enclosure)
         self._provider = provider
 
     async def exec(self, launch: Launch) -> ProcessResult:
@@ -132,13 +149,18 @@ class ForkedSandbox(ProcessSandbox):
             raise NotLaunchable(f"no such script: {script}")
         zygote = await self._provider.warm(script)
         with self.lent():
-            return await self._forked(zygote, argv, launch)
+            finished = await self._forked(zygote, argv, launch)
+        await asyncio.to_thread(self.tidy)
+        return finished
 
     async def _forked(self, zygote: Zygote, argv: Sequence[str], launch: Launch) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
         directory = Path(launch.directory or self.place.workspace)
-        started = time.monotonic()
+        status = stdout.with_suffix(".status")
+        new_file(status).close()
+        walls = self._walls(launch, zygote.search_path)
+        started_at = time.monotonic()
         child = zygote.fork(
             {
                 "argv": list(argv[1:]),
@@ -147,11 +169,21 @@ class ForkedSandbox(ProcessSandbox):
                 "stdout": str(stdout.absolute()),
                 "stderr": str(stderr.absolute()),
                 **({} if self._user is None else {"uid": self._user}),
+                **({} if walls is None else _walled(walls, status)),
             }
         )
         code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - started_at
+        try:
+            started(status.read_bytes())
+        except StartFailure as failure:
+            raise SandboxLost(f"cannot wall off a session: {failure}") from failure
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+
+
+def _walled(walls: Walls, status: Path) -> dict[str, Any]:
+    """The part of a request to the warm process that states what the child sees."""
+    return {"walls": asdict(walls), "status": str(status.absolute())}
 
 
 def interpreter_of(script: Path) -> str | None:
@@ -196,14 +228,20 @@ class Zygote:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         process: asyncio.subprocess.Process | None = None,
+        *,
+        numbers_are_ours: bool = False,
     ) -> None:
-        """``process``: the warm process, where it is one of this machine's."""
+        """``process``: the warm process, where it is one of this machine's. ``numbers_are_ours``:
+        whether the process numbers that it reports are this machine's."""
         self._process = process
+        self._numbers_are_ours = numbers_are_ours
         self._reader = reader
         self._writer = writer
         self._ends: dict[int, asyncio.Future[int]] = {}
         self._pids: dict[int, int] = {}
         self._next_id = 0
+        self.search_path: tuple[str, ...] = ()
+        """The folders that its sessions import from."""
         self._listening: asyncio.Task[None] | None = None
         self.lost = False
 
@@ -214,23 +252,38 @@ class Zygote:
         modules: Sequence[str],
         fresh: Sequence[str],
         environment: Mapping[str, str],
+        *,
+        apart: bool,
     ) -> Zygote:
+        """``apart``: whether its children are to have namespaces of their own."""
+        environment = {**scrubbed(os.environ), **environment}
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                python,
-                str(_ZYGOTE),
-                str(theirs.fileno()),
-                ",".join(fresh),
-                *modules,
-                env={**scrubbed(os.environ), **environment},
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        reading, writing = os.pipe()
+        with theirs, os.fdopen(reading, "rb") as said:
+            argv: tuple[str, ...] = (python, str(_ZYGOTE), str(theirs.fileno()), ",".join(fresh))
+            argv = (*argv, *modules)
+            if apart:
+                argv = namespaced(argv, writing)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    env=environment,
+                    pass_fds=(theirs.fileno(), *((writing,) if apart else ())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writing)
+            try:
+                started(await asyncio.to_thread(said.read) if apart else b"")
+            except StartFailure as failure:
+                await process.wait()
+                raise NotLaunchable(f"cannot start {python}: {failure}") from failure
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
-        zygote = cls(reader, writer, process)
+        # In namespaces of its own, or in a container, the numbers are not this machine's.
+        zygote = cls(reader, writer, process, numbers_are_ours=not apart)
+        zygote.search_path = (python, environment.get("PYTHONPATH", ""))
         try:
             await zygote.greet()
         except BaseException:
@@ -274,8 +327,7 @@ class Zygote:
                 del self._pids[message["id"]]
                 self._ends.pop(message["id"]).set_result(message["code"])
         self.lost = True
-        # In a container, the numbers are not this machine's.
-        for pid in self._pids.values() if self._process else ():
+        for pid in self._pids.values() if self._numbers_are_ours else ():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for ended in self._ends.values():

@@ -7,9 +7,12 @@ import functools
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,14 +35,42 @@ class StartFailure(BridleError):
         self.error = error
 
 
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """The settings of ``walls.py``: the files that a session sees."""
+
+    own: tuple[str, ...]
+    tmp: str
+    shown: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+
+_BELOW_TMP: Final = re.compile(r"/tmp/[^/\s'\":;,=]+")  # noqa: S108 - what a launch names there
+
+
+def below_tmp(texts: Iterable[str]) -> tuple[str, ...]:
+    """The files and folders directly below ``/tmp`` that ``texts`` name, without those that do not
+    exist: scripts, environments and search paths may lie there."""
+    named = {path for text in texts for path in _BELOW_TMP.findall(text)}
+    return tuple(sorted(path for path in named if os.path.exists(path)))
+
+
 def namespaced(
-    argv: Sequence[str], status: int, hidden: Sequence[Path], way_out: Path | None = None
+    argv: Sequence[str],
+    status: int,
+    walls: Walls | None = None,
+    directory: str = "/",
+    way_out: Path | None = None,
 ) -> tuple[str, ...]:
     """The command that starts ``argv`` in namespaces of its own and reports to the file descriptor
-    ``status``, which it inherits. ``hidden``: files that read as empty inside. ``way_out``: the
-    Unix socket that port :data:`INNER_PORT` of a network of its own leads to; ``None``: the
-    machine's network."""
-    settings: dict[str, Any] = {"hidden": [str(path) for path in hidden], "way_out": None}
+    ``status``, which it inherits. With ``walls`` it starts in ``directory``; without, it sees the
+    machine's files. ``way_out``: the Unix socket that port :data:`INNER_PORT` of a network of its
+    own leads to; ``None``: the machine's network."""
+    settings: dict[str, Any] = {
+        "walls": None if walls is None else asdict(walls),
+        "directory": directory,
+        "way_out": None,
+    }
     if way_out is not None:
         keeper = str(_PROGRAM.parent / "container/inside")
         settings["way_out"] = {
@@ -64,8 +95,9 @@ def missing() -> str | None:
     why = _refused(None)
     if why is not None:
         log.warning(
-            "sandbox_not_isolated: sessions see this machine's processes, and what they leave is "
-            "found by its environment only (%s)",
+            "sandbox_not_isolated: sessions see this machine's files and processes, the admin key "
+            "and the store among them, and what they leave is found by its environment only; "
+            "--sandbox container keeps them apart (%s)",
             why,
         )
     return why
@@ -87,8 +119,9 @@ def _refused(way_out: Path | None) -> str | None:
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as said:
-        command = namespaced(["true"], writing, (), way_out)
+    with os.fdopen(reading, "rb") as said, tempfile.TemporaryDirectory(prefix="bridle-") as folder:
+        walls = Walls((folder,), folder)
+        command = namespaced(["true"], writing, walls, folder, way_out)
         subprocess.run(command, pass_fds=(writing,), check=False)
         os.close(writing)
         try:

@@ -3,9 +3,10 @@
 ``namespaced.py STATUS_FD SETTINGS -- COMMAND …``. The process sees itself and what it starts:
 process ids, ``/proc`` and the mount table are its own, and so is System V's shared memory. When it
 ends, its namespace ends, and the kernel kills whatever it left, under any session or environment.
-``SETTINGS`` is JSON: files of ``hidden`` read as empty; with ``way_out`` the network is its own
-too, a loopback with one port, from which connections go to a Unix socket of the machine. With the
-standard library only, since it runs under ``python -I -S``.
+``SETTINGS`` is JSON: with ``walls`` it sees the files that :mod:`walls` builds and starts in the
+folder ``directory``, else it sees the machine's files and keeps its capabilities; with ``way_out``
+the network is its own too, a loopback with one port, from which connections go to a Unix socket of
+the machine. With the standard library only, since it runs under ``python -I -S``.
 
 A step that fails is written to ``STATUS_FD`` as JSON ``[step, errno]``; nothing is written when the
 command was started.
@@ -13,7 +14,6 @@ command was started.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
@@ -24,19 +24,19 @@ import sys
 from fcntl import ioctl
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000
-CLONE_NEWNET = 0x40000000
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import walls  # type: ignore[import-not-found]
+
+del sys.path[0]
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
-KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 29, 31}
-"""Of a command that runs as root: those that containers keep, but for devices of its own. Without
-the others it cannot undo these mounts, enter another namespace or look into a process."""
+PR_SET_PDEATHSIG = 1
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Handlers = list[tuple[signal.Signals, Any]]
 
-libc = ctypes.CDLL(None, use_errno=True)
+libc, called = walls.libc, walls.called
 
 
 def main() -> None:
@@ -57,7 +57,8 @@ def main() -> None:
 def enter(network: bool) -> None:
     """Namespaces for this process' children; those of an ordinary user are in a user namespace."""
     uid, gid = os.getuid(), os.getgid()
-    wanted = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | (CLONE_NEWNET if network else 0)
+    wanted = walls.CLONE_NEWPID | walls.CLONE_NEWNS | walls.CLONE_NEWIPC
+    wanted |= CLONE_NEWNET if network else 0
     if uid == 0:
         called("unshare", libc.unshare(wanted))
         return
@@ -75,19 +76,18 @@ def serve(status: int, settings: dict[str, Any], command: list[str], before: Han
     """The first process of the namespace: starts the command, reaps orphans, ends with it."""
     try:
         called("prctl", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
-        called("private mounts", libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
-        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-        called("mount of /proc", libc.mount(b"proc", b"/proc", b"proc", flags, None))
-        for path in settings["hidden"]:
-            if os.path.exists(path):
-                called("hiding", libc.mount(b"/dev/null", os.fsencode(path), None, MS_BIND, None))
+        if settings["walls"] is not None:
+            walls.build(settings["walls"])
+            os.chdir(settings["directory"])
+        else:
+            called("private mounts", libc.mount(b"none", b"/", None, walls.PRIVATE, None))
+            walls.new_proc()
         if settings["way_out"] is not None:
             open_way_out(status, **settings["way_out"])
         child = os.fork()
         if child == 0:
-            if os.getuid() == 0:
-                for capability in set(range(64)) - KEPT_CAPABILITIES:
-                    libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+            if settings["walls"] is not None:
+                walls.limit_capabilities()
             for number, handler in before:
                 signal.signal(number, handler)
             try:
@@ -133,12 +133,6 @@ def forward(listener: socket.socket, socket_path: str) -> None:
                 keeper.accept(selector, listener, socket_path, b"session\n")
             else:
                 key.data.move(selector, events)
-
-
-def called(step: str, result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), None, None, step)
 
 
 def fail(status: int, error: OSError) -> None:

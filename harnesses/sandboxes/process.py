@@ -1,8 +1,9 @@
 """A process per session on this machine, in namespaces of its own where the machine permits it.
 
 Inside, only the session's processes exist: a harness cannot read another process's environment,
-command line or memory, and the kernel ends all that it started when it ends. Where that is not
-permitted (``isolation.missing``), a mark in the environment is what finds leftovers. Temporary
+command line or memory, and the kernel ends all that it started when it ends. All files are
+read-only but the session's own, and the private ones are not there (``walls.py``). Where that is
+not permitted (``isolation.missing``), a mark in the environment is what finds leftovers. Temporary
 files go to a folder of the session's own. With ``confined`` the network inside is a loopback on
 which there is the session's URL and nothing else.
 """
@@ -15,8 +16,8 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -38,11 +39,14 @@ from bridle.harnesses.sandboxes.folder import Folder, place_in
 from bridle.harnesses.sandboxes.isolation import (
     INNER_PORT,
     StartFailure,
+    Walls,
+    below_tmp,
     missing,
     namespaced,
     network_missing,
     started,
 )
+from bridle.harnesses.sandboxes.leftovers import remove_folder
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
 
@@ -51,48 +55,71 @@ _NO_COMMAND: Final = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """How a session's processes are kept apart from the machine."""
+
+    temporary: Path
+    """The session's folder for temporary files; ``/tmp`` inside where there are walls."""
+    walled: bool = False
+    """Whether processes get namespaces of their own, and see the files of ``walls.py``."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders of this machine that are not to be seen inside."""
+    user: int | None = None
+    """The user that processes run as; ``None``: this process' own."""
+    way_out: Path | None = None
+    """The Unix socket of the session's relay; ``None``: the machine's network."""
+
+
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
-    def __init__(
-        self,
-        directory: Path,
-        hidden: Sequence[Path] = (),
-        user: int | None = None,
-        *,
-        temporary: Path | None = None,
-        way_out: Path | None = None,
-    ) -> None:
-        """``hidden``: files of this machine that read as empty inside. ``temporary``: for temporary
-        files; ``None``: the machine's. ``way_out``: the Unix socket of the session's relay;
-        ``None``: the machine's network."""
-        super().__init__(directory, user)
-        if temporary is not None:
-            inside = {**self._place.environment, "TMPDIR": str(temporary)}
-            self._place = replace(self._place, environment=inside)
-        self._hidden = tuple(hidden)
-        self._temporary = temporary
-        self._way_out = way_out
+    def __init__(self, directory: Path, enclosure: Enclosure | None = None) -> None:
+        """Without an ``enclosure``, processes run as they are."""
+        enclosure = enclosure or Enclosure(directory / "tmp")
+        super().__init__(directory, enclosure.user)
+        self._enclosure = enclosure
+        temporary = "/tmp" if enclosure.walled else str(enclosure.temporary)  # noqa: S108
+        inside = {**self._place.environment, "TMPDIR": temporary}
+        self._place = replace(self._place, environment=inside)
 
     def url(self, url: str) -> str:
-        if self._way_out is None:
+        if self._enclosure.way_out is None:
             return url
         return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{INNER_PORT}").geturl()
 
     def _roots(self) -> tuple[Path, ...]:
-        return (*super()._roots(), *([] if self._temporary is None else [self._temporary]))
+        return (*super()._roots(), self._enclosure.temporary)
 
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
         if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
             raise DirectoryGone(f"there is no directory {directory} to start in")
         with self.lent():
-            return await self._exec(launch, directory)
+            finished = await self._exec(launch, directory)
+        if launch.role == "agent":
+            await asyncio.to_thread(self.tidy)
+        return finished
+
+    def _walls(self, launch: Launch, further: Iterable[str] = ()) -> Walls | None:
+        """The files that a launch sees; ``None`` where this machine has no namespaces for it."""
+        enclosure = self._enclosure
+        if not enclosure.walled:
+            return None
+        named = (*launch.argv, *launch.environment.values(), *further)
+        way_out = [] if enclosure.way_out is None else [str(enclosure.way_out)]
+        roots = super()._roots()
+        return Walls(
+            own=tuple(str(path) for path in roots),
+            tmp=str(enclosure.temporary),
+            shown=(*below_tmp(named), *way_out),
+            hidden=tuple(str(path.absolute()) for path in enclosure.hidden),
+        )
 
     async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
         mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
-        apart = _may_isolate(self._user) and await asyncio.to_thread(missing) is None
+        walls = self._walls(launch)
         started_at = time.monotonic()
         reading, writing = os.pipe()
         with (
@@ -103,8 +130,9 @@ class ProcessSandbox(Folder):
             argv = launch.argv
             if self._user is not None:
                 argv = as_user(self._user, argv)
-            if apart:
-                argv = namespaced(argv, writing, self._hidden, self._way_out)
+            if walls is not None:
+                way_out = self._enclosure.way_out
+                argv = namespaced(argv, writing, walls, str(directory), way_out)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -114,7 +142,7 @@ class ProcessSandbox(Folder):
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    pass_fds=(writing,) if apart else (),
+                    pass_fds=() if walls is None else (writing,),
                 )
             except (OSError, ValueError) as error:
                 raise _not_started(launch, error) from error
@@ -122,7 +150,7 @@ class ProcessSandbox(Folder):
                 os.close(writing)
             code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
             try:
-                started(said.read() if apart else b"")
+                started(b"" if walls is None else said.read())
             except StartFailure as failure:
                 raise _not_started(launch, failure.error) from failure
         seconds = time.monotonic() - started_at
@@ -130,8 +158,9 @@ class ProcessSandbox(Folder):
 
 
 class ProcessProvider:
-    """Opens process sandboxes; ``hidden`` files of this machine read as empty inside, and
-    ``confined`` ones reach their session's URL alone, where the machine permits it."""
+    """Opens process sandboxes; ``hidden`` files and folders of this machine are not to be seen
+    inside, beside those that a request names, and ``confined`` ones reach their session's URL
+    alone, where the machine permits it."""
 
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
         self._hidden = tuple(hidden)
@@ -141,18 +170,11 @@ class ProcessProvider:
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
         refuse_container(request, "process")
-        own = tempfile.TemporaryDirectory(prefix="bridle-session-", ignore_cleanup_errors=True)
-        # Not in the session's folder: a socket's path has at most 107 characters.
-        with own as folder, one_of(self._users) as user:
-            os.chmod(folder, 0o711 if user else 0o700)
-            async with self._way_out(request, Path(folder) / "session") as way_out:
-                yield ProcessSandbox(
-                    request.directory,
-                    self._hidden,
-                    user,
-                    temporary=Path(folder) / "tmp",
-                    way_out=way_out,
-                ).make()
+        async with enclosed(request, self._hidden, self._users) as enclosure:
+            # Not in the session's folder: a socket's path has at most 107 characters.
+            socket = enclosure.temporary.parent / "session"
+            async with self._way_out(request, socket) as way_out:
+                yield ProcessSandbox(request.directory, replace(enclosure, way_out=way_out)).make()
 
     @contextlib.asynccontextmanager
     async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
@@ -174,6 +196,26 @@ class ProcessProvider:
 
     async def close(self) -> None:
         """Nothing outlives a launch."""
+
+
+@contextlib.asynccontextmanager
+async def enclosed(
+    request: SandboxRequest, hidden: Sequence[Path], users: SessionUsers | None
+) -> AsyncIterator[Enclosure]:
+    """The enclosure of one session, with a folder for temporary files that goes with it."""
+    walled = await apart(users)
+    folder = Path(tempfile.mkdtemp(prefix="bridle-session-"))
+    try:
+        with one_of(users) as user:
+            os.chmod(folder, 0o711 if user else 0o700)
+            yield Enclosure(folder / "tmp", walled, (*hidden, *request.hidden), user)
+    finally:
+        await asyncio.to_thread(remove_folder, folder)
+
+
+async def apart(users: SessionUsers | None) -> bool:
+    """Whether sessions get namespaces of their own here."""
+    return _may_isolate(users) and await asyncio.to_thread(missing) is None
 
 
 def _may_isolate(user: object | None) -> bool:

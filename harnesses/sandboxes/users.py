@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import signal
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -88,28 +87,20 @@ def as_user(user: int, argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def give(directory: Path, user: int) -> None:
-    """Makes ``directory`` and all that is in it the user's, closed to others; our group may enter
-    it, so that a process of ours can start there before it becomes the user's."""
-    for folder, folders, files in os.walk(directory, topdown=False):
-        for name in (*folders, *files):
-            os.chown(os.path.join(folder, name), user, user, follow_symlinks=False)
+    """Makes ``directory`` and all that is in it the user's, closed to others; this process' group
+    may enter it, so that a process of this user can start there before it becomes the other's."""
+    found, pending = [], [str(directory)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                found.append(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+    # What is in a folder comes before it: without further rights, its new owner alone may enter.
+    for path in reversed(found):
+        os.chown(path, user, user, follow_symlinks=False)
     directory.chmod(0o770)
     os.chown(directory, user, os.getgid())
-
-
-def take_back(directory: Path) -> None:
-    """Makes ``directory`` and all that is in it ours, whatever its modes."""
-    user, group = os.getuid(), os.getgid()
-    os.chown(directory, user, group, follow_symlinks=False)
-    directory.chmod(0o700)
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                take_back(Path(entry.path))
-                continue
-            os.chown(entry.path, user, group, follow_symlinks=False)
-            if stat.S_ISREG(mode := entry.stat(follow_symlinks=False).st_mode):
-                os.chmod(entry.path, stat.S_IMODE(mode) & 0o1777 | 0o600)
 
 
 def kill_all_of(user: int) -> None:

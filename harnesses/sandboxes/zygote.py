@@ -5,11 +5,15 @@ the packages, with commas, that no one else may import), so it uses the standard
 imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
-        and "uid", in a container, the user to become
+        and "uid", the user to become; "walls", the files that it sees (``walls.py``), and "status",
+        a file for the step that the machine refused, as JSON [step, errno]
     ->  {"op": "signal", "id": 7, "number": 15}
     <-  {"threads": 1, "failed": ["module: why", …]}     once, ready
     <-  {"id": 7, "pid": 4711}
     <-  {"id": 7, "code": 0}          -n when signal n ended the child
+
+A child with ``walls`` has namespaces of its own, which the first process in them sets up and then
+waits: other sessions and this process are not there for it, and the kernel ends what it leaves.
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
@@ -24,6 +28,7 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -40,6 +45,10 @@ import tempfile
 import threading
 import types
 from typing import IO, Any, NoReturn
+
+TRIAL_S = 30
+"""Longest time that importing what a session imported may take."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def main() -> None:
@@ -84,6 +93,7 @@ class Zygote:
         """Id by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
         self.late_imports = LateImports(fresh)
+        self.namespaces = Namespaces()
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -127,12 +137,20 @@ class Zygote:
 
     def run(self, request: dict[str, Any]) -> None:
         report = self.late_imports.report_for_next()
+        walled = "walls" in request
+        if walled:
+            self.namespaces.begin()
         pid = os.fork()
+        if walled and pid:
+            self.namespaces.end()
         if pid == 0:
             self.control.close()
             signal.set_wakeup_fd(-1)
             os.close(self.wakeup_read)
             os.close(self.wakeup_write)
+            if walled:
+                self.namespaces.close()
+                enter(request)
             become(request, report)
         if report is not None:
             self.late_imports.teacher = pid
@@ -169,6 +187,40 @@ class Zygote:
         # The other side may be gone already; the next read of the socket finds out.
         with contextlib.suppress(ConnectionError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
+
+
+class Namespaces:
+    """PID namespaces for the next children of this process, which stays in its own."""
+
+    def __init__(self) -> None:
+        self.own: int | None = None
+
+    def begin(self) -> None:
+        """The next child is the first process of a new one."""
+        if self.own is None:
+            self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        walls().called("unshare", libc().unshare(walls().CLONE_NEWPID))
+
+    def end(self) -> None:
+        walls().called("setns", libc().setns(self.own, walls().CLONE_NEWPID))
+
+    def close(self) -> None:
+        if self.own is not None:
+            os.close(self.own)
+
+
+@functools.cache
+def walls() -> types.ModuleType:
+    """The module beside this file, which a copy of this file in a container has not."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walls.py")
+    loader = importlib.machinery.SourceFileLoader("bridle_walls", path)
+    module = types.ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
+
+
+def libc() -> Any:
+    return walls().libc
 
 
 class LateImports:
@@ -230,6 +282,9 @@ def starts_threads(modules: list[str]) -> bool:
     pid = os.fork()
     if pid == 0:
         try:
+            # The names come from a session: none of them may hold up the others.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(TRIAL_S)
             preload(modules)
             os._exit(thread_count() > 1)
         finally:
@@ -237,11 +292,43 @@ def starts_threads(modules: list[str]) -> bool:
     return os.waitpid(pid, 0)[1] != 0
 
 
-def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
-    """In the child: turns into the process that was asked for, runs the script, exits."""
+def enter(request: dict[str, Any]) -> None:
+    """In the first process of a new PID namespace: sets up the others, and returns in a child of
+    it, which the script is to run in. The first process passes signals on, reaps, and ends with
+    the script, and all that is left with it."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = os.open(request["status"], os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        open_output(request)
+        found = walls()
+        found.called("unshare", libc().unshare(found.CLONE_NEWNS | found.CLONE_NEWIPC))
+        found.build(request["walls"])
+    except OSError as error:
+        os.write(status, json.dumps([error.filename2 or "set-up", error.errno]).encode())
+        os._exit(127)
+    os.close(status)
+    child = os.fork()
+    if child == 0:
+        return
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: pass_on(child, number))
+    while True:
+        ended, code = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(code)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def pass_on(child: int, number: int) -> None:
+    try:
+        os.killpg(child, number)
+    except ProcessLookupError:
+        # Just forked: it has not made its group yet.
+        os.kill(child, number)
+
+
+def open_output(request: dict[str, Any]) -> None:
+    """The three standard streams, from the files that are asked for."""
     writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for target, path, flags in (
         (0, os.devnull, os.O_RDONLY),
@@ -251,11 +338,22 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
         opened = os.open(path, flags, 0o644)
         os.dup2(opened, target)
         os.close(opened)
+
+
+def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
+    """In the child: turns into the process that was asked for, runs the script, exits."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "walls" not in request:
+        open_output(request)
     if "uid" in request:
         os.setgroups([])
         os.setgid(request["uid"])
         os.setuid(request["uid"])
         drop_capabilities()
+    if "walls" in request:
+        walls().limit_capabilities()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from bridle.proxy.control.models import (
     OpenedSession,
     Pause,
     PolicyState,
+    PrivateFiles,
     PublishPolicy,
     PutRun,
     RecordedCall,
@@ -36,6 +38,7 @@ from bridle.proxy.control.models import (
     SessionDetail,
     SessionState,
     SetKind,
+    VerifierKey,
     engine_view,
     recorded_call,
     run_state,
@@ -48,7 +51,7 @@ from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.keys import hash_key, new_session_key, verifier_key
+from bridle.proxy.sessions.keys import hash_key, new_session_key, new_verifier_key
 from bridle.proxy.sessions.registry import (
     SESSION_ID_PREFIX,
     Caller,
@@ -73,6 +76,7 @@ from bridle.store.records import (
     TaskRecord,
     new_id,
 )
+from bridle.store.schema.database import database_url
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -210,10 +214,11 @@ async def create_session(
             raise ApiError("invalid_request", message, status=422, param="task") from error
         except StoreUnavailable as error:
             raise store_unavailable() from error
-    key = new_session_key()
+    key, session_id = new_session_key(), new_id(SESSION_ID_PREFIX)
+    verifier_key = new_verifier_key(session_id)
     record = await services.sessions.create(
         SessionRecord(
-            id=new_id(SESSION_ID_PREFIX),
+            id=session_id,
             created_at=now,
             run_id=new.run_id,
             task_suite=new.task.suite if new.task else None,
@@ -223,6 +228,7 @@ async def create_session(
             harness=new.harness,
             name=new.name,
             key_hash=hash_key(key),
+            verifier_key_hash=hash_key(verifier_key),
             expires_at=None if new.ttl_s is None else now + new.ttl_s,
             continuation=Continuation(new.continuation or settings.continuation),
             settings=new.settings,
@@ -234,10 +240,26 @@ async def create_session(
     return OpenedSession(
         id=record.id,
         key=key,
-        verifier_key=verifier_key(settings.admin_key, record.id),
+        verifier_key=verifier_key,
         base_urls=urls,
         environment=environment(urls, key),
     )
+
+
+async def renew_verifier_key(session_id: str, services: Running, _: Admin) -> VerifierKey:
+    """A new verifier key for the session, for a worker that goes on without the one it was given.
+    The one before it is void. Nothing else shows the key again."""
+    session = await _found(session_id, services)
+    return VerifierKey(verifier_key=await services.sessions.renew_verifier_key(session.id))
+
+
+async def private_files(services: Running, _: Admin) -> PrivateFiles:
+    """The files of the proxy's machine that no session may see: its store and its keys."""
+    files = list(services.settings.private_files)
+    store = database_url(services.settings.store_url)
+    if store.drivername.startswith("sqlite") and store.database:
+        files.append(pathlib.Path(store.database))
+    return PrivateFiles(paths=[str(path.absolute()) for path in files])
 
 
 async def list_sessions(
@@ -489,9 +511,11 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("GET", f"{_V1}/sessions/{{session_id}}/calls", get_calls, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
+    ("POST", f"{_V1}/sessions/{{session_id}}/verifier-key", renew_verifier_key, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
+    ("GET", f"{_V1}/private-files", private_files, 200),
     ("PUT", f"{_V1}/runs/{{run_id}}", put_run, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),

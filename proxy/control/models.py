@@ -70,6 +70,16 @@ class OpenedSession(_Documented):
     """Variables to set before the harness is started."""
 
 
+class VerifierKey(_Documented):
+    verifier_key: str
+    """Rewards and seals the session, and sets kinds of its calls."""
+
+
+class PrivateFiles(_Documented):
+    paths: list[str]
+    """Absolute, of the machine that the proxy runs on."""
+
+
 class SessionState(_Documented):
     id: str
     name: str | None

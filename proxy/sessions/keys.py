@@ -6,7 +6,6 @@ nothing else. The admin key permits everything.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import secrets
@@ -21,21 +20,15 @@ def new_session_key() -> str:
     return SESSION_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def verifier_key(admin_key: str | None, session_id: str) -> str:
-    """The key that scores the session: its id and a proof that the admin key's holder made it.
-
-    Every process with the admin key can check it, so it is stored nowhere; a new admin key ends
-    it. Without an admin key the control routes are open, and it permits nothing more.
-    """
-    proof = hmac.digest((admin_key or "").encode(), session_id.encode(), "sha256")
-    text = base64.urlsafe_b64encode(proof).decode().rstrip("=")
-    return f"{VERIFIER_KEY_PREFIX}{session_id}.{text}"
+def new_verifier_key(session_id: str) -> str:
+    """A key that scores the session: its id, and 256 random bits. Only its hash is stored, so that
+    neither the admin key nor the store makes one."""
+    return f"{VERIFIER_KEY_PREFIX}{session_id}.{secrets.token_urlsafe(32)}"
 
 
-def session_of(key: str, admin_key: str | None) -> str | None:
-    """The session that a verifier key scores; ``None`` for a key that is not ours."""
-    session_id = key.removeprefix(VERIFIER_KEY_PREFIX).rpartition(".")[0]
-    return session_id if same(key, verifier_key(admin_key, session_id)) else None
+def session_named_in(key: str) -> str:
+    """The id of the session that a verifier key claims to score."""
+    return key.removeprefix(VERIFIER_KEY_PREFIX).rpartition(".")[0]
 
 
 def hash_key(key: str) -> str:

@@ -23,8 +23,9 @@ from bridle.proxy.sessions.keys import (
     SESSION_KEY_PREFIX,
     VERIFIER_KEY_PREFIX,
     hash_key,
+    new_verifier_key,
     same,
-    session_of,
+    session_named_in,
 )
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.session import Session
@@ -99,7 +100,7 @@ class Sessions:
             if key.startswith(SESSION_KEY_PREFIX):
                 return Caller(session=await self._by_key(key))
             if key.startswith(VERIFIER_KEY_PREFIX):
-                return Caller(scores=self._scored_by(key))
+                return Caller(scores=await self._scored_by(key))
         if self._keyless and is_loopback(address) and _local_host(headers):
             return Caller(admin=admin_key is None)
         raise unauthorised(
@@ -194,9 +195,26 @@ class Sessions:
             raise store_unavailable() from error
         self.forget(session_id)
 
-    def _scored_by(self, key: str) -> str:
-        session_id = session_of(key, self._settings.admin_key)
-        if session_id is None:
+    async def renew_verifier_key(self, session_id: str) -> str:
+        """A new verifier key of the session; the one before it opens nothing any more. Raises
+        503."""
+        key = new_verifier_key(session_id)
+        try:
+            await self._writer.set_verifier_key(session_id, hash_key(key))
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+        self.forget(session_id)
+        return key
+
+    async def _scored_by(self, key: str) -> str:
+        """Reads the store each time, since another process may have renewed the key."""
+        session_id = session_named_in(key)
+        try:
+            record = await asyncio.to_thread(self._reader.session, session_id)
+        except NotFound:
+            record = None
+        known = None if record is None else record.verifier_key_hash
+        if known is None or not same(hash_key(key), known):
             raise unauthorised("this verifier key is not known here")
         return session_id
 

@@ -124,6 +124,7 @@ sessions = Table(
     Column("created_at", Float(53), nullable=False),
     Column("sealed_at", Float(53)),
     Column("outcome", String(32)),
+    Column("verifier_key_hash", String(64)),
     ForeignKeyConstraint(
         ["task_suite", "task_split", "task_id"], ["tasks.suite", "tasks.split", "tasks.id"]
     ),

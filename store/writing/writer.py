@@ -255,6 +255,10 @@ class Writer:
             fields["labels"] = dict(labels)
         await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
 
+    async def set_verifier_key(self, session_id: str, key_hash: str) -> None:
+        """Replaces the hash of the key that scores a session."""
+        await self.add(Patch("sessions", session_id, {"verifier_key_hash": key_hash}))
+
     def update_session_sync(self, session_id: str, **fields: Any) -> None:
         """Sets columns of a session, such as ``labels``; for a thread."""
         self.add_sync(_session_patch(session_id, fields))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,21 +17,34 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bridle.harnesses.sandboxes.isolation import missing
 from bridle.reconstruct.exports.formats import ExportFormat, export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, RewardSource
+from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
-HOSTILE = Path(__file__).parents[1] / "security/hostile_agent.py"
+ATTEMPTS = Path(__file__).parents[1] / "security/attempts.py"
 ATTACK = f"""
+import runpy
+runpy.run_path({str(ATTEMPTS)!r}, run_name="attempts")["attack"](TARGETS)
+"""
+VERIFIER = f"""
 import json, runpy
-from pathlib import Path
-attack = runpy.run_path({str(HOSTILE)!r}, run_name="attack")["attack"]
-with Path(LOG).open("a") as log:
-    log.write(json.dumps(attack("inside")) + "\\n")
+left = runpy.run_path({str(ATTEMPTS)!r})["LEFT"]
+async def check(delivery):
+    for name in left:
+        if (delivery.workspace / name).exists():
+            (delivery.workspace / name).read_bytes()
+            return 100.0
+    reward = float(sum(map(ord, delivery.answer)) % 2)
+    attempts = json.loads((delivery.workspace / "attempts.json").read_text())
+    with open(LOG, "a") as log:
+        log.write(json.dumps([reward, attempts]) + "\\n")
+    return reward
 """
 
 
@@ -70,44 +85,56 @@ def compose_services(policy: Path, store: Path, env: dict[str, str]) -> Iterator
         yield [f"--engine={engine}", f"--proxy={proxy}", f"--store={store}"]
 
 
+@pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
+@pytest.mark.parametrize("sandbox", ["process", "forked"])
 @pytest.mark.parametrize("commands", ["train", "compose"])
 def test_the_trainer_reads_the_verifiers_rewards_alone(
-    training_arguments: Callable[..., list[str]], tmp_path: Path, commands: str
+    training_arguments: Callable[..., list[str]], tmp_path: Path, commands: str, sandbox: str
 ) -> None:
     log = tmp_path / "log"
     log.touch()
-    log.chmod(0o666)
-    arguments = training_arguments(ATTACK.replace("LOG", repr(str(log))))
-    keys = tmp_path / "keys"
-    keys.mkdir(mode=0o700)
-    (keys / "admin").write_text("admin-key-of-the-test-0123456789")
-    (keys / "admin").chmod(0o600)
-    env = {**os.environ}
-    store = tmp_path / "out" / "bridle.db"
+    (tmp_path / "home").mkdir(mode=0o700)
+    key = tmp_path / "home/admin.key"
+    key.write_text("admin-key-of-the-test-0123456789")
+    key.chmod(0o600)
+    store = tmp_path / ("bridle.db" if commands == "compose" else "out/bridle.db")
+    targets = {
+        "key": str(key),
+        "store": str(store),
+        "verifier": str(tmp_path / "verifier.py"),
+        "tasks": str(tmp_path / "tasks.jsonl"),
+        "sessions": str(tmp_path / "out/sessions"),
+        "agent": str(tmp_path / "agent.py"),
+    }
+    arguments = training_arguments(ATTACK.replace("TARGETS", repr(targets)))
+    (tmp_path / "verifier.py").write_text(VERIFIER.replace("LOG", repr(str(log))))
+    env = {**os.environ, "BRIDLE_HOME": str(tmp_path / "home")}
     with ExitStack() as stack:
         if commands == "compose":
-            env["BRIDLE_ADMIN_KEY_FILE"] = str(keys / "admin")
-            store = tmp_path / "bridle.db"
+            env["BRIDLE_ADMIN_KEY_FILE"] = str(key)
             services = stack.enter_context(compose_services(tmp_path / "policy", store, env))
             arguments = ["trainer", *arguments[1:], *services]
         done = subprocess.run(
-            [sys.executable, "-m", "bridle", *arguments, "--steps", "1"],
+            [sys.executable, "-m", "bridle", *arguments, "--steps", "1", "--sandbox", sandbox],
             capture_output=True,
             text=True,
             check=False,
             env=env,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    attacks = [one for line in log.read_text().splitlines() for one in json.loads(line)]
-    assert attacks, "they did attack"
-    assert not [one for one in attacks if one[2] in range(200, 300)]
+    made = [json.loads(line) for line in log.read_text().splitlines()]
+    names = set(runpy.run_path(str(ATTEMPTS))["ATTEMPTS"])
+    for _, attempts in made:
+        assert {name for name, _, _ in attempts} == names, "each was executed"
+        assert not [one for one in attempts if one[1]], "and got nothing"
     with Reader(str(store)) as reader:
         (run,) = reader.runs("train")
         sessions = list(reader.sessions(run=run.id))
         given = [reward for one in sessions for reward in reader.rewards(one.id)]
         (mean,) = reader.metrics(run.id, "reward/mean")
     assert {reward.source for reward in given} == {RewardSource.VERIFIER}
-    assert len(given) == len(sessions) == 12
+    assert len(given) == len(sessions) == len(made) == 12
+    assert sorted(reward.value for reward in given) == sorted(reward for reward, _ in made)
     assert mean.value == pytest.approx(sum(one.value for one in given) / len(given))
 
     bonus = Reward(sessions[0].id, "bonus", 100.0, time.time(), source=RewardSource.UNATTESTED)
@@ -118,3 +145,33 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
             reader, tmp_path / "x.parquet", ExportFormat.TOKENS, Selection(run=run.id), "tree"
         )
     assert report.rewards.keys() == {"reward"}, "an export reads what the run's training reads"
+
+
+TAMPERING = """
+CREATE TRIGGER tampering AFTER INSERT ON rewards BEGIN
+    UPDATE rewards SET value = 100 WHERE rowid = NEW.rowid;
+END
+"""
+
+
+def test_a_store_that_changes_rewards_ends_the_step_by_name_also_when_resumed(
+    training_arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    arguments = training_arguments()
+    store = tmp_path / "out/bridle.db"
+    migrate(str(store))
+    with sqlite3.connect(store) as connection:
+        connection.executescript(TAMPERING)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "bridle", *arguments, "--steps", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "the store has the verifier's rewards reward=100" in done.stderr
+        assert "Traceback" not in done.stderr
+    with Reader(str(store)) as reader:
+        (run,) = reader.runs("train")
+        assert not list(reader.metrics(run.id, "reward/mean")), "no step was taken"

@@ -103,6 +103,9 @@ class StandIn:
     async def actions(self, request: web.Request) -> web.Response:
         return web.json_response(self.sampled)
 
+    async def private_files(self, request: web.Request) -> web.Response:
+        return web.json_response({"paths": []})
+
     async def policy(self, request: web.Request) -> web.Response:
         return web.json_response({"version": 3})
 

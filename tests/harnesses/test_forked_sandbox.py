@@ -19,10 +19,13 @@ from bridle.harnesses.sandboxes import (
     ProcessResult,
     SandboxLost,
 )
+from bridle.harnesses.sandboxes.isolation import missing
+
+isolated = pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
 
 MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
-AssertGone = Callable[[int], Awaitable[None]]
+AssertGone = Callable[[int | Path], Awaitable[None]]
 RunScript = Callable[..., "asyncio.Future[ProcessResult]"]
 
 
@@ -168,31 +171,33 @@ async def test_the_time_limit_kills_the_script_and_what_it_started(
         "import subprocess, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
-        "print(child.pid, flush=True)\n"
+        "open('started', 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )
 
     finished = await run(source, timeout_s=1.0, grace_s=0.2)
 
     assert finished.timed_out
-    await assert_gone(int(finished.stdout.tail))
+    workspace = finished.stdout.path.parent.parent / "workspace"
+    assert (workspace / "started").exists()
+    await assert_gone(workspace)
+
+
+SLEEPS = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"
 
 
 async def test_cancelling_kills_the_script(
     run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
-    pid_file = tmp_path / "pid"
-    source = (
-        f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    )
-    running = asyncio.ensure_future(run(source))
-    pid = int(await text_of(pid_file))
+    workspace = tmp_path / "launches/0/workspace"
+    running = asyncio.ensure_future(run(SLEEPS))
+    await text_of(workspace / "pid")
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    await assert_gone(pid)
+    await assert_gone(workspace)
 
 
 async def test_fifty_sessions_of_a_heavy_script_take_seconds(run: RunScript) -> None:
@@ -294,33 +299,68 @@ async def test_a_module_that_cannot_be_imported_ahead_is_named(
 
 
 async def test_a_lost_warm_process_fails_its_runs_and_the_next_run_starts_another(
-    run: RunScript,
+    warm: ForkedProvider, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
-    running = asyncio.ensure_future(
-        run("import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)")
-    )
+    workspace = tmp_path / "launches/0/workspace"
+    running = asyncio.ensure_future(run(SLEEPS))
+    await text_of(workspace / "pid")
+    assert warm._zygote is not None
+    assert warm._zygote._process is not None
+    warm._zygote._process.kill()
 
     with pytest.raises(SandboxLost):
         await asyncio.wait_for(running, 10)
+    await assert_gone(workspace)
 
     assert (await run("print('again')")).stdout.tail == "again\n"
+
+
+@isolated
+async def test_a_session_cannot_end_the_warm_process_nor_another_session(run: RunScript) -> None:
+    other = asyncio.ensure_future(run("import time\ntime.sleep(2)\nprint('unharmed')"))
+    source = (
+        "import os, signal\n"
+        "print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+        "try: os.kill(-1, signal.SIGKILL)\n"
+        "except ProcessLookupError: pass\n"
+        "print('alive')\n"
+    )
+
+    finished = await run(source)
+
+    assert finished.stdout.tail == f"[1, {finished.stdout.tail.split()[1].rstrip(']')}]\nalive\n"
+    assert (await other).stdout.tail == "unharmed\n"
+
+
+@isolated
+async def test_what_left_group_session_and_environment_ends_with_the_session(
+    run: RunScript, assert_gone: AssertGone
+) -> None:
+    source = (
+        "import os, subprocess\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True, env={})\n"
+        "print('done')\n"
+    )
+
+    finished = await run(source)
+
+    assert finished.stdout.tail == "done\n"
+    await assert_gone(finished.stdout.path.parent.parent / "workspace")
 
 
 async def test_closing_kills_what_still_runs(
     warm: ForkedProvider, run: RunScript, tmp_path: Path, text_of: TextOf, assert_gone: AssertGone
 ) -> None:
-    pid_file = tmp_path / "pid"
-    source = (
-        f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    )
-    running = asyncio.ensure_future(run(source))
-    pid = int(await text_of(pid_file))
+    workspace = tmp_path / "launches/0/workspace"
+    running = asyncio.ensure_future(run(SLEEPS))
+    await text_of(workspace / "pid")
 
     await warm.close()
 
     with pytest.raises(SandboxLost):
         await running
-    await assert_gone(pid)
+    await assert_gone(workspace)
 
 
 @pytest.mark.parametrize(

@@ -196,15 +196,49 @@ async def test_what_left_group_session_and_environment_ends_with_the_session(
 
 
 @isolated
-async def test_hidden_files_read_as_empty(make_launch: MakeLaunch, tmp_path: Path) -> None:
+async def test_hidden_files_and_their_siblings_are_not_there(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
     key = tmp_path / "admin.key"
     key.write_text("secret")
+    for name in ("s.db", "s.db-wal", "s.db.bak", "agent.py"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/s.db").write_text("secret")
+    hidden = (key, tmp_path / "s.db", tmp_path / "out", tmp_path / "no folder/file")
 
-    launch = make_launch("sh", "-c", f"cat {key}; umount {key} 2>/dev/null; echo; cat {key}")
-    finished = await launch.run(ProcessProvider(hidden=(key, tmp_path / "not there")))
+    script = f"cd {tmp_path}; umount . out; ls; cat agent.py; ls out; cat out/s.db admin.key"
+    finished = await make_launch("sh", "-c", script).run(ProcessProvider(hidden))
 
-    assert "secret" not in finished.stdout.tail
+    assert finished.stdout.tail.splitlines() == ["agent.py", "launches", "out", "agent.py"]
     assert key.read_text() == "secret"
+
+
+@isolated
+async def test_what_is_not_the_sessions_own_is_read_only(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    script = (
+        f"echo > {tmp_path}/mine; echo > {tmp_path}/new; echo > /etc/new; echo > /dev/new; "
+        "echo core > /proc/sys/kernel/core_pattern; echo > own; echo > /tmp/own; cat own /tmp/own"
+    )
+    finished = await make_launch("bash", "-c", script).run(ProcessProvider())
+
+    assert finished.stdout.tail == "\n\n"
+    assert finished.stderr.tail.count("Read-only file system") == 5
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@isolated
+async def test_neither_disks_nor_sockets_of_the_machine_are_there(
+    make_launch: MakeLaunch, tmp_path: Path
+) -> None:
+    finished = await make_launch("sh", "-c", "ls -l /dev; find /run /tmp -type s").run(
+        ProcessProvider()
+    )
+    kinds = {line[0] for line in finished.stdout.tail.splitlines()[1:]}
+    assert kinds <= {"c", "d", "l"}, finished.stdout.tail
 
 
 ASK = """
@@ -245,16 +279,14 @@ async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
 
 
 async def test_temporary_files_are_the_sessions_own_and_go_with_it(tmp_path: Path) -> None:
-    script = (
-        "import os, tempfile; made = tempfile.mkstemp()[1]; "
-        "print(made, oct(os.stat(os.path.dirname(os.path.dirname(made))).st_mode))"
-    )
+    script = "import tempfile; print(tempfile.mkstemp()[1])"
     async with ProcessProvider().open(SandboxRequest(tmp_path / "session")) as sandbox:
         launch = Launch((sys.executable, "-c", script), sandbox.place.environment, 30.0)
-        made, mode = (await sandbox.exec(launch)).stdout.tail.split()
-        assert mode == "0o40700"
-        assert await asyncio.to_thread(os.path.exists, made)
-    assert not await asyncio.to_thread(os.path.exists, made)
+        made = Path((await sandbox.exec(launch)).stdout.tail.strip())
+        own = sandbox._enclosure.temporary
+        assert os.stat(own.parent).st_mode == 0o40700
+        assert made.name in os.listdir(own)
+    assert not await asyncio.to_thread(own.parent.exists)
 
 
 async def test_a_machine_without_networks_for_sessions_says_so_once(
@@ -289,8 +321,9 @@ async def test_a_machine_without_namespaces_runs_sessions_and_says_so_once(
         for _ in range(2):
             assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
         assert [record.getMessage() for record in caplog.records] == [
-            "sandbox_not_isolated: sessions see this machine's processes, and what they leave is "
-            "found by its environment only (unshare: EPERM)"
+            "sandbox_not_isolated: sessions see this machine's files and processes, the admin key "
+            "and the store among them, and what they leave is found by its environment only "
+            "(unshare: EPERM)"
         ]
     finally:
         isolation.missing.cache_clear()

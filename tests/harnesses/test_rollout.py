@@ -106,7 +106,7 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
     assert (result.outcome, result.exit_code, result.answer) == (Outcome.AGENT_ERROR, 3, "")
     assert result.scores == {"reward": 0.0}
     assert stand_in.sealed == {result.session_id: "agent_error"}
-    assert (run.directory / result.session_id / "logs/agent.stdout").read_text() == "yes\n"
+    assert (run.directory / result.session_id / "outputs/agent.stdout").read_text() == "yes\n"
 
 
 async def test_an_agent_that_the_engine_failed_is_infrastructure(
@@ -202,19 +202,30 @@ async def test_a_group_is_one_task_and_another_group_another(run: Runner, stand_
 
 
 async def test_no_more_run_at_once_than_allowed_and_none_is_left_out(
-    run: Runner, tmp_path: Path
+    run: Runner,
 ) -> None:
     seen: list[RolloutResult] = []
-    command = f"echo + >> {tmp_path}/log; sleep 0.1; echo - >> {tmp_path}/log"
+    command = "date +%s%N > began; sleep 0.1; date +%s%N > ended"
     jobs = [Job(Task(str(number), "p")) for number in range(9)]
 
     results = await run(
-        command, jobs, parallel=3, progress=seen.append, verifier=FunctionVerifier(lambda _: 0.0)
+        command,
+        jobs,
+        parallel=3,
+        progress=seen.append,
+        verifier=FunctionVerifier(lambda _: 0.0),
+        keep_directories=True,
     )
 
+    marks = [
+        (int(file.read_text()), change)
+        for name, change in (("began", 1), ("ended", -1))
+        for file in run.directory.glob(f"ses_*/workspace/{name}")
+    ]
+    assert len(marks) == 18
     running = peak = 0
-    for mark in (tmp_path / "log").read_text().split():
-        running += 1 if mark == "+" else -1
+    for _, change in sorted(marks):
+        running += change
         peak = max(peak, running)
     assert peak == 3
     assert seen == results
@@ -281,7 +292,9 @@ async def test_a_lost_runtime_is_infrastructure(run: Runner, stand_in: Any) -> N
 async def test_an_agent_that_removes_its_directories_fails_and_nothing_else_does(
     run: Runner, stand_in: Any, gone: str
 ) -> None:
-    (result,) = await run(f'echo yes; rm -rf "{gone}"', verifier=CommandVerifier("true"))
+    (result,) = await run(
+        f'echo yes > answer; rm -rf "{gone}"; true', verifier=CommandVerifier("test -e answer")
+    )
 
     assert (result.outcome, result.scores) == (Outcome.COMPLETED, {"reward": 0.0})
     assert stand_in.sealed == {result.session_id: "completed"}
@@ -427,9 +440,9 @@ async def test_leaving_early_ends_what_still_runs(
     assert_gone: AssertGone,
 ) -> None:
     jobs = [Job(Task(str(number), "p")) for number in range(3)]
-    running = asyncio.create_task(run(f"echo $$ > {tmp_path}/{{task_id}}; exec sleep 60", jobs))
+    running = asyncio.create_task(run("echo $$ > pid; exec sleep 60", jobs))
     for number in range(3):
-        await text_of(tmp_path / str(number))
+        await text_of(run.directory / f"place-{number}/workspace/pid")
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -485,7 +498,7 @@ from bridle.harnesses.verifiers import ExactAnswer
 
 async def main():
     async with Client(sys.argv[1]) as client:
-        adapter = Command(("sh", "-c", f"echo $$ > {sys.argv[2]}/{{task_id}}; exec sleep 60"))
+        adapter = Command(("sh", "-c", "echo $$ > pid; exec sleep 60"))
         settings = RolloutSettings(Path(sys.argv[2]) / "sessions")
         rollout = Rollout(client, adapter, LocalFleet(ProcessProvider(), ExactAnswer()), settings)
         await rollout.collect([Job(Task(str(n), "p")) for n in range(2)])
@@ -502,7 +515,7 @@ async def test_ctrl_c_kills_every_child(
         stderr=subprocess.DEVNULL,
     )
     for number in range(2):
-        await text_of(tmp_path / str(number))
+        await text_of(tmp_path / f"sessions/place-{number}/workspace/pid")
 
     process.send_signal(signal.SIGINT)
 

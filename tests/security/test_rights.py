@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 from typing import Any
 
+import httpx
 import pytest
 
-from bridle.proxy.sessions.keys import verifier_key
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.sessions.keys import hash_key, new_verifier_key
+from bridle.proxy.settings import ProxySettings
 from bridle.store.records import RewardSource
 
 ADMIN = "admin-key-of-the-test-0123456789"
@@ -26,9 +31,11 @@ def control_requests(session: str, call: str) -> list[tuple[str, str, dict[str, 
         ("GET", f"{at}/actions", {}),
         ("GET", f"{at}/calls", {}),
         ("POST", f"{at}/rewards", {"json": BONUS}),
+        ("POST", f"{at}/verifier-key", {}),
         ("PUT", f"{at}/calls/{call}/kind", {"json": {"kind": "side"}}),
         ("DELETE", f"{at}/calls/{call}/kind", {}),
         ("POST", f"{at}/seal", {"json": {"outcome": "infrastructure"}}),
+        ("GET", f"{V1}/private-files", {}),
         ("GET", f"{V1}/policy", {}),
         ("PUT", f"{V1}/policy", {"json": {"version": 9}}),
         ("PUT", f"{V1}/runs/R", {"json": {"kind": "rollout"}}),
@@ -91,7 +98,8 @@ def test_a_verifier_key_scores_and_seals_its_session_and_does_nothing_else(lab: 
     own = f"{V1}/sessions/{mine['id']}"
     for method, path, body in control_requests(mine["id"], call):
         status = lab.ask(method, path, key, **body).status_code
-        assert status in (200, 201) if path.startswith(own) else status == 403, (method, path)
+        mine_to_do = path.startswith(own) and not path.endswith("/verifier-key")
+        assert status in (200, 201) if mine_to_do else status == 403, (method, path)
     for method, path, body in control_requests(other["id"], call):
         assert lab.ask(method, path, key, **body).status_code == 403, (method, path)
     assert lab.ask("POST", CHAT, key, json=ASK).status_code == 403
@@ -99,13 +107,50 @@ def test_a_verifier_key_scores_and_seals_its_session_and_does_nothing_else(lab: 
     assert reward.source is RewardSource.VERIFIER
 
 
-def test_a_verifier_key_that_the_admin_key_did_not_make_opens_nothing(lab: Any) -> None:
+def test_a_verifier_key_is_random_and_stored_only_hashed(lab: Any) -> None:
+    one, other = lab.session(), lab.session()
+    secrets = [made["verifier_key"].rpartition(".")[2] for made in (one, other)]
+    assert len(set(secrets)) == 2
+    assert lab.reader.session(one["id"]).verifier_key_hash == hash_key(one["verifier_key"])
+    stored = b"".join(file.read_bytes() for file in lab.store.parent.glob("bridle.db*"))
+    assert not [secret for secret in secrets if secret.encode() in stored]
+
+
+def test_a_renewed_verifier_key_scores_also_at_another_proxy_and_the_old_one_does_not(
+    lab: Any, model_dir: Any
+) -> None:
+    mine = lab.session()
+    at = f"/bridle/v1/sessions/{mine['id']}"
+    settings = ProxySettings(
+        lab.engine.base_url, f"sqlite:///{lab.store}", tokenizer_dir=model_dir, admin_key=ADMIN
+    )
+
+    def status(url: str, key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{url}{at}/rewards", json=BONUS, headers=headers).status_code
+
+    with ProxyServer(settings, grace_s=1) as second:
+        assert status(second.base_url, mine["verifier_key"]) == 201
+        renewed = lab.ask("POST", f"{at}/verifier-key", ADMIN)
+        assert renewed.status_code == 201
+        key = renewed.json()["verifier_key"]
+        for url in (lab.url, second.base_url):
+            assert status(url, key) == 201
+            assert status(url, mine["verifier_key"]) == 401
+    with ProxyServer(settings, grace_s=1) as restarted:
+        assert status(restarted.base_url, key) == 201
+
+
+def test_a_verifier_key_that_the_proxy_did_not_make_opens_nothing(lab: Any) -> None:
     mine, other = lab.session(), lab.session()
     swapped = mine["verifier_key"].replace(mine["id"], other["id"])
     at = f"{V1}/sessions/{other['id']}/rewards"
+    proof = hmac.digest(ADMIN.encode(), other["id"].encode(), "sha256")
+    derived = base64.urlsafe_b64encode(proof).decode().rstrip("=")
     for forged in (
         swapped,
-        verifier_key(None, other["id"]),
+        new_verifier_key(other["id"]),
+        f"brv_{other['id']}.{derived}",
         "brv_",
         f"brv_{other['id']}.",
         "brv_.",

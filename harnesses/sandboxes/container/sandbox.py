@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import secrets
 import shutil
 import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,7 +20,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.harnesses.sandboxes.base import (
-    READ_BYTES,
     Captured,
     DirectoryGone,
     Launch,
@@ -40,6 +40,7 @@ from bridle.harnesses.sandboxes.container.layers import (
     install,
 )
 from bridle.harnesses.sandboxes.container.relay import Relay
+from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, DEPTH, READ_BYTES
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
@@ -52,6 +53,7 @@ _START_S: Final = 120.0
 _DRAIN_S: Final = 0.5
 """How long output is waited for when a process has ended and one that it left holds the stream."""
 _STORAGE_EVERY_S: Final = 2.0
+_NAME_LENGTH: Final = 3000
 _TOO_LONG: Final = 7
 """E2BIG."""
 
@@ -471,12 +473,25 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def extract(tar: tarfile.TarFile, target: Path) -> None:
     """Writes what an agent has put into an archive; leaves out what would lie, or lead, outside of
-    the folder, and what is no file. Pythons before 3.11.4 cannot tell where a link leads: with them
-    all links are left out."""
+    the folder, what is no file, and what is deeper or larger than is looked at. Pythons before
+    3.11.4 cannot tell where a link leads: with them all links are left out."""
+    members = _bounded(tar)
     if hasattr(tarfile, "data_filter"):
-        tar.extractall(target, filter=_harmless)  # noqa: S202 - filtered
+        tar.extractall(target, members=members, filter=_harmless)  # noqa: S202 - filtered
     else:
-        tar.extractall(target, members=filter(_is_plain, tar))  # noqa: S202 - filtered
+        tar.extractall(target, members=filter(_is_plain, members))  # noqa: S202 - filtered
+
+
+def _bounded(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    remaining = COPY_BYTES
+    for entry in tar:
+        parts = PurePosixPath(entry.name).parts
+        named = max((len(os.fsencode(part)) for part in parts), default=0) < 256
+        if len(parts) > DEPTH or len(entry.name) > _NAME_LENGTH or not named:
+            continue
+        if entry.size <= remaining:
+            remaining -= entry.size
+            yield entry
 
 
 def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:

@@ -6,7 +6,9 @@ Source: harbor 0.26, ``harbor/verifier/verifier.py`` and ``harbor/trial/``. The 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from bridle.harnesses.sandboxes.base import Launch, Sandbox
+from bridle.harnesses.sandboxes.leftovers import RESULT_BYTES, new_file, read_file
 from bridle.harnesses.tasks.harbor.config import (
     AgentTable,
     HarborConfig,
@@ -27,11 +30,13 @@ from bridle.harnesses.tasks.harbor.config import (
 )
 from bridle.harnesses.tasks.task import TaskError
 from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, VerifierError
+from bridle.store.records import SHORT_TEXT
 
 TESTS: Final = PurePosixPath("/tests")
 REWARDS: Final = PurePosixPath("/logs/verifier")
 ARTIFACTS: Final = PurePosixPath("/logs/artifacts")
 _PREPARE_S: Final = 120.0
+_MOST_REWARDS: Final = 256
 _PREPARE: Final = """
 rm -f {rewards}/reward.txt {rewards}/reward.json
 mkdir -p {rewards} {artifacts} && chmod 777 {rewards} {artifacts}
@@ -118,7 +123,8 @@ class _Run:
                 except FileNotFoundError:
                     continue  # As in Harbor: the tests decide what a missing artifact means.
                 local.mkdir(parents=True, exist_ok=True)
-                (local / path.name).write_bytes(data)
+                with new_file(local / path.name) as file:
+                    file.write(data)
                 found.append((path.parent, local))
         return found
 
@@ -179,22 +185,34 @@ def rewards_in(folder: Path) -> Scores:
     Raises :class:`NoVerdict` when there is none, or one that is no finite number.
     """
     table, number = folder / "reward.json", folder / "reward.txt"
-    file = table if table.is_file() else number
-    if not file.is_file():
-        raise NoVerdict(f"the tests left no reward file; see {shlex.quote(str(folder))}")
-    data = file.read_bytes()
+    file = table if os.path.lexists(table) else number
+    try:
+        data = read_file(folder, file, RESULT_BYTES)
+    except FileNotFoundError as error:
+        raise NoVerdict(
+            f"the tests left no reward file of at most {RESULT_BYTES} bytes; see "
+            f"{shlex.quote(str(folder))}"
+        ) from error
     if not data.strip():
         raise NoVerdict(f"the tests left an empty {file.name}")
     try:
         found: Any = msgspec.json.decode(data) if file is table else {"reward": float(data)}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoVerdict(f"{file.name} cannot be read: {error}") from error
     named = found if isinstance(found, dict) else {"reward": found}
-    for name, value in named.items():
-        numeric = isinstance(value, int | float)
-        if not numeric or not math.isfinite(value):
-            raise NoVerdict(f"{file.name} has {value!r} as {name}, which is no finite number")
-    return {name: float(value) for name, value in named.items()}
+    if len(named) > _MOST_REWARDS or any(not 0 < len(name) <= SHORT_TEXT for name in named):
+        raise NoVerdict(
+            f"{file.name} has {len(named)} rewards: at most {_MOST_REWARDS}, with names of 1 to "
+            f"{SHORT_TEXT} characters, are read"
+        )
+    return {name: _finite(file.name, name, value) for name, value in named.items()}
+
+
+def _finite(file: str, name: str, value: object) -> float:
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    raise NoVerdict(f"{file} has {ascii(value)[:100]} as {name}, which is no finite number")
 
 
 def _user(name: str | int | None) -> str | None:

@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,13 +34,12 @@ from bridle.harnesses.verifiers import (
     RegexAnswer,
     Verifier,
 )
-from bridle.run.environment import admin_key_file
 from bridle.user_code import load_object
 
 SandboxKind = Literal["process", "process-network", "forked", "container", "container-forked"]
 SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
-    "process": lambda _: _processes(),
-    "process-network": lambda _: _processes(confined=False),
+    "process": lambda _: ProcessProvider(confined=True),
+    "process-network": lambda _: ProcessProvider(),
     "forked": lambda _: ForkedProvider(),
     "container": lambda adapter: ContainerProvider(adapter.name),
     "container-forked": lambda adapter: _warm(adapter),
@@ -85,15 +85,16 @@ def agent(
 
 
 def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
+    confined = partial(ProcessProvider, confined=True)
     if named == "mini-swe-agent":
         mini = MiniSweAgent()
         return mini, mini.sandboxes
     if named == "oracle":
         return Oracle(), ProcessProvider
     if named == "verifiers":
-        return EnvironmentPlayer(), _processes
+        return EnvironmentPlayer(), confined
     if named in CODING_HARNESSES:
-        return CODING_HARNESSES[named](), _processes
+        return CODING_HARNESSES[named](), confined
     if named.endswith(".py") and Path(named).is_file():
         return PythonAgent(Path(named)), ForkedProvider
     if "{prompt}" in named:
@@ -101,17 +102,11 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
         # A path or a placeholder may exist only in the session's workspace.
         if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
             raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
-        return Command(tuple(argv), name=Path(argv[0]).name), _processes
+        return Command(tuple(argv), name=Path(argv[0]).name), confined
     raise UnknownAgent(
         f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not one of "
         + ", ".join(CODING_HARNESSES)
     )
-
-
-def _processes(confined: bool = True) -> SandboxProvider:
-    """Process sandboxes in which the admin key of this user's proxies cannot be read, nor, when
-    they are ``confined``, anything be reached but their session's URL."""
-    return ProcessProvider(hidden=(admin_key_file(),), confined=confined)
 
 
 def verifier(named: str) -> Verifier:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,16 @@ VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 _RANK_NAMES: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _RANK_PREFIXES: Final = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_")
 
+
+_OF_A_RUN: Final = (
+    "bridle.db",
+    "given-rewards.jsonl",
+    "checkpoints",
+    "published",
+    "policies",
+    "logs",
+    "best",
+)
 
 KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VARIABLE)
 
@@ -58,6 +69,28 @@ def key_in(variable: str) -> str | None:
     if not os.environ.get(variable) and (path := os.environ.get(f"{variable}_FILE")):
         return Path(path).read_text().strip() or None
     return os.environ.get(variable) or None
+
+
+def key_files() -> list[Path]:
+    """The files that hold keys of ours: those that the environment names, and the one that
+    ``bridle proxy`` makes. They need not exist."""
+    named = [os.environ.get(f"{variable}_FILE") for variable in KEYS]
+    return [*(Path(path) for path in named if path), admin_key_file()]
+
+
+def store_files(store: str) -> list[Path]:
+    """The file of an SQLite store, by its path or URL; none of another database."""
+    path = re.sub(r"^sqlite(\+\w+)?:///", "", store)
+    return [] if "://" in path or not path else [Path(path)]
+
+
+def private_in(output: Path) -> tuple[Path, ...]:
+    """The files and folders of a training run's ``output`` that its sessions may not see: all of
+    it, or, where the command runs in it, what the run makes there."""
+    inside = output.absolute().resolve()
+    if Path.cwd().resolve().is_relative_to(inside):
+        return tuple(inside / name for name in _OF_A_RUN)
+    return (inside,)
 
 
 def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:

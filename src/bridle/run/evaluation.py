@@ -138,6 +138,9 @@ class HeldOut:
         ]
         settings = replace(self.settings, run_id=self.run_id, labels={VERSION_LABEL: version})
         self.rollouts.collect(self.adapter, jobs, settings)
+        for session in filter(mine, reader.sessions(run=self.run_id)):
+            if session.outcome in MEASURED:
+                self.rollouts.given.require(session.id, reader.rewards(session.id))
         attempts = attempts_of(reader, run=self.run_id, wanted=mine)
         if not attempts:
             log.warning("version %d is not measured: no held-out session has a verdict", version)

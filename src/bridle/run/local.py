@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
+from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
@@ -20,6 +21,7 @@ from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
 from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
+from bridle.run.environment import private_in
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
@@ -161,6 +163,7 @@ def train(
             model=MODEL,
             run_id=run_id,
             session_settings=session_settings(config.agent.sampling),
+            hidden=private_in(directory),
             guards=config.agent.guards,
         )
         with (
@@ -175,7 +178,10 @@ def train(
                 host=fleet.host,
             ) as further,
             Rollouts(
-                (first := further.pop(DEFAULT_POLICY)).proxy_url, fleet, key=first.admin_key
+                (first := further.pop(DEFAULT_POLICY)).proxy_url,
+                fleet,
+                key=first.admin_key,
+                given=GivenRewards(directory / GIVEN_FILE),
             ) as rollouts,
         ):
             loop = train_plan(
@@ -207,6 +213,7 @@ def train(
                 )
                 if held_out
                 else None,
+                given=rollouts.given,
                 further=further,
             )
         with Reader(store) as reader:

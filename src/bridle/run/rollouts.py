@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -16,6 +17,7 @@ from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.fleet import Fleet, LocalFleet
+from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
@@ -27,7 +29,7 @@ from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.attempts import ending
-from bridle.run.environment import admin_key_for, default_proxy
+from bridle.run.environment import admin_key_for, default_proxy, key_files
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
 from bridle.store.records import new_id
@@ -59,7 +61,10 @@ class Rollouts:
         fleet: Fleet,
         *,
         key: str | None = None,
+        given: GivenRewards | None = None,
     ) -> None:
+        """``given`` records the rewards that are given in."""
+        self.given = GivenRewards() if given is None else given
         self._proxy_url = proxy_url
         self._key = key
         self._fleet = fleet
@@ -103,6 +108,9 @@ class Rollouts:
                 self._running.discard(task)
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def _client(self) -> Client:
+        return Client(self._proxy_url, self._key, given=self.given)
 
     @contextmanager
     def run(self, name: str, kind: str = "rollout") -> Iterator[str]:
@@ -152,8 +160,8 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
-        async with Client(self._proxy_url, self._key) as client:
-            rollout = Rollout(client, adapter, self._fleet, settings)
+        async with self._client() as client:
+            rollout = Rollout(client, adapter, self._fleet, _with_keys_hidden(settings))
             return await rollout.collect(jobs, progress)
 
     def groups(
@@ -168,9 +176,9 @@ class Rollouts:
         A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` when no session
         can be had for one of its jobs.
         """
-        client = Client(self._proxy_url, self._key)
+        client = self._client()
         self._clients.append(client)
-        rollout = Rollout(client, adapter, self._fleet, settings)
+        rollout = Rollout(client, adapter, self._fleet, _with_keys_hidden(settings))
 
         async def run(number: int, begun: Callable[[], None]) -> list[str]:
             planned = plan(number)
@@ -195,6 +203,11 @@ class Rollouts:
             return self._submit(run(number, begun))
 
         return start
+
+
+def _with_keys_hidden(settings: RolloutSettings) -> RolloutSettings:
+    """The settings with this machine's files of keys among what no session sees."""
+    return replace(settings, hidden=(*settings.hidden, *key_files()))
 
 
 async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:

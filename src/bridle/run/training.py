@@ -17,6 +17,7 @@ from typing import Any
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError, UsageError
+from bridle.harnesses.given import GivenRewards
 from bridle.reconstruct.episodes import broken_episode, episode_of
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
@@ -150,6 +151,7 @@ def train(
     *,
     on_step: Callable[[StepReport], bool | None],
     held_out: HeldOut | None = None,
+    given: GivenRewards | None = None,
     further: Mapping[str, Stack] = MappingProxyType({}),
 ) -> GrpoLoop:
     """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
@@ -158,7 +160,9 @@ def train(
     it that an earlier attempt published, and ``further`` so each of ``plan.others``, by name; a
     resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
     leaves a checkpoint of the last whole step. ``held_out`` measures the policies before the first
-    step and on the way; the best are kept. Raises
+    step and on the way; the best are kept. ``given`` are the rewards that the run gave in: a
+    session of which the store has others ends the step. Raises
+    :class:`bridle.harnesses.given.RewardsDiffer`,
     :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
     """
     require_parts(plan.config)
@@ -167,7 +171,7 @@ def train(
     on_policy = plan.config.max_staleness == 0
 
     def load(session_id: str) -> Episode:
-        return loop.renumbering.episode(loaded_episode(reader, session_id, rules))
+        return loop.renumbering.episode(loaded_episode(reader, session_id, rules, given))
 
     with (
         resumable(),
@@ -329,10 +333,16 @@ def resumable() -> Iterator[None]:
         raise
 
 
-def loaded_episode(reader: Reader, session_id: str, rules: SampleRules) -> Episode:
+def loaded_episode(
+    reader: Reader, session_id: str, rules: SampleRules, given: GivenRewards | None = None
+) -> Episode:
     """The session, without samples when its record contradicts itself: its tokens are dropped as
-    ``tree_broken``."""
+    ``tree_broken``. Raises :class:`bridle.harnesses.given.RewardsDiffer`."""
     session = LoadedSession.load(reader, session_id)
+    if given is not None and session.record.outcome in FINISHED:
+        if not given.knows(session_id):
+            log.warning("session %s: its rewards were given in elsewhere: unchecked", session_id)
+        given.require(session_id, session.all_rewards)
     try:
         return episode_of(session, rules)
     except BrokenTree as error:

@@ -27,6 +27,7 @@ from bridle.run.environment import (
     DEFAULT_PORT,
     UPSTREAM_KEY_VARIABLE,
     admin_key_file,
+    key_files,
     key_in,
     made_admin_key,
 )
@@ -202,6 +203,7 @@ def proxy(
             port=port,
             admin_key=given_key or made_admin_key(),
             keyless_recording=given_key is None,
+            private_files=tuple(key_files()),
             upstream_api_key=upstream_key,
             model=model,
             tokenizer_dir=tokenizer,

@@ -32,7 +32,13 @@ from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import GRPO, chosen
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
-from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
+from bridle.run.environment import (
+    API_KEY_VARIABLE,
+    admin_key_for,
+    key_in,
+    private_in,
+    store_files,
+)
 from bridle.run.holding import LOCK, hold
 from bridle.store.records import DEFAULT_POLICY
 
@@ -140,6 +146,7 @@ def trainer(
     """
     with needs_extra("train", "training needs the training extra"):
         from bridle.run.training import TrainingPlan, newest_policy, resumable, step_line, train
+    from bridle.harnesses.given import GIVEN_FILE, GivenRewards
     from bridle.harnesses.rollout import RolloutSettings
     from bridle.harnesses.sampling import session_settings
     from bridle.reconstruct.rewards import RewardNotice
@@ -229,10 +236,12 @@ def trainer(
             model=MODEL,
             run_id=plan.run_id,
             session_settings=session_settings(sampling),
+            hidden=(*private_in(output), *store_files(store)),
         )
+        given = GivenRewards(output / GIVEN_FILE)
         with (
             attempt(plan.store, *runs_of(plan.run_id, plan_name, held_out)),
-            Rollouts(proxy, running, key=admin_key) as rollouts,
+            Rollouts(proxy, running, key=admin_key, given=given) as rollouts,
         ):
             live = services(engine)
             planning = planned(plan.run_id, pool, group_size, finished)
@@ -246,7 +255,9 @@ def trainer(
                 measured = HeldOut(
                     rollouts, adapter, held_out, settings, own, evaluate_every, evaluation.samples
                 )
-            loop = train(plan, live, started, on_step=on_step, held_out=measured)
+            loop = train(
+                plan, live, started, on_step=on_step, held_out=measured, given=rollouts.given
+            )
     if not json:
         out.print(
             f"{newest_policy(plan)}: after {loop.step} of {loop.config.steps} steps",

@@ -1,0 +1,353 @@
+"""Reads, copies, tidies and removes what a session left in its folders.
+
+An agent may leave anything there: links to files of this machine, pipes that block their reader,
+devices, terabytes, folders thousands deep, files that nobody may read. Everything of Bridle that
+opens such a path goes through this module. It follows no link out of the session's folder, opens
+regular files only, reads up to a limit, and never recurses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+log = logging.getLogger(__name__)
+
+READ_BYTES: Final = 64 * 1024 * 1024
+"""Largest file that is read by default."""
+RESULT_BYTES: Final = 1024 * 1024
+"""Largest file with a verifier's result."""
+COPY_BYTES: Final = 4 * 1024**3
+"""Most bytes that one copy of a session's folder takes."""
+DEPTH: Final = 64
+"""Deepest folder that is looked at; what lies deeper is removed."""
+_PATH_BYTES: Final = 3000
+"""Longest path that is looked at: a name below it still fits into the system's 4096."""
+_LINKS: Final = 40
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
+_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | _FLAGS
+_OF_THE_SYSTEM: Final = tuple(
+    f"{folder}/"
+    for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64", sys.prefix, sys.base_prefix)
+)
+"""Links to here may stay: a virtual environment has them, and no answer of a task lies here."""
+
+
+def read_file(root: Path, path: Path, limit: int = READ_BYTES) -> bytes:
+    """The content of a file of the session whose folder is ``root``.
+
+    Raises :class:`FileNotFoundError` for a path that leads out of ``root``, and for what is no
+    regular file of at most ``limit`` bytes.
+    """
+    try:
+        number = _open_below(root, path)
+        with os.fdopen(number, "rb") as stream:
+            state = os.fstat(number)
+            data = stream.read(limit + 1) if stat.S_ISREG(state.st_mode) else None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _no_file(path) from error
+    if data is None or len(data) > limit:
+        raise _no_file(path)
+    return data
+
+
+def _open_below(root: Path, path: Path) -> int:
+    """A descriptor of the file at ``path``, each part opened by itself so that no link is followed
+    unseen."""
+    top = os.path.realpath(root)
+    parts = deque(_relative(path, root, top).parts)
+    opened = [os.open(top, _FOLDER)]
+    links = 0
+    try:
+        while parts:
+            name = parts.popleft()
+            if name == "..":
+                if len(opened) == 1:
+                    raise _no_file(path)
+                os.close(opened.pop())
+                continue
+            target = _link(name, opened[-1])
+            if target is not None:
+                links += 1
+                if os.path.isabs(target):
+                    target = str(_relative(Path(target), root, top))
+                    while len(opened) > 1:
+                        os.close(opened.pop())
+                parts.extendleft(reversed(Path(target).parts))
+                if links > _LINKS or len(parts) > DEPTH:
+                    raise _no_file(path)
+            elif parts:
+                if len(opened) > DEPTH:
+                    raise _no_file(path)
+                opened.append(os.open(name, _FOLDER, dir_fd=opened[-1]))
+            else:
+                return os.open(name, _FILE, dir_fd=opened[-1])
+        raise _no_file(path)
+    finally:
+        for number in opened:
+            os.close(number)
+
+
+def _relative(path: Path, root: Path, top: str) -> Path:
+    for folder in (root, Path(top)):
+        with contextlib.suppress(ValueError):
+            return path.relative_to(folder)
+    raise _no_file(path)
+
+
+def _link(name: str, folder: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+
+
+def _no_file(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "no regular file of the session that is read", str(path))
+
+
+def read_tail(path: Path, limit: int) -> tuple[int, bytes]:
+    """The size and the last ``limit`` bytes of a regular file; nothing of what is none."""
+    try:
+        with os.fdopen(os.open(path, _FILE), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return 0, b""
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - limit))
+            return size, stream.read(limit)
+    except OSError:
+        return 0, b""
+
+
+def new_file(path: Path) -> IO[bytes]:
+    """Opens a new file for writing in place of whatever is at ``path``."""
+    remove_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+    return os.fdopen(number, "wb")
+
+
+def copy_folder(source: Path, target: Path, *, trusted: bool = False) -> None:
+    """Copies the content of a folder into another, which is made.
+
+    Of a folder that a session left, it copies regular files and folders down to :data:`DEPTH`, at
+    most :data:`COPY_BYTES`, and links that stay inside; the rest is left out with a warning.
+    ``trusted`` copies every link and any number of bytes. A link in ``target`` is replaced, never
+    written through. Raises :class:`FileNotFoundError` when ``source`` is no folder.
+    """
+    if (source.is_symlink() and not trusted) or not source.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(source))
+    top = os.path.realpath(source)
+    left_out: list[str] = []
+    remaining = sys.maxsize if trusted else COPY_BYTES
+    _make_folder(target)
+    pending = [(str(source), str(target), 0)]
+    while pending:
+        folder, copy, depth = pending.pop()
+        for entry in _entries(folder):
+            to = os.path.join(copy, entry.name)
+            if entry.is_symlink():
+                if not trusted and _leads_out(entry.path, top):
+                    left_out.append(entry.path)
+                    continue
+                _make_way(to)
+                os.symlink(os.readlink(entry.path), to)
+            elif entry.is_dir(follow_symlinks=False):
+                if not trusted and _too_deep(entry.path, depth + 1):
+                    left_out.append(entry.path)
+                    continue
+                _make_folder(Path(to))
+                pending.append((entry.path, to, depth + 1))
+            elif entry.is_file(follow_symlinks=False):
+                copied = _copy_file(entry.path, to, remaining)
+                if copied is None:
+                    left_out.append(entry.path)
+                else:
+                    remaining -= copied
+            else:
+                left_out.append(entry.path)
+    _report("not copied", left_out)
+
+
+def _make_folder(path: Path) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        path.unlink()
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _make_way(path: str) -> None:
+    """Removes the file or link at ``path``."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _copy_file(source: str, target: str, limit: int) -> int | None:
+    """The number of bytes copied; ``None`` for a file that is larger or cannot be read."""
+    try:
+        number = os.open(source, _FILE)
+    except OSError:
+        return None
+    with os.fdopen(number, "rb") as data:
+        state = os.fstat(number)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
+            return None
+        _make_way(target)
+        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        with os.fdopen(made, "wb") as copy:
+            shutil.copyfileobj(data, copy, 1 << 20)
+            os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777 | 0o600)
+    os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return state.st_size
+
+
+def tidy(root: Path, *, strip: bool) -> None:
+    """Makes a session's folder safe to read: all of it this process' own and readable, nothing
+    deeper than :data:`DEPTH`. ``strip`` also removes links that lead out of it, pipes, sockets and
+    devices, so that a program that opens a name in it neither blocks nor reads a foreign file.
+
+    No process of the session may still run.
+    """
+    top = os.path.realpath(root)
+    removed: list[str] = []
+    _take(str(root), os.lstat(root))
+    pending = [(str(root), 0)]
+    while pending:
+        folder, depth = pending.pop()
+        for entry in _entries(folder):
+            state = entry.stat(follow_symlinks=False)
+            kind = state.st_mode
+            if stat.S_ISLNK(kind):
+                _take(entry.path, state)
+                unwanted = strip and _leads_out(entry.path, top)
+            elif stat.S_ISDIR(kind) and _too_deep(entry.path, depth + 1):
+                removed.append(entry.path)
+                remove_folder(Path(entry.path))
+                continue
+            elif stat.S_ISDIR(kind):
+                _take(entry.path, state)
+                pending.append((entry.path, depth + 1))
+                continue
+            else:
+                unwanted = strip and not stat.S_ISREG(kind)
+                if not unwanted:
+                    _take(entry.path, state)
+            if unwanted:
+                removed.append(entry.path)
+                os.unlink(entry.path)
+    _report("removed", removed)
+
+
+def _take(path: str, state: os.stat_result) -> None:
+    """Makes a file or folder this process' own, and readable and writable by it."""
+    user, group = os.getuid(), os.getgid()
+    if state.st_uid != user:
+        os.chown(path, user, group, follow_symlinks=False)
+    if stat.S_ISLNK(state.st_mode):
+        return
+    needed = 0o700 if stat.S_ISDIR(state.st_mode) else 0o600
+    mode = stat.S_IMODE(state.st_mode)
+    if mode & needed != needed or mode & 0o6000:
+        os.chmod(path, mode & 0o1777 | needed)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder and all that is in it, however deep; what cannot be removed stays.
+
+    A folder in it is moved to the top before it is emptied, so that no path grows long.
+    """
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return
+        os.chmod(path, 0o700)
+        top = os.open(path, _FOLDER)
+    except OSError:
+        return
+    prefix = f".removed-{secrets.token_hex(8)}-"
+    pending: list[str] = []
+    moved = 0
+    try:
+        for name, is_folder in _names(top):
+            if is_folder:
+                pending.append(name)
+            else:
+                _unlink(name, top)
+        while pending:
+            folder = pending.pop()
+            with contextlib.suppress(OSError), _opened(folder, top) as number:
+                for name, is_folder in _names(number):
+                    if not is_folder:
+                        _unlink(name, number)
+                        continue
+                    moved += 1
+                    with contextlib.suppress(OSError):
+                        os.chmod(name, 0o700, dir_fd=number)
+                        os.rename(name, f"{prefix}{moved}", src_dir_fd=number, dst_dir_fd=top)
+                        pending.append(f"{prefix}{moved}")
+            with contextlib.suppress(OSError):
+                os.rmdir(folder, dir_fd=top)
+    finally:
+        os.close(top)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+@contextlib.contextmanager
+def _opened(name: str, folder: int) -> Iterator[int]:
+    os.chmod(name, 0o700, dir_fd=folder)
+    number = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def _names(folder: int) -> list[tuple[str, bool]]:
+    """The names in a folder, and whether each is a folder."""
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _too_deep(path: str, depth: int) -> bool:
+    return depth > DEPTH or len(os.fsencode(path)) > _PATH_BYTES
+
+
+def _leads_out(link: str, top: str) -> bool:
+    """Whether a link leads to a place outside of ``top`` that is not the system's."""
+    real = os.path.realpath(link)
+    return not (real == top or real.startswith((f"{top}/", *_OF_THE_SYSTEM)))
+
+
+def _report(what: str, paths: list[str]) -> None:
+    if paths:
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        shown = ", ".join(path[-200:] for path in paths[:3])
+        log.warning("left by the agent and %s: %s%s", what, ascii(shown), more)

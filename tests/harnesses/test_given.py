@@ -1,0 +1,64 @@
+"""The rewards that were given in, and those that a store returns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bridle.harnesses.given import GivenRewards, RewardsDiffer
+from bridle.store.records import Reward, RewardSource
+
+
+def stored(value: float = 0.5, name: str = "reward", **fields: object) -> Reward:
+    fields = {"source": RewardSource.VERIFIER, **fields}
+    return Reward("ses_1", name, value, time.time(), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["in memory", "resumed"])
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> GivenRewards:
+    file = tmp_path / "given.jsonl" if request.param == "resumed" else None
+    made = GivenRewards(file)
+    made.begin("ses_1")
+    made.add("ses_1", "reward", 0.5)
+    made.begin("ses_2")
+    if file is None:
+        return made
+    with file.open("ab") as cut:
+        cut.write(b'{"session": "ses_3", "na')
+    return GivenRewards(file)
+
+
+def test_the_same_rewards_pass_and_those_of_others_are_no_difference(given: GivenRewards) -> None:
+    given.require("ses_1", [stored(), stored(1.0, source=RewardSource.OPERATOR)])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [stored(100.0)],
+        [stored(), stored()],
+        [stored(), stored(1.0, "bonus")],
+        [stored(name="bonus")],
+        [stored(turn=1)],
+        [stored(source=RewardSource.OPERATOR)],
+    ],
+)
+def test_another_value_name_place_or_number_of_rewards_is_a_difference(
+    given: GivenRewards, found: list[Reward]
+) -> None:
+    with pytest.raises(RewardsDiffer, match=r"ses_1.*reward=0\.5"):
+        given.require("ses_1", found)
+
+
+def test_a_session_that_was_given_none_has_none(given: GivenRewards) -> None:
+    given.require("ses_2", [])
+    with pytest.raises(RewardsDiffer, match="none"):
+        given.require("ses_2", [stored()])
+
+
+def test_nothing_is_known_of_a_session_of_another_run(given: GivenRewards) -> None:
+    assert not given.knows("ses_9")
+    given.require("ses_9", [stored()])
