@@ -14,6 +14,7 @@ from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
+from bridle.proxy.engines.template_roles import TemplateRoles
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Observer, Recorder
@@ -59,6 +60,7 @@ class Services:
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
+    roles: TemplateRoles
     rendering_checks: Mapping[EnginePool, RenderingCheck]
     """By the engines of a policy: compares their prompts with the tokenizer's. Empty without the
     policies' tokenizer."""
@@ -128,6 +130,7 @@ class Services:
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             continuer=continuer,
+            roles=TemplateRoles(None if continuer is None else continuer.roles),
             rendering_checks=_rendering_checks(
                 models.policies.values(), continuer, writer, explanations, metrics
             ),

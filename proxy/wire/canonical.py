@@ -271,6 +271,13 @@ class ApiError(BridleError):
             self.kind, message, status=self.status, param=param, retry_after=self.retry_after
         )
 
+    def hinted(self, hint: str) -> ApiError:
+        """The error with ``hint`` after its message, where an engine refused the messages or named
+        no field."""
+        if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
+            return self
+        return ApiError(self.kind, f"{self.message} {hint}", status=self.status, param=self.param)
+
 
 class HttpError(msgspec.Struct, frozen=True):
     """An error as it goes to the client."""
