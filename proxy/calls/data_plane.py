@@ -22,7 +22,12 @@ from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.recording.recorder import recorded_conversation
-from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
+from bridle.proxy.recording.stored_responses import (
+    marked_deleted,
+    not_stored,
+    refers,
+    unknown_response,
+)
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
@@ -126,10 +131,9 @@ class DataPlane:
         identity = identify(client.headers)
         dialect = DIALECTS[route.dialect]
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if request.dialect == "responses":
-            request = await services.stored_responses.expand(
-                request, body, services.sessions.readable(caller)
-            )
+        if refers(request):
+            readable = services.sessions.readable(caller)
+            request = await services.stored_responses.expand(request, body, readable)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -206,6 +210,9 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
+        if refers(request):
+            readable = services.sessions.readable(caller)
+            request = await services.stored_responses.expand(request, body, readable)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
