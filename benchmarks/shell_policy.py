@@ -86,15 +86,16 @@ class WorkedThrough:
         return {"reward": float(written == wanted and said["reward"] == 1.0)}
 
 
-def train_bench_tokenizer(directory: Path) -> None:
-    """A BPE tokenizer of English text with :data:`STRIPPING_TEMPLATE`, without model weights."""
+def train_bench_tokenizer(directory: Path, template: str | None = None) -> None:
+    """Train a BPE tokenizer of English text with ``template`` (:data:`STRIPPING_TEMPLATE` by
+    default), without model weights."""
     from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
     train_tokenizer(
         directory,
         list(pydoc_data.topics.topics.values()),
         vocab_size=4096,
-        template=STRIPPING_TEMPLATE,
+        template=template or STRIPPING_TEMPLATE,
     )
 
 

@@ -15,6 +15,7 @@ from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
+from bridle.proxy.engines.template_roles import TemplateRoles
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
@@ -61,6 +62,7 @@ class Services:
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
+    roles: TemplateRoles
     rendering_checks: Mapping[EnginePool, RenderingCheck]
     """By the engines of a policy: compares their prompts with the tokenizer's. Empty without the
     policies' tokenizer."""
@@ -133,6 +135,7 @@ class Services:
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
             continuer=continuer,
+            roles=TemplateRoles(None if continuer is None else continuer.roles),
             rendering_checks=_rendering_checks(
                 models.policies.values(), continuer, writer, explanations, metrics
             ),

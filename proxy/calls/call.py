@@ -68,7 +68,9 @@ class Call:
         to: Destination,
         notes: list[Note],
         held: Held,
+        hint: str = "",
     ) -> None:
+        """``hint`` is added to an engine's refusal of the request as a whole."""
         begun = recording.begun
         minted = dialect.mint(begun.id, int(begun.started_at), request.model)
         self.notes = notes
@@ -79,6 +81,7 @@ class Call:
         self._recording = recording
         self._ask = ask
         self._to = to
+        self._hint = hint
         self._gate = to.engines.gate
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
@@ -148,7 +151,7 @@ class Call:
                 client_left = watch.leave(client)
             return self._last_bytes()
         except ApiError as error:
-            return CallFailure(error.kind, error.renamed(self._request.names))
+            return CallFailure(error.kind, error.hinted(self._hint).renamed(self._request.names))
         except asyncio.CancelledError:
             if client_left:
                 return CLIENT_GONE

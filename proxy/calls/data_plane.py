@@ -10,18 +10,24 @@ from urllib.parse import parse_qsl
 from msgspec import structs
 
 from bridle.proxy.calls.call import Call
+from bridle.proxy.calls.engine_form import engine_form
 from bridle.proxy.calls.models import models_dialect, models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.continuation.roles import RoleRules, refusal_hint
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage.engine_ids import with_engine_ids
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.recording.recorder import recorded_conversation
-from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
+from bridle.proxy.recording.stored_responses import (
+    marked_deleted,
+    not_stored,
+    refers,
+    unknown_response,
+)
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
@@ -125,18 +131,15 @@ class DataPlane:
         identity = identify(client.headers)
         dialect = DIALECTS[route.dialect]
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if request.dialect == "responses":
-            request = await services.stored_responses.expand(
-                request, body, services.sessions.readable(caller)
-            )
+        if refers(request):
+            readable = services.sessions.readable(caller)
+            request = await services.stored_responses.expand(request, body, readable)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        known = session.turns.engine_ids
-        asked = request
-        if known:
-            asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
-        prompt = await self._prompt(session, link, asked, to)
+        roles = await services.roles.of(to, request)
+        asked, near, shaped = engine_form(request, link, session.turns.engine_ids, roles)
+        prompt = await self._prompt(session, near, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
@@ -157,7 +160,7 @@ class DataPlane:
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *prompt.notes, *overruled, *ask.notes)
+        notes += (*to.notes, *shaped, *prompt.notes, *overruled, *ask.notes)
         if request.dialect == "responses":
             notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
@@ -166,7 +169,8 @@ class DataPlane:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        call = Call(services, client, dialect, request, recording, ask, to, notes, held)
+        hint = refusal_hint(roles, request.messages)
+        call = Call(services, client, dialect, request, recording, ask, to, notes, held, hint)
         if refusal is not None:
             reason, note = refusal
             notes.append(note)
@@ -206,6 +210,9 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
+        if refers(request):
+            readable = services.sessions.readable(caller)
+            request = await services.stored_responses.expand(request, body, readable)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -214,7 +221,9 @@ class DataPlane:
                 session = None
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
-        count, served = await to.engines.count_tokens(request)
+        rules = await services.roles.of(to, request) or RoleRules()
+        shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
+        count, served = await to.engines.count_tokens(shaped)
         reply = counting.reply(count)
         if session is None:
             # Nothing in the request identifies its session.
@@ -295,8 +304,6 @@ class DataPlane:
             or request.dialect == "completions"
         ):
             return CallPrompt(None, link.break_reason)
-        if known := session.turns.engine_ids:
-            link = structs.replace(link, tail=with_engine_ids(link.tail, known))
         if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:

@@ -54,6 +54,7 @@ class Continuer:
         self._tails = TailRenderer(tokenizer)
         self._prober = Prober(tokenizer, self._tails)
         self.report: TemplateReport = self._prober.report()
+        self.roles = self.report.roles
         self._latest: dict[bytes, tuple[Tail | None]] = {}
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
 

@@ -16,21 +16,11 @@ import orjson
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
+from bridle.proxy.continuation.roles import QUESTIONS, TOOLS, Question, RoleRules, rules_from
 from bridle.proxy.continuation.tail import SeamError, Setting, Shape, TailRenderer, shapes_for
 from bridle.proxy.wire.canonical import Message, ToolCall
 
-TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Find a word.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string"}, "page": {"type": "integer"}},
-            "required": ["word"],
-        },
-    },
-}
+TOOL: Mapping[str, Any] = TOOLS[0]
 SYSTEM = Message("system", "Answer briefly.")
 THOUGHT = "PONDER the second page"
 ODD_ARGUMENTS = '{"word":"caf\\u00e9",  "page":2}'
@@ -170,8 +160,18 @@ class Prober:
             ids_refused=rendered and not long_ids,
             end_of_turn_ids=ends,
             generation_prompt=self._generation_prompt() if usable else "",
+            roles=self._roles() if usable else RoleRules(),
         )
         return replace(report, reasons=in_words(report, rewrites, failures))
+
+    def _roles(self) -> RoleRules:
+        return rules_from([self._answer(question) for question in QUESTIONS])
+
+    def _answer(self, question: Question) -> str | None:
+        try:
+            return self._text(question.messages, Setting(tools=TOOLS if question.tools else ()))
+        except TemplateError:
+            return None
 
     def _with_call(self, kind: str, results: str, id_form: str) -> str | None:
         """A conversation with a reply of that kind and its results; ``None`` when refused."""

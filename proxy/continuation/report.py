@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bridle.proxy.continuation.roles import RoleRules
+
 Thinking = Literal["kept", "stripped after the next user turn", "stripped", "not rendered"]
 
 
@@ -42,6 +44,8 @@ class TemplateReport:
     end_of_turn_ids: frozenset[int]
     """Ids that end a reply in this template's text."""
     generation_prompt: str
+    roles: RoleRules
+    """The orders of roles that it takes; requests are brought into one of them."""
     reasons: tuple[str, ...] = ()
     """What was found, in words, and what it means for recording and training."""
 
@@ -98,12 +102,6 @@ def _of_continuation(
 
 def _of_shapes(report: TemplateReport) -> list[str]:
     words = []
-    if not report.system:
-        words.append("System messages are refused.")
-    elif not report.late_system:
-        words.append("System messages are refused after the first turn.")
-    if report.alternation:
-        words.append("User and assistant turns must alternate.")
     if report.calls_vanish:
         words.append(
             "Tool calls or their results vanish: they are rendered without an error and are not in "

@@ -93,7 +93,10 @@ def anthropic_error_object(error: ApiError) -> dict[str, Any]:
     kind, message = _WORDS.get(error.kind, _OTHER).anthropic, error.message
     if error.kind == "context_overflow":
         message = overflow.anthropic(message)
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    shown: dict[str, Any] = {"type": kind, "message": message}
+    if error.details:
+        shown["details"] = dict(error.details)
+    return {"type": "error", "error": shown}
 
 
 def google_error(error: ApiError) -> HttpError:

@@ -125,10 +125,17 @@ class EngineEndpoint:
                 raise await refusal(response, self.own_keys)
             return int(orjson.loads(await response.read())["count"])
 
-    async def tokenize(self, messages: Sequence[Mapping[str, Any]], model: str) -> list[int] | None:
+    async def tokenize(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        model: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int] | None:
         """The ids that the engine makes of ``messages`` and the beginning of a reply; ``None`` when
-        it does not report them. Raises :class:`ApiError`."""
+        it refuses them or does not report ids. Raises :class:`ApiError`."""
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
+        if tools:
+            body["tools"] = tools
         with _reading("the engine's token ids"):
             response = await self.transport.request("POST", TOKENIZE, orjson.dumps(body))
             if response.status != 200:

@@ -289,12 +289,16 @@ class EnginePool:
         return await self._any(count)
 
     async def tokenize(
-        self, messages: Sequence[Mapping[str, Any]], requested: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        requested: str,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:
         """See :meth:`bridle.proxy.engines.endpoint.EngineEndpoint.tokenize`."""
 
         async def ids(engine: PooledEngine) -> list[int] | None:
-            return await engine.endpoint.tokenize(messages, await self._model(engine, requested))
+            model = await self._model(engine, requested)
+            return await engine.endpoint.tokenize(messages, model, tools)
 
         return await self._any(ids)
 

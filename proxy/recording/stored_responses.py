@@ -1,5 +1,6 @@
-"""Stored responses of the Responses API: read, deleted, continued by ``previous_response_id``.
+"""Recorded replies that clients read, delete, or continue by their id.
 
+A Responses request continues one by ``previous_response_id``, a Messages request by ``thread``.
 Every call is recorded. A response that a client deleted, or asked not to store, is hidden from
 clients and stays in the record.
 """
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from bridle.proxy.dialects.messages import request as messages_request
+from bridle.proxy.dialects.messages.thread import thread_not_found
 from bridle.proxy.dialects.responses.request import with_history
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
-from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.proxy.wire.canonical import ApiError, DialectName, Message, Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
@@ -24,6 +28,8 @@ from bridle.store.records import CallStatus, Note
 
 _CAPACITY: Final = 256
 _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
+_PREFIXES: Final[Mapping[DialectName, str]] = {"responses": "resp", "messages": "msg"}
+"""The dialects whose replies can be continued by their id, with the prefix of the id."""
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
@@ -35,6 +41,11 @@ class _Event(msgspec.Struct):
 def begins_with_instructions(request: Request) -> bool:
     """Whether the first message is a Responses request's ``instructions``."""
     return request.responses.instructions
+
+
+def refers(request: Request) -> bool:
+    """Whether a part of the request's conversation is in the record alone."""
+    return request.previous_response_id is not None or bool(request.responses.references)
 
 
 def not_stored(request: Request) -> tuple[Note, ...]:
@@ -51,6 +62,15 @@ def unknown_response(response_id: str) -> ApiError:
     return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
 
 
+def _unknown_previous(response_id: str) -> ApiError:
+    return ApiError(
+        "not_found",
+        f"Previous response with id '{response_id}' not found.",
+        status=404,
+        param="previous_response_id",
+    )
+
+
 class StoredResponses:
     """Recorded conversations by the response that ended them; the latest are kept in memory."""
 
@@ -62,39 +82,44 @@ class StoredResponses:
         """Call id -> its conversation; written by the threads that read the store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """``request`` (parsed from ``body``) with its references replaced by the items.
+        """``request`` (parsed from ``body``) with what it refers to in place.
 
-        The stored conversation comes before the request's own messages.
+        References are replaced by the items, and the recorded conversation comes before the
+        request's own messages: without its ``instructions`` for a Responses request, which does not
+        inherit them, and with its instructions and tools for a Messages request, which does.
 
-        Earlier ``instructions`` are not inherited, as in the provider's API. Raises
-        :class:`ApiError` (404) when an item or the response is not stored here, or not for this
-        client."""
-        request = await self._items.expand(request, body, readable)
-        response_id = request.previous_response_id
-        if response_id is None:
+        Raises :class:`ApiError` in the dialect's words when an item or the reply is not stored
+        here, or not for this client.
+        """
+        if request.dialect == "responses":
+            request = await self._items.expand(request, body, readable)
+        previous = request.previous_response_id
+        if previous is None:
             return request
-        call = await self.find(response_id)
+        call = await self.find(previous, request.dialect)
         known = call is not None and readable(call.session_id)
         stored = await asyncio.to_thread(self._read, call.id) if call and known else None
-        if stored is None:
-            raise ApiError(
-                "not_found",
-                f"Previous response with id '{response_id}' not found.",
-                status=404,
-                param="previous_response_id",
-            )
-        return with_history(request, stored)
+        if request.dialect == "responses":
+            if stored is None:
+                raise _unknown_previous(previous)
+            return with_history(request, stored)
+        if call is None or stored is None or call.conversation is None:
+            raise thread_not_found(previous)
+        tools = tuple(dict(tool) for tool in call.conversation.tools)
+        return messages_request.with_history(body, stored, tools)
 
-    async def find(self, response_id: str) -> CallRow | None:
-        """The call that made the response, unless it is not stored for its client."""
+    async def find(self, response_id: str, dialect: DialectName = "responses") -> CallRow | None:
+        """The call that made the reply, unless it is not stored for its client."""
         call_id = call_id_of(response_id)
-        if call_id is None or response_id != f"resp_{call_id.removeprefix('call_')}":
+        prefix = _PREFIXES[dialect]
+        if call_id is None or response_id != f"{prefix}_{call_id.removeprefix('call_')}":
             return None
         try:
             call = await asyncio.to_thread(self._reader.call, call_id)
         except NotFound:
             return None
-        return None if is_gone(call) or call.dialect != "responses" else call
+        gone = is_gone(call) or call.dialect != dialect
+        return None if gone or (dialect == "messages" and call.status not in _ANSWERED) else call
 
     async def whole(self, call: CallRow) -> bytes | None:
         """The response object that the client was sent; ``None`` when it was not sent

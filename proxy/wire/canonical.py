@@ -107,7 +107,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra: Mapping[str, Any] = {}
     """Harmless fields that are forwarded to the engine as they are."""
     previous_response_id: str | None = None
-    """Responses only: the stored response whose conversation comes before ``messages``."""
+    """The recorded reply whose conversation comes before ``messages``: of a Responses request its
+    ``previous_response_id``, of a Messages request the message that its ``thread`` continues."""
     responses: ResponsesFields = ResponsesFields()
     names: Mapping[str, str] = {}
     """The client's names of the engine's parameters, where they differ."""
@@ -252,13 +253,16 @@ class ApiError(BridleError):
         status: int,
         param: str | None = None,
         retry_after: float | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """``details``: what a dialect's error object has for programs to read."""
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.status = status
         self.param = param
         self.retry_after = retry_after
+        self.details = details
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
         """The error with the client's ``names`` of the engine's parameters. Names that are English
@@ -270,6 +274,13 @@ class ApiError(BridleError):
         return ApiError(
             self.kind, message, status=self.status, param=param, retry_after=self.retry_after
         )
+
+    def hinted(self, hint: str) -> ApiError:
+        """The error with ``hint`` after its message, where an engine refused the messages or named
+        no field."""
+        if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
+            return self
+        return ApiError(self.kind, f"{self.message} {hint}", status=self.status, param=self.param)
 
 
 class HttpError(msgspec.Struct, frozen=True):

@@ -169,3 +169,23 @@ def test_a_store_of_another_schema_is_broken_and_one_not_there_yet_is_not(
     assert not fresh.exists()
     (tmp_path / "text.db").write_text("this is no database, " * 100)
     assert "cannot be reached" in bridle("doctor", "--store", tmp_path / "text.db").output
+
+
+def test_the_orders_of_roles_that_a_template_refuses_are_listed(
+    bridle: Bridle, policy: tuple[Path, str], store: str, tmp_path: Path
+) -> None:
+    taken = bridle("doctor", "--model", policy[0], "--store", store)
+    assert "roles: sent as they are" in taken.output
+    strict = tmp_path / "strict"
+    template = (
+        "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('only the first') }}{%- endif %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    train_tokenizer(strict, ["what ails it"] * 4, vocab_size=320, template=template)
+    told = bridle("doctor", "--model", strict, "--store", store)
+    assert "roles: several leading system messages are refused" in told.output
+    found = json.loads(bridle("doctor", "--model", strict, "--store", store, "--json").output)
+    assert found["template"]["roles"]["late_system"] is False
+    assert found["template"]["roles"]["users_in_a_row"] is True

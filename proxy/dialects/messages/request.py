@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,9 +23,10 @@ from bridle.proxy.dialects.messages.history import (
     add_messages,
     content_of,
 )
+from bridle.proxy.dialects.messages.thread import Thread, continued_message
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
-from bridle.proxy.wire.canonical import Request, Wants
+from bridle.proxy.wire.canonical import Message, Request, Wants
 
 
 class _ToolChoice(msgspec.Struct, gc=False):
@@ -51,7 +52,7 @@ class _Output(msgspec.Struct, gc=False):
 
 class _Body(msgspec.Struct, gc=False):
     model: str
-    messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
+    messages: list[AnthropicMessage]
     system: str | list[Json] | None = None
     max_tokens: Integral | None = None
     stream: bool | None = None
@@ -65,6 +66,7 @@ class _Body(msgspec.Struct, gc=False):
     output_config: _Output | None = None
     output_format: _Format | None = None
     chat_template_kwargs: Json | None = None
+    thread: Thread | None = None
 
 
 class _Tool(msgspec.Struct, gc=False):
@@ -91,13 +93,22 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """As :func:`parse`, for a request to count tokens, which needs no ``max_tokens``."""
+    return parse_with(body, None)
+
+
+def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
+    """As :func:`parse_count`, with the tools of the thread that the request continues; ``None``
+    before they are known."""
     fields = decode(body)
     wire = convert(fields, _Body)
+    previous = continued_message(wire.thread, fields)
+    if not wire.messages:
+        raise invalid("messages", "must not be empty")
     transcript = Transcript()
     if wire.system is not None and wire.system != []:
         transcript.system(content_of(wire.system, "system", transcript))
     add_messages(wire.messages, transcript)
-    tools = _tools(wire.tools or (), transcript)
+    tools = thread_tools or _tools(wire.tools or (), transcript)
     if wire.max_tokens is not None and wire.max_tokens < 1:
         raise invalid("max_tokens", "must be at least 1")
     tool_choice, parallel = _tool_choice(wire.tool_choice, tools, transcript)
@@ -118,8 +129,16 @@ def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) 
         wants=Wants(stream_usage=True),
         template_kwargs=template_kwargs,
         extra=extra,
+        previous_response_id=previous,
         notes=transcript.notes,
     )
+
+
+def with_history(body: bytes, history: Sequence[Message], tools: tuple[Json, ...]) -> Request:
+    """The request in ``body`` after the conversation that its thread holds: ``history`` begins
+    with the instructions and ends with the reply that is continued."""
+    request = parse_with(body, tools)
+    return msgspec.structs.replace(request, messages=(*history, *request.messages))
 
 
 def _tools(given: list[Json] | tuple[()], transcript: Transcript) -> tuple[Json, ...]:

@@ -30,6 +30,7 @@ def examine_template(directory: Path) -> dict[str, Any]:
         return {"model": str(directory), "broken": str(error)}
     words = report.reasons
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
+    found["role_changes"] = list(report.roles.in_words())
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
     found["broken"] = None if report.usable else words[0]
     return found | _tool_calls(tokenizer)

@@ -148,6 +148,7 @@ def _template(verdict: dict[str, Any]) -> list[str]:
         f"thinking: {verdict['thinking']}",
         f"tool-call arguments re-serialised: {_yes(verdict['arguments_reserialised'])}",
         f"tool calls: {_tool_calls(verdict)}",
+        *(f"roles: {line}" for line in verdict["role_changes"] or ["sent as they are"]),
         *verdict["reasons"],
     ]
 

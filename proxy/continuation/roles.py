@@ -1,0 +1,395 @@
+"""Roles that a chat template takes, and a conversation in a form that it takes.
+
+Harnesses send several system messages, system messages between the turns, two user messages in a
+row. Some templates raise on these, leave a message out, or write it in another place.
+:data:`QUESTIONS` are small conversations of every such form, :func:`rules_from` reads the rules of
+a template from its renderings of them, and :meth:`RoleRules.shape` applies the rules to a request:
+
+- leading system messages become one; where a template has no system role, the first user turn
+  begins with them;
+- a later system message becomes a marked user text in its place, because a message that moves to
+  the beginning would change every token after it;
+- neighbours of one role become one message, and user text after a tool result becomes a marked part
+  of the result;
+- a conversation that begins with a reply, or has no user turn, gets a user turn that says so.
+
+A template that takes all of it gets the messages as they are. Shaping looks at neighbours alone, so
+new turns that are shaped by themselves read as they do at the end of the whole conversation. Only a
+reply that another assistant message follows is an exception: it is rendered in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from bridle.proxy.wire.canonical import Message, ToolCall
+from bridle.store.records import Note
+
+Rendering = Sequence[object]
+"""Text or token ids."""
+Content = str | list[dict[str, Any]] | None
+
+SYSTEMS_MERGED: Final = "system_messages_merged"
+SYSTEM_AS_USER: Final = "system_message_as_user"
+MESSAGES_COMBINED: Final = "messages_combined"
+USER_TURN_ADDED: Final = "user_turn_added"
+TOOLS_NOT_SHOWN: Final = "tools_not_shown"
+"""Names of the notes on a call whose messages were shaped."""
+
+NO_USER_TURN: Final = "(The conversation begins without a user's message.)"
+
+
+class Question(NamedTuple):
+    """A conversation that a template is tried on."""
+
+    messages: tuple[Message, ...]
+    tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRules:
+    """The conversations that a template takes. It *takes* one if it renders every message of it, in
+    their order."""
+
+    system: bool = True
+    """A system message at the beginning."""
+    several_systems: bool = True
+    """More than one at the beginning."""
+    late_system: bool = True
+    """A system message between the turns, in its place."""
+    users_in_a_row: bool = True
+    assistants_in_a_row: bool = True
+    user_after_results: bool = True
+    """User text directly after tool results."""
+    reply_first: bool = True
+    """A conversation that begins with a reply."""
+    no_user: bool = True
+    """A conversation of system messages and replies."""
+    results: bool = True
+    """Tool calls and their results; ``False`` only where the template raises on them."""
+    tools_shown: bool = True
+    """Whether declared tools are rendered."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every conversation is sent as it is."""
+        return self == _ALL
+
+    def shape(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Note, ...]]:
+        """``messages`` in a form that the template takes, and a note for each kind of change."""
+        if self.takes_all:
+            return tuple(messages), ()
+        shaper = _Shaper(self)
+        return shaper.whole(messages), tuple(shaper.notes)
+
+    def shape_tail(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages after a reply, as :meth:`shape` leaves them at the end of the whole."""
+        return tuple(messages) if self.takes_all else _Shaper(self).turns(messages)
+
+    def in_words(self) -> tuple[str, ...]:
+        """The changes that the rules make, for ``bridle doctor``."""
+        return tuple(_WORDS[one.name] for one in fields(self) if not getattr(self, one.name))
+
+
+_ALL: Final = RoleRules()
+
+
+def is_ordinary(messages: Sequence[Message]) -> bool:
+    """Whether every template with a system role and tools takes the order of ``messages``: one
+    system message at most, then user turns and replies in turn."""
+    before = "system"
+    for message in messages[1:] if messages and messages[0].role == "system" else messages:
+        if message.role not in _MAY_FOLLOW[before]:
+            return False
+        before = message.role
+    return True
+
+
+_MAY_FOLLOW: Final[Mapping[str, frozenset[str]]] = {
+    "system": frozenset({"user"}),
+    "user": frozenset({"assistant"}),
+    "assistant": frozenset({"user", "tool"}),
+    "tool": frozenset({"tool", "assistant"}),
+}
+
+
+def refusal_hint(rules: RoleRules | None, messages: Sequence[Message]) -> str:
+    """A likely cause and the remedy, to be added to an engine's refusal of ``messages``; empty
+    where there is none. ``rules`` is ``None`` where the template's are not known."""
+    if rules is None:
+        return "" if is_ordinary(messages) else _UNKNOWN_TEMPLATE
+    if not rules.results and any(one.tool_calls or one.role == "tool" for one in messages):
+        return _NO_RESULTS
+    return ""
+
+
+_UNKNOWN_TEMPLATE: Final = (
+    "The request has system messages after the first, or neighbours of one role, which some chat "
+    "templates refuse. Start the proxy with --tokenizer MODEL, so that it can send them in a form "
+    "that the model's template takes."
+)
+_NO_RESULTS: Final = (
+    "The model's chat template refuses tool calls and their results. Serve the model with "
+    "a template that has one (vLLM: --chat-template FILE), or use a harness without tools."
+)
+_WORDS: Final[Mapping[str, str]] = {
+    "system": "system messages are refused: the first user turn begins with them",
+    "several_systems": "several leading system messages are refused: they are merged into one",
+    "late_system": "later system messages are refused or moved: each is sent as marked user text",
+    "users_in_a_row": "two user messages in a row are refused: they are combined",
+    "assistants_in_a_row": "two assistant messages in a row are refused: they are combined",
+    "user_after_results": "user text after tool results is refused: it is added to the last result",
+    "reply_first": "a conversation that begins with a reply is refused: a user turn is added",
+    "no_user": "a conversation without a user turn is refused: one is added",
+    "results": "tool calls and results are refused, and so are requests with them",
+    "tools_shown": "declared tools are not shown to the model",
+}
+
+
+class _Shaper:
+    """One conversation on its way."""
+
+    def __init__(self, rules: RoleRules) -> None:
+        self._rules = rules
+        self.notes: dict[Note, None] = {}
+
+    def whole(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        leading = 0
+        while leading < len(messages) and messages[leading].role == "system":
+            leading += 1
+        head, turns = self._head(messages[:leading]), self.turns(messages[leading:])
+        first = "" if not turns else turns[0].role
+        users = any(message.role == "user" for message in turns)
+        refused = (first == "assistant" and not self._rules.reply_first) or (
+            not users and not self._rules.no_user
+        )
+        if head and not self._rules.system:
+            self._note(SYSTEM_AS_USER, "the model's template has no system role")
+            lead = Message("user", _joined(message.content for message in head))
+            head = ()
+            if first == "user":
+                lead, turns = _combined(lead, turns[0]), turns[1:]
+            turns = (lead, *turns)
+        elif refused:
+            self._note(USER_TURN_ADDED)
+            turns = (Message("user", NO_USER_TURN), *turns)
+        return (*head, *turns)
+
+    def turns(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages after the leading system messages."""
+        rules = self._rules
+        shaped: list[Message] = []
+        for given in messages:
+            message = given
+            if given.role == "system" and not rules.late_system:
+                self._note(SYSTEM_AS_USER)
+                message = Message("user", _marked(given.content, "system-message"))
+            before = shaped[-1] if shaped else None
+            if before is None:
+                shaped.append(message)
+            elif before.role == message.role == "user" and not rules.users_in_a_row:
+                self._note(MESSAGES_COMBINED, "user messages")
+                shaped[-1] = _combined(before, message)
+            elif before.role == message.role == "assistant" and not rules.assistants_in_a_row:
+                self._note(MESSAGES_COMBINED, "assistant messages")
+                shaped[-1] = _combined(before, message)
+            elif before.role == "tool" and message.role == "user" and not rules.user_after_results:
+                self._note(MESSAGES_COMBINED, "user text with the tool result before it")
+                content = message.content
+                if given.role == "user":
+                    content = _marked(content, "user-message")
+                shaped[-1] = structs.replace(before, content=_joined((before.content, content)))
+            else:
+                shaped.append(message)
+        return tuple(shaped)
+
+    def _head(self, head: Sequence[Message]) -> tuple[Message, ...]:
+        if len(head) < 2 or self._rules.several_systems or not self._rules.system:
+            return tuple(head)
+        self._note(SYSTEMS_MERGED, str(len(head)))
+        return (structs.replace(head[0], content=_joined(message.content for message in head)),)
+
+    def _note(self, name: str, detail: str = "") -> None:
+        self.notes[Note(name, detail)] = None
+
+
+def _combined(one: Message, other: Message) -> Message:
+    reasoning = [text for text in (one.reasoning, other.reasoning) if text]
+    return structs.replace(
+        one,
+        content=_joined((one.content, other.content)),
+        reasoning="\n".join(reasoning) or None,
+        tool_calls=one.tool_calls + other.tool_calls,
+        anchors=one.anchors + other.anchors,
+    )
+
+
+def _marked(content: Content, mark: str) -> Content:
+    """``content`` between tags that name its real role."""
+    if isinstance(content, list):
+        opening, closing = ({"type": "text", "text": f"<{end}{mark}>"} for end in ("", "/"))
+        return [opening, *content, closing]
+    return f"<{mark}>\n{content or ''}\n</{mark}>"
+
+
+def _joined(contents: Any) -> Content:
+    """Contents as one, a blank line between them; ``None`` where all are empty."""
+    given = [content for content in contents if content]
+    if not given:
+        return None
+    if all(isinstance(content, str) for content in given):
+        return "\n\n".join(given)
+    parts: list[dict[str, Any]] = []
+    for content in given:
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
+
+
+# — what a template is asked —
+
+_TOOL: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Find a word.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string"}, "page": {"type": "integer"}},
+            "required": ["word"],
+        },
+    },
+}
+TOOLS: Final = (_TOOL,)
+_CALL_ID: Final = "a1b2c3d4e"
+"""Of the only form that every template takes."""
+
+
+def _message(role: str, number: int) -> Message:
+    text = f"Point {number} is an apple."
+    if role == "call":
+        call = ToolCall(_CALL_ID, "look_up", f'{{"word": "apple {number}"}}')
+        return Message("assistant", tool_calls=(call,))
+    if role == "text+call":
+        return structs.replace(_message("call", number), content=text)
+    if role == "tool":
+        return Message("tool", text, tool_call_id=_CALL_ID, name="look_up")
+    return Message(role, text)  # type: ignore[arg-type]
+
+
+_FORMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "plain": ("user", "assistant", "user"),
+    "system": ("system", "user"),
+    "several_systems": ("system", "system", "user"),
+    "system_after_reply": ("user", "assistant", "system", "user"),
+    "system_after_user": ("user", "system"),
+    "system_at_end": ("user", "assistant", "system"),
+    "users_in_a_row": ("user", "user"),
+    "later_users_in_a_row": ("user", "assistant", "user", "user"),
+    "assistants_in_a_row": ("user", "assistant", "assistant", "user"),
+    "reply_first": ("assistant", "user"),
+    "no_user": ("system", "assistant"),
+    "only_system": ("system",),
+    "bare_results": ("user", "call", "tool"),
+    "results": ("user", "text+call", "tool"),
+    "user_after_bare_results": ("user", "call", "tool", "user"),
+    "user_after_results": ("user", "text+call", "tool", "user"),
+    "system_after_bare_results": ("user", "call", "tool", "system"),
+    "system_after_results": ("user", "text+call", "tool", "system"),
+}
+_CALLING: Final = frozenset({"call", "text+call"})
+"""Roles of conversations that are tried with tools alone."""
+_DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user", 0),), tools=True))
+
+
+def _variants(roles: Sequence[str], tools: bool) -> list[Question]:
+    """The conversation of these roles, and for each message the same with other words there."""
+    messages = tuple(_message(role, number) for number, role in enumerate(roles))
+    found = [Question(messages, tools)]
+    for at, message in enumerate(messages):
+        other = Message(message.role)
+        if isinstance(message.content, str):
+            content = message.content.replace("apple", "violet")
+            other = structs.replace(message, content=content)
+        else:
+            calls = tuple(
+                structs.replace(call, arguments=call.arguments.replace("apple", "violet"))
+                for call in message.tool_calls
+            )
+            other = structs.replace(message, tool_calls=calls)
+        found.append(Question((*messages[:at], other, *messages[at + 1 :]), tools))
+    return found
+
+
+_ASKED: Final[Mapping[tuple[str, bool], list[Question]]] = {
+    (name, tools): _variants(roles, tools)
+    for name, roles in _FORMS.items()
+    for tools in (False, True)
+    if tools or _CALLING.isdisjoint(roles)
+}
+"""By the name of the form, and whether tools are declared: with tools some templates expect the
+first user turn in a certain place."""
+QUESTIONS: Final[tuple[Question, ...]] = (
+    *_DECLARED,
+    *(question for variants in _ASKED.values() for question in variants),
+)
+"""The conversations to render, each with the beginning of a reply after it."""
+
+
+def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
+    """The rules of a template by its renderings of :data:`QUESTIONS`, in their order; ``None``
+    where it refused one. A template that does not render a plain conversation has no rules: its
+    own refusal says more than ours could."""
+    bare, declared = renderings[: len(_DECLARED)]
+    taken: dict[tuple[str, bool], bool] = {}
+    refused: set[str] = set()
+    at = len(_DECLARED)
+    for form, variants in _ASKED.items():
+        answers = renderings[at : at + len(variants)]
+        at += len(variants)
+        taken[form] = _in_order(answers)
+        if answers[0] is None:
+            refused.add(form[0])
+    if not taken["plain", False]:
+        return RoleRules()
+    results = "bare_results" if "bare_results" not in refused else "results"
+
+    def takes(*names: str) -> bool:
+        """Whether it takes all of these forms, also with tools if it takes any tools."""
+        shown = [False, True] if taken["plain", True] else [False]
+        return all(taken.get((name, tools), True) for name in names for tools in shown)
+
+    return RoleRules(
+        system=takes("system"),
+        several_systems=takes("several_systems"),
+        late_system=takes("system_after_reply", "system_after_user", "system_at_end")
+        and takes(f"system_after_{results}") >= takes(results),
+        users_in_a_row=takes("users_in_a_row", "later_users_in_a_row"),
+        assistants_in_a_row=takes("assistants_in_a_row"),
+        user_after_results=takes(f"user_after_{results}") >= takes(results),
+        reply_first=takes("reply_first"),
+        no_user=takes("no_user", "only_system"),
+        results=results not in refused,
+        tools_shown=bare is None or declared is None or bare != declared,
+    )
+
+
+def _in_order(answers: Sequence[Rendering | None]) -> bool:
+    """Whether the whole was rendered, and each message's words stand after those of the message
+    before. The first answer is of the whole, each further one of the same with one message
+    changed."""
+    whole = answers[0]
+    if whole is None:
+        return False
+    places: list[int] = []
+    for other in answers[1:]:
+        if other is None:
+            return False
+        at = next((n for n, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b), None)
+        if at is None:
+            return False
+        places.append(at)
+    return places == sorted(places) and len(set(places)) == len(places)

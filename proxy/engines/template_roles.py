@@ -1,0 +1,73 @@
+"""The rules of roles for the model that a call goes to.
+
+The policies' rules come from the tokenizer at hand. Of a model whose template is not at hand the
+engine is asked: its ``/tokenize`` renders the questions of
+:mod:`bridle.proxy.continuation.roles`, once for each pool of engines, before the first request
+that some template might refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from bridle.proxy.continuation.roles import (
+    QUESTIONS,
+    TOOLS,
+    Question,
+    RoleRules,
+    is_ordinary,
+    rules_from,
+)
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.routes import Destination
+from bridle.proxy.wire.canonical import ApiError, Message, Request
+
+log = logging.getLogger("bridle.proxy")
+
+_AT_ONCE: Final = 8
+_PLAIN: Final = Question((Message("user", "Ready?"),))
+
+
+class TemplateRoles:
+    """The rules by destination."""
+
+    def __init__(self, policies: RoleRules | None) -> None:
+        """``policies``: the rules of the policies' template; ``None`` where it is not at hand."""
+        self._policies = policies
+        self._asked: dict[EnginePool, RoleRules | None] = {}
+        self._asking = asyncio.Lock()
+
+    async def of(self, to: Destination, request: Request) -> RoleRules | None:
+        """The rules for ``request``; ``None`` where they cannot be found out."""
+        if request.dialect == "completions" or to.external:
+            return RoleRules()
+        if self._policies is not None and not to.frozen:
+            return self._policies
+        if is_ordinary(request.messages):
+            return None
+        async with self._asking:
+            if to.engines not in self._asked:
+                try:
+                    self._asked[to.engines] = await _ask(to.engines, request.model)
+                except ApiError as error:
+                    # The call meets the same fault, or the next one asks again.
+                    log.info("roles_not_asked", extra={"reason": error.message})
+                    return None
+            return self._asked[to.engines]
+
+
+async def _ask(engines: EnginePool, model: str) -> RoleRules | None:
+    """The rules by the engine's own renderings; ``None`` when it reports none. Raises
+    :class:`ApiError`."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def answer(question: Question) -> list[int] | None:
+        messages = [message.to_chat() for message in question.messages]
+        async with room:
+            return await engines.tokenize(messages, model, TOOLS if question.tools else ())
+
+    if await answer(_PLAIN) is None:
+        return None
+    return rules_from(await asyncio.gather(*map(answer, QUESTIONS)))
