@@ -182,7 +182,7 @@ class Client:
         if detail is not None:
             body["detail"] = dict(detail)
         if self._given is not None and verifier_key:
-            self._given.add(session_id, name, value)
+            self._given.add(session_id, name, value, kind, mode)
         await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
 
     async def seal(

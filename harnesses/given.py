@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from bridle.errors import BridleError
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 GIVEN_FILE: Final = "given-rewards.jsonl"
 """In the output folder of a training run."""
@@ -26,12 +26,18 @@ class RewardsDiffer(BridleError):
     """The store returns other rewards of a session than the run gave in."""
 
 
+Given = tuple[str, float, RewardKind, FindingMode | None, str | None, int | None]
+"""A reward's name, value, kind, mode of a finding, call and turn."""
+
+
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A session that was begun, or one of its rewards."""
 
     session: str
     name: str | None = None
     value: float = 0.0
+    kind: RewardKind = RewardKind.SCORE
+    mode: FindingMode | None = None
 
 
 class GivenRewards:
@@ -44,7 +50,7 @@ class GivenRewards:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._given: dict[str, list[tuple[str, float]]] = {}
+        self._given: dict[str, list[Given]] = {}
         if file is not None and file.exists():
             for text in file.read_bytes().splitlines():
                 self._keep(_read(file, text))
@@ -53,9 +59,17 @@ class GivenRewards:
         """Has every reward of this session known from here on."""
         self._write(_Line(session_id))
 
-    def add(self, session_id: str, name: str, value: float) -> None:
+    def add(
+        self,
+        session_id: str,
+        name: str,
+        value: float,
+        kind: RewardKind = RewardKind.SCORE,
+        mode: FindingMode | None = None,
+    ) -> None:
         """Records a reward that is about to be given in."""
-        self._write(_Line(session_id, name, float(value)))
+        reward = Reward(session_id, name, float(value), 0.0, kind=kind, mode=mode)
+        self._write(_Line(session_id, name, reward.value, reward.kind, reward.mode))
 
     def knows(self, session_id: str) -> bool:
         """Whether the session was begun by this run; nothing is known of others."""
@@ -63,15 +77,11 @@ class GivenRewards:
 
     def require(self, session_id: str, stored: Iterable[Reward]) -> None:
         """Raises :class:`RewardsDiffer` unless the verifier's rewards among ``stored`` are those
-        that were given in, each by name and value and for the whole session."""
+        that were given in, each by name, value, kind and mode, and for the whole session."""
         if not self.knows(session_id):
             return
-        given = Counter((name, value, None, None) for name, value in self._given[session_id])
-        found = Counter(
-            (one.name, one.value, one.call_id, one.turn)
-            for one in stored
-            if one.source is RewardSource.VERIFIER
-        )
+        given = Counter(self._given[session_id])
+        found = Counter(_given(one) for one in stored if one.source is RewardSource.VERIFIER)
         if given != found:
             raise RewardsDiffer(
                 f"session {session_id}: the store has the verifier's rewards {_shown(found)}, and "
@@ -93,7 +103,7 @@ class GivenRewards:
     def _keep(self, line: _Line) -> None:
         given = self._given.setdefault(line.session, [])
         if line.name is not None:
-            given.append((line.name, line.value))
+            given.append((line.name, line.value, line.kind, line.mode, None, None))
 
 
 def _read(file: Path, text: bytes) -> _Line:
@@ -104,9 +114,16 @@ def _read(file: Path, text: bytes) -> _Line:
         return _Line(f"unreadable line of {file}")
 
 
-def _shown(rewards: Counter[tuple[str, float, str | None, int | None]]) -> str:
+def _given(reward: Reward) -> Given:
+    place = (reward.call_id, reward.turn)
+    return (reward.name, reward.value, reward.kind, reward.mode, *place)
+
+
+def _shown(rewards: Counter[Given]) -> str:
     texts = [
-        f"{name}={value:g}" + ("" if call is None and turn is None else f" of turn {turn}")
-        for name, value, call, turn in sorted(rewards.elements(), key=repr)
+        f"{name}={value:g}"
+        + ("" if kind == RewardKind.SCORE else f" ({kind}, {mode})")
+        + ("" if call is None and turn is None else f" of turn {turn}")
+        for name, value, kind, mode, call, turn in sorted(rewards.elements(), key=repr)
     ]
     return ", ".join(texts) or "none"

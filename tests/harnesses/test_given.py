@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bridle.harnesses.given import GivenRewards, RewardsDiffer
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 
 def stored(value: float = 0.5, name: str = "reward", **fields: object) -> Reward:
-    fields = {"source": RewardSource.VERIFIER, **fields}
-    return Reward("ses_1", name, value, time.time(), **fields)  # type: ignore[arg-type]
+    fields = {"session_id": "ses_1", "source": RewardSource.VERIFIER, **fields}
+    return Reward(name=name, value=value, created_at=time.time(), **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["in memory", "resumed"])
@@ -23,6 +23,8 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> GivenRewards:
     made.begin("ses_1")
     made.add("ses_1", "reward", 0.5)
     made.begin("ses_2")
+    made.begin("ses_4")
+    made.add("ses_4", "network", 1.0, RewardKind.FINDING, FindingMode.ZERO)
     if file is None:
         return made
     with file.open("ab") as cut:
@@ -44,13 +46,21 @@ def test_the_same_rewards_pass_and_those_of_others_are_no_difference(given: Give
         [stored(name="bonus")],
         [stored(turn=1)],
         [stored(source=RewardSource.OPERATOR)],
+        [stored(kind=RewardKind.FINDING, mode=FindingMode.WARN)],
     ],
 )
-def test_another_value_name_place_or_number_of_rewards_is_a_difference(
+def test_another_value_name_place_kind_or_number_of_rewards_is_a_difference(
     given: GivenRewards, found: list[Reward]
 ) -> None:
     with pytest.raises(RewardsDiffer, match=r"ses_1.*reward=0\.5"):
         given.require("ses_1", found)
+
+
+def test_a_finding_keeps_what_it_costs(given: GivenRewards) -> None:
+    finding = {"session_id": "ses_4", "name": "network", "kind": RewardKind.FINDING}
+    given.require("ses_4", [stored(1.0, **finding, mode=FindingMode.ZERO)])
+    with pytest.raises(RewardsDiffer, match=r"network=1 \(finding, zero\)"):
+        given.require("ses_4", [stored(1.0, **finding, mode=FindingMode.WARN)])
 
 
 def test_a_session_that_was_given_none_has_none(given: GivenRewards) -> None:

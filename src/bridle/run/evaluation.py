@@ -17,6 +17,7 @@ from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, Judgement, Verifier
 from bridle.reconstruct.evaluation import (
+    MEASURED,
     Attempt,
     Evaluation,
     attempt_reward,
