@@ -143,7 +143,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        set_thread_defaults(name)
+        if name is not None:
+            set_thread_defaults(name)
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
