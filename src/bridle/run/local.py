@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
-from bridle.harnesses.rollout import RolloutSettings
+from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import REWARD
@@ -27,6 +27,7 @@ from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stacks
 from bridle.run.training import (
+    CHECKPOINTS,
     TrainingPlan,
     newest_policy,
     require_devices,
@@ -39,6 +40,7 @@ from bridle.store.records import DEFAULT_POLICY, RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
+from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
@@ -65,17 +67,31 @@ class TrainingResult:
     """What is in ``report.json``, beside the plot ``reward.png``."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingBegin:
+    """What a training run is about to do."""
+
+    run_id: str
+    store: str
+    step: int
+    """Steps that earlier attempts have trained."""
+    sessions_per_step: int
+
+
 def train(
     config: RunConfig,
     output: str | Path,
     *,
+    on_begin: Callable[[TrainingBegin], None] = lambda _begin: None,
+    on_session: Callable[[float | None], None] = lambda _reward: None,
     on_step: Callable[[StepReport], bool | None] = lambda _report: None,
 ) -> TrainingResult:
     """Trains the policy of ``config`` in its agent; resumes what ``output`` holds already.
 
     ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
-    sessions. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
-    checkpoint of the last whole step.
+    sessions. ``on_begin`` is called before engine and proxy start, ``on_session`` with the reward
+    of each session that has ended (from another thread), and ``on_step`` after each step; it may
+    return true to stop. Ctrl-C leaves a checkpoint of the last whole step.
 
     To train on several devices or machines, run the program under torchrun: rank 0 returns, and
     every other process exits when rank 0's run is over.
@@ -147,6 +163,18 @@ def train(
             session_settings=session_settings(config.agent.sampling),
             guards=config.agent.guards,
         )
+        on_begin(
+            TrainingBegin(
+                run_id, store, _steps_trained(plan), config.groups.per_step * config.groups.size
+            )
+        )
+
+        def on_result(result: RolloutResult) -> None:
+            reward = result.scores.get(REWARD)
+            if reward is not None:
+                choice.learn([(keys[result.task_id], reward)])
+            on_session(reward)
+
         with (
             stacks(
                 {DEFAULT_POLICY: policy, **others},
@@ -175,11 +203,7 @@ def train(
                         settings=lambda number: _budget(config.groups, number),
                     ),
                     settings,
-                    lambda result: choice.learn(
-                        [(keys[result.task_id], result.scores[REWARD])]
-                        if REWARD in result.scores
-                        else []
-                    ),
+                    on_result,
                 ),
                 on_step=on_step,
                 held_out=HeldOut(
@@ -202,6 +226,12 @@ def train(
     return TrainingResult(
         run_id, loop.step, newest, store, dict(zip(others, more, strict=True)), report
     )
+
+
+def _steps_trained(plan: TrainingPlan) -> int:
+    """Steps of the newest checkpoint; 0 without one."""
+    kept = checkpoints(plan.directory / CHECKPOINTS)
+    return int(kept[-1].name.rpartition("-")[2]) if kept else 0
 
 
 def require_training(config: RunConfig) -> None:

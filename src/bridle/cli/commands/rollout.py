@@ -86,12 +86,20 @@ def rollout(
         )
         bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
         began = time.monotonic()
-        results = rollouts.collect(
-            adapter,
-            grouped(chosen, group_size),
-            settings,
-            lambda _result: progress.advance(bar),
-        )
+        try:
+            results = rollouts.collect(
+                adapter,
+                grouped(chosen, group_size),
+                settings,
+                lambda _result: progress.advance(bar),
+            )
+        except KeyboardInterrupt:
+            err.print(
+                f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise
     took = time.monotonic() - began
     fast = Throughput.of([result.stages for result in results if result.stages], took, parallel)
     err.print(str(fast), highlight=False, soft_wrap=True)
