@@ -6,7 +6,7 @@ the page and not of the store. Functions take the store's engine and raise what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.titles import title
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.schema.tables import (
     call_kinds,
@@ -38,8 +39,6 @@ from bridle.store.schema.tables import (
     token_fates,
 )
 
-PREVIEW: Final = 240
-"""Characters of the first user message that a line shows."""
 BUILDER: Final = "tree"
 """The builder whose account of tokens is shown."""
 
@@ -107,8 +106,9 @@ class SessionLine:
     ended_at: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The session's own, by name: of several the latest."""
-    preview: str = ""
-    """The beginning of the first user message that is not of a side call."""
+    title: str = ""
+    """What the user asked for: the last message of the first call, side calls left out, without
+    what the harness wrote around it."""
 
     @property
     def seconds(self) -> float | None:
@@ -189,11 +189,9 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
     over = reader.rewards_of(ids)
     with reader.engine.connect() as connection:
         figures = {row.session_id: row for row in connection.execute(_FIGURES, {"sessions": ids})}
-        shown = {
-            row.session_id: row.preview
-            for row in connection.execute(_PREVIEWS, {"sessions": ids})
-            if row.preview
-        }
+        asked: dict[str, list[str]] = {}
+        for session_id, *texts in connection.execute(_ASKED, {"sessions": ids}):
+            asked.setdefault(session_id, []).extend(filter(None, texts))
     lines = []
     for record in records:
         given = {r.name: r.value for r in over[record.id] if r.call_id is None and r.turn is None}
@@ -215,7 +213,7 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
                 started_at=found.started_at,
                 ended_at=found.ended_at,
                 rewards=given,
-                preview=" ".join(shown.get(record.id, "").split()),
+                title=title(asked.get(record.id, ())),
             )
         )
     return lines
@@ -331,23 +329,48 @@ _first_call = (
     .correlate(sessions)
     .scalar_subquery()
 )
-_FIRST_PART: Final = call_messages.c.content_json[0]["text"].as_string()
-"""Of a message whose content is a list of parts."""
-_PREVIEWS: Final = select(
-    sessions.c.id.label("session_id"),
-    (
-        select(func.substr(func.coalesce(call_messages.c.content, _FIRST_PART, ""), 1, PREVIEW))
+_PARTS: Final = 8
+"""Parts of a message whose texts are looked at for a title."""
+_LOOKED_AT: Final = 16_384
+"""Characters of each."""
+_others = call_messages.alias()
+
+
+def _position(pick: Callable[[Any], Any]) -> Any:
+    """``max`` or ``min`` of the positions of a user's messages in the first call."""
+    return (
+        select(pick(_others.c.position))
         .where(
-            call_messages.c.call_id == _first_call,
-            call_messages.c.choice == OBSERVED,
-            call_messages.c.role == "user",
+            _others.c.call_id == _first_call,
+            _others.c.choice == OBSERVED,
+            _others.c.role == "user",
         )
-        .order_by(call_messages.c.position)
-        .limit(1)
         .correlate(sessions)
         .scalar_subquery()
-    ).label("preview"),
-).where(sessions.c.id.in_(_SESSIONS))
+    )
+
+
+_ASKED: Final = (
+    select(
+        sessions.c.id.label("session_id"),
+        *(
+            func.substr(text, 1, _LOOKED_AT)
+            for text in (
+                call_messages.c.content,
+                *(call_messages.c.content_json[at]["text"].as_string() for at in range(_PARTS)),
+            )
+        ),
+    )
+    .join_from(sessions, call_messages, call_messages.c.call_id == _first_call)
+    .where(
+        sessions.c.id.in_(_SESSIONS),
+        call_messages.c.choice == OBSERVED,
+        call_messages.c.role == "user",
+        call_messages.c.position.in_([_position(func.max), _position(func.min)]),
+    )
+    .order_by(sessions.c.id, call_messages.c.position.desc())
+)
+"""Texts of the last and the first message of a user in a session's first call, the last first."""
 
 
 @dataclass(frozen=True, slots=True)
