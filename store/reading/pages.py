@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.titles import title
 from bridle.store.records import OBSERVED, CallKind, CallStatus, Reward, RewardKind, SessionRecord
 from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import (
@@ -36,10 +37,6 @@ from bridle.store.schema.tables import (
     rewards,
     sessions,
 )
-
-PREVIEW: Final = 240
-"""Characters of the first user message that a line shows."""
-
 
 SessionNumber = Callable[[str | None, Sequence[Reward]], float | None]
 """From a session's run and its rewards to its one number; ``None`` when it has none."""
@@ -117,8 +114,9 @@ class SessionLine:
     """All rewards and findings of the session and its calls, oldest first."""
     reward: float | None = None
     """The session's number, by the rule of its run."""
-    preview: str = ""
-    """The beginning of the first user message that is not of a side call."""
+    title: str = ""
+    """What the user asked for: the last message of the first call, side calls left out, without
+    what the harness wrote around it."""
 
     @property
     def seconds(self) -> float | None:
@@ -198,11 +196,9 @@ def lines_of(
     over = reader.rewards_of(ids)
     with reader.engine.connect() as connection:
         figures = {row.session_id: row for row in connection.execute(_FIGURES, {"sessions": ids})}
-        shown = {
-            row.session_id: row.preview
-            for row in connection.execute(_PREVIEWS, {"sessions": ids})
-            if row.preview
-        }
+        asked: dict[str, list[str]] = {}
+        for session_id, *texts in connection.execute(_ASKED, {"sessions": ids}):
+            asked.setdefault(session_id, []).extend(filter(None, texts))
     lines = []
     for record in records:
         given = tuple(over[record.id])
@@ -226,7 +222,7 @@ def lines_of(
                 ended_at=found.ended_at,
                 given=given,
                 reward=reward,
-                preview=" ".join(shown.get(record.id, "").split()),
+                title=title(asked.get(record.id, ())),
             )
         )
     return lines
@@ -353,23 +349,48 @@ _first_call = (
     .correlate(sessions)
     .scalar_subquery()
 )
-_FIRST_PART: Final = call_messages.c.content_json[0]["text"].as_string()
-"""Of a message whose content is a list of parts."""
-_PREVIEWS: Final = select(
-    sessions.c.id.label("session_id"),
-    (
-        select(func.substr(func.coalesce(call_messages.c.content, _FIRST_PART, ""), 1, PREVIEW))
+_PARTS: Final = 8
+"""Parts of a message whose texts are looked at for a title."""
+_LOOKED_AT: Final = 16_384
+"""Characters of each."""
+_others = call_messages.alias()
+
+
+def _position(pick: Callable[[Any], Any]) -> Any:
+    """``max`` or ``min`` of the positions of a user's messages in the first call."""
+    return (
+        select(pick(_others.c.position))
         .where(
-            call_messages.c.call_id == _first_call,
-            call_messages.c.choice == OBSERVED,
-            call_messages.c.role == "user",
+            _others.c.call_id == _first_call,
+            _others.c.choice == OBSERVED,
+            _others.c.role == "user",
         )
-        .order_by(call_messages.c.position)
-        .limit(1)
         .correlate(sessions)
         .scalar_subquery()
-    ).label("preview"),
-).where(sessions.c.id.in_(_SESSIONS))
+    )
+
+
+_ASKED: Final = (
+    select(
+        sessions.c.id.label("session_id"),
+        *(
+            func.substr(text, 1, _LOOKED_AT)
+            for text in (
+                call_messages.c.content,
+                *(call_messages.c.content_json[at]["text"].as_string() for at in range(_PARTS)),
+            )
+        ),
+    )
+    .join_from(sessions, call_messages, call_messages.c.call_id == _first_call)
+    .where(
+        sessions.c.id.in_(_SESSIONS),
+        call_messages.c.choice == OBSERVED,
+        call_messages.c.role == "user",
+        call_messages.c.position.in_([_position(func.max), _position(func.min)]),
+    )
+    .order_by(sessions.c.id, call_messages.c.position.desc())
+)
+"""Texts of the last and the first message of a user in a session's first call, the last first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,7 @@ import pytest
 import torch
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
-from bridle.proxy.server import ProxyServer
-from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
-from bridle.run.feed import feed
-from bridle.store.operations import leases
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -29,29 +28,58 @@ def recipe(heading: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
 
 
+def key_of_the_page() -> str:
+    """The admin key, read as the page reads it."""
+    names: dict[str, Any] = {}
+    part = PAGE.read_text().split("## The feed\n")[1].split("\n### ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+    exec(block, names)  # noqa: S102 - the page's own code
+    return str(names["key"])
+
+
 @pytest.fixture
-def proxy(model_dir: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A proxy with two sealed sessions, one of them good."""
-    monkeypatch.setattr(leases, "SETTLE_S", -1.0)
+def proxy(model_dir: Path, store: str) -> Iterator[str]:
+    """A proxy with two sealed sessions, one of them good. It is started as the README starts it, so
+    that it makes an admin key of its own."""
     torch.set_num_threads(1)
-    with (
-        ScriptedEngine(
-            model_dir, lambda _: ScriptedReply("It is 5."), served_model_name="m"
-        ) as engine,
-        ProxyServer(
-            ProxySettings(engine.base_url, store, tokenizer_dir=model_dir), routers=[feed]
-        ) as server,
-        httpx.Client(base_url=server.base_url) as api,
-    ):
+    with ScriptedEngine(
+        model_dir, lambda _: ScriptedReply("It is 5."), served_model_name="m"
+    ) as engine:
+        command = [sys.executable, "-m", "bridle", "proxy", "--engine", engine.base_url]
+        command += ["--store", store, "--tokenizer", str(model_dir), "--port", "0", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            try:
+                assert running.stdout is not None
+                url = json.loads(running.stdout.readline())["url"]
+                record(url)
+                yield url
+            finally:
+                running.terminate()
+
+
+def record(url: str) -> None:
+    """Two sessions with a reward; returns when the feed has them."""
+    admin = {"authorization": f"Bearer {key_of_the_page()}"}
+    with httpx.Client(base_url=url, headers=admin, timeout=60, trust_env=False) as api:
         for value in (1.0, 0.0):
             new = api.post("/bridle/v1/sessions", json={"group_id": "g"}).json()
             key = {"authorization": f"Bearer {new['key']}"}
             ask = {"model": "m", "messages": [{"role": "user", "content": "2 plus 3?"}]}
             assert api.post("/v1/chat/completions", json=ask, headers=key).status_code == 200
             at = f"/bridle/v1/sessions/{new['id']}"
-            api.post(f"{at}/rewards", json={"name": "reward", "value": value})
-            api.post(f"{at}/seal", json={})
-        yield server.base_url
+            api.post(f"{at}/rewards", json={"name": "reward", "value": value}).raise_for_status()
+            api.post(f"{at}/seal", json={}).raise_for_status()
+        end = time.monotonic() + 60
+        while len(api.get("/bridle/v1/trajectories").text.splitlines()) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_a_recipe_without_the_key_fails_in_words(proxy: str) -> None:
+    for name in ("TRL", "verl"):
+        (block,) = recipe(name)
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            exec(block, {"proxy": proxy, "key": "none"})  # noqa: S102 - the page's own code
 
 
 def test_trl_trains_a_step_on_what_it_leases(
@@ -62,6 +90,7 @@ def test_trl_trains_a_step_on_what_it_leases(
     make_policy(policy, TinyShape(), vocab_size=600)
     names: dict[str, Any] = {
         "proxy": proxy,
+        "key": key_of_the_page(),
         "policy": str(policy),
         "output": str(tmp_path / "out"),
     }
@@ -79,7 +108,7 @@ def test_trl_trains_a_step_on_what_it_leases(
 
 
 def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
-    names: dict[str, Any] = {"proxy": proxy}
+    names: dict[str, Any] = {"proxy": proxy, "key": key_of_the_page()}
     (block,) = recipe("verl")
     exec(block, names)  # noqa: S102 - the page's own code
     tensors, extra = names["tensors"], names["extra"]
@@ -96,7 +125,7 @@ def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
 
 def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
     """Two suites may count their tasks from one, and a session may have neither task nor group."""
-    names: dict[str, Any] = {"proxy": proxy}
+    names: dict[str, Any] = {"proxy": proxy, "key": key_of_the_page()}
     (block,) = recipe("verl")
     exec(block, names)  # noqa: S102 - the page's own code
     sample = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -0.5]}

@@ -11,12 +11,11 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
-
-pytestmark = pytest.mark.loop
 
 ROOT = Path(__file__).parents[2]
 WAIT = "timeout 60 sh -c 'until curl -sf -o /dev/null {}; do sleep 0.2; done'"
@@ -42,10 +41,28 @@ def without_torch(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_first_screen_has_what_works_from_a_checkout() -> None:
+    """Each target exists, and each extra; the exports of the walkthrough have what they need."""
+    make, install, *rest = console_blocks((ROOT / "README.md").read_text())
+    targets = re.findall(r"^make (\w+)", make, flags=re.MULTILINE)
+    assert targets == ["demo", "test"]
+    rules = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}: \$\(READY\)", rules, re.MULTILINE) for target in targets)
+    recorder, trainer = re.findall(r"^pip install -e '\.\[(\w+)\]'", install, re.MULTILINE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = extras["optional-dependencies"][recorder]
+    assert ("weather.parquet" in "".join(rest)) == any(
+        one.startswith("pyarrow") for one in packages
+    )
+    assert trainer in extras["optional-dependencies"]
+    assert not re.search(r"pip install '?bridle-rl", "".join(rest)), "it is not on the index yet"
+
+
+@pytest.mark.loop
 def test_the_walkthrough_works_as_typed(tmp_path: Path, without_torch: Path) -> None:
     ports = {"8000": str(free_port()), "8484": str(free_port())}
     typed = re.sub("8000|8484", lambda port: ports[port[0]], (ROOT / "README.md").read_text())
-    _, _codex, serve, point, look, take = console_blocks(typed)
+    _make, _install, _codex, serve, point, look, take = console_blocks(typed)
     engine, proxy = serve.strip().splitlines()
     proxy = f"{proxy.removesuffix('&')} --port {ports['8484']} &"
     proxy_url = f"http://127.0.0.1:{ports['8484']}"

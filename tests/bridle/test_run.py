@@ -96,6 +96,43 @@ def test_a_command_that_called_nothing_is_told_of_the_variables(proxy_url: str) 
         assert variable in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "inside", "hinted"),
+    [
+        (["exec", "hi"], False, True),
+        (["exec", "-C", "elsewhere", "hi"], True, True),
+        (["exec", "hi"], True, False),
+        (["exec", "--skip-git-repo-check", "hi"], False, False),
+        (["login"], False, False),
+    ],
+)
+def test_codex_outside_a_git_repository_is_named(
+    bridle: Callable[..., Result],
+    proxy_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    inside: bool,
+    hinted: bool,
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    if inside:
+        (folder / ".git").mkdir()
+    codex = tmp_path / "bin" / "codex"
+    codex.parent.mkdir()
+    codex.write_text("#!/bin/sh\nexit 1\n")
+    codex.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{codex.parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(folder / "below")
+    asked = [str(tmp_path / one) if one == "elsewhere" else one for one in arguments]
+    done = bridle("run", "--proxy", proxy_url, "--", "codex", *asked)
+    assert done.exit_code == 1
+    assert "calls: none" in done.stderr
+    assert ("Git repository" in done.stderr) == hinted
+
+
 def test_without_a_proxy_nothing_runs() -> None:
     done = run("http://127.0.0.1:9", sys.executable, "-c", "print('ran')")
     assert done.returncode == 1

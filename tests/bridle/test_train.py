@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import pytest
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
+from bridle.run.local import TrainingBegin
 from bridle.run.stack import Stack
 from bridle.run.training import TrainingPlan, train
+from bridle.run.training_progress import TrainingProgress
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
@@ -58,13 +61,15 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     first = bridle(*arguments, "--steps", "1")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "step 1: reward 0." in first.stdout
+    store = str(tmp_path / "out" / "bridle.db")
+    assert f"look at it with: bridle viewer --store {store}" in first.stdout
+    assert first.stdout.startswith("run run_")
     assert "no session has a call" not in first.stderr
     again = bridle(*arguments, "--steps", "2", "--device", "cpu,cpu")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step 1:" not in again.stdout
     assert "step 2: reward 0." in again.stdout
     assert "checkpoints/step-00000002/policy: after 2 of 2 steps" in again.stdout
-    store = str(tmp_path / "out" / "bridle.db")
     with Reader(store) as reader:
         (run,) = reader.runs("train")
         sessions = list(reader.sessions(run=run.id))
@@ -75,6 +80,42 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     explained = bridle("doctor", run.id, "--store", store).stdout
     assert explained.startswith(("ERROR", "WARNING", "NOTE", f"run {run.id}: nothing is wrong"))
     assert again.stdout.endswith(explained)
+
+
+def test_ctrl_c_says_how_to_go_on(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "bridle", *arguments, "--steps", "2"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    ) as run:
+        assert run.stdout is not None
+        begun = [run.stdout.readline() for _ in range(3)]
+        run.send_signal(signal.SIGINT)
+        _, error = run.communicate(timeout=120)
+    assert begun[2].startswith("engine and proxy start; then 2 steps of 12 sessions")
+    assert run.returncode == 130
+    assert "Stopped. The same command resumes" in error
+    assert "Traceback" not in error
+
+
+def test_sessions_are_counted_on_the_way_to_a_step() -> None:
+    lines: list[str] = []
+    now = [0.0]
+    progress = TrainingProgress(5, lines.append, clock=lambda: now[0])
+    progress.begin(TrainingBegin("run_x", "a folder/bridle.db", 2, 64))
+    assert lines[0] == "run run_x, recorded to a folder/bridle.db, goes on after step 2"
+    assert lines[1].endswith("bridle viewer --store 'a folder/bridle.db'")
+    assert "3 steps of 64 sessions" in lines.pop()
+    for number in range(30):
+        now[0] += 1
+        progress.session_ended(None if number % 3 else 0.5)
+    assert lines[2:] == [
+        "step 3: 15 of 64 sessions, reward so far 0.500 (15 s)",
+        "step 3: 30 of 64 sessions, reward so far 0.500 (30 s)",
+    ]
+    progress.step_ended()
+    now[0] += 20
+    progress.session_ended(None)
+    assert lines[4:] == ["step 4: 1 of 64 sessions, no reward yet (20 s)"]
 
 
 @pytest.mark.loop

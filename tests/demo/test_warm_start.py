@@ -47,6 +47,19 @@ def weights(places: Places) -> bytes:
     return (places.warm / "model.safetensors").read_bytes()
 
 
+def test_a_warm_start_whose_time_is_over_ends_each_lesson(tmp_path: Path) -> None:
+    places = prepared(tmp_path)
+    losses: list[float] = []
+
+    def on_step(step: SftStep) -> bool:
+        losses.append(step.loss)
+        return True
+
+    warm_start(places, SETTINGS, on_step)
+    assert len(losses) == len(SETTINGS.lessons)
+    assert weights(places)
+
+
 def test_a_warm_start_that_is_stopped_goes_on_after_its_last_whole_lesson(tmp_path: Path) -> None:
     whole, stopped = prepared(tmp_path / "whole"), prepared(tmp_path / "stopped")
     losses: list[float] = []

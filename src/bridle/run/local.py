@@ -31,6 +31,7 @@ from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
 from bridle.run.stack import MODEL, stacks
 from bridle.run.training import (
+    CHECKPOINTS,
     TrainingPlan,
     newest_policy,
     require_devices,
@@ -45,6 +46,7 @@ from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.credit.rewards import aggregation
+from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.model import check_policy
@@ -73,19 +75,33 @@ class TrainingResult:
     """What is in ``report.json``, beside the plot ``reward.png``."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingBegin:
+    """What a training run is about to do."""
+
+    run_id: str
+    store: str
+    step: int
+    """Steps that earlier attempts have trained."""
+    sessions_per_step: int
+
+
 def train(
     config: RunConfig,
     output: str | Path,
     *,
+    on_begin: Callable[[TrainingBegin], None] = lambda _begin: None,
+    on_session: Callable[[float | None], None] = lambda _reward: None,
     on_step: Callable[[StepReport], bool | None] = lambda _report: None,
     on_rule: Callable[[str], None] = log.info,
 ) -> TrainingResult:
     """Trains the policy of ``config`` in its agent; resumes what ``output`` holds already.
 
     ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
-    sessions. ``on_step`` is called after each step and may return true to stop, ``on_rule`` once
-    with a line about which rewards make a session's number. Ctrl-C leaves a checkpoint of the last
-    whole step.
+    sessions. ``on_begin`` is called before engine and proxy start, ``on_rule`` once with a line
+    about which rewards make a session's number, ``on_session`` with the reward of each session that
+    has ended (from another thread), and ``on_step`` after each step; it may return true to stop.
+    Ctrl-C leaves a checkpoint of the last whole step.
 
     To train on several devices or machines, run the program under torchrun: rank 0 returns, and
     every other process exits when rank 0's run is over.
@@ -150,12 +166,6 @@ def train(
         )
         rule, notice = aggregation(training.advantages), RewardNotice(on_rule)
 
-        def on_session(result: RolloutResult) -> None:
-            notice(rule, result.rewards)
-            reward = attempt_reward(result.outcome, result.rewards, rule)
-            if reward is not None:
-                choice.learn([(keys[result.task_id], reward)])
-
         settings = RolloutSettings(
             directory=directory / "sessions",
             parallel=config.agent.parallel,
@@ -166,6 +176,19 @@ def train(
             hidden=private_in(directory),
             guards=config.agent.guards,
         )
+        on_begin(
+            TrainingBegin(
+                run_id, store, _steps_trained(plan), config.groups.per_step * config.groups.size
+            )
+        )
+
+        def on_result(result: RolloutResult) -> None:
+            notice(rule, result.rewards)
+            reward = attempt_reward(result.outcome, result.rewards, rule)
+            if reward is not None:
+                choice.learn([(keys[result.task_id], reward)])
+            on_session(reward)
+
         with (
             attempt(store, *runs_of(run_id, adapter.name, held_out)),
             stacks(
@@ -198,7 +221,7 @@ def train(
                         settings=lambda number: _budget(config.groups, number),
                     ),
                     settings,
-                    on_session,
+                    on_result,
                 ),
                 on_step=on_step,
                 held_out=HeldOut(
@@ -222,6 +245,12 @@ def train(
     return TrainingResult(
         run_id, loop.step, newest, store, dict(zip(others, more, strict=True)), report
     )
+
+
+def _steps_trained(plan: TrainingPlan) -> int:
+    """Steps of the newest checkpoint; 0 without one."""
+    kept = checkpoints(plan.directory / CHECKPOINTS)
+    return int(kept[-1].name.rpartition("-")[2]) if kept else 0
 
 
 def require_training(config: RunConfig) -> None:

@@ -40,7 +40,10 @@ def demo(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Longest time of the whole run.")
+        float | None,
+        typer.Option(
+            min=0, help="Longest time of the whole run; measurements that have begun are completed."
+        ),
     ] = None,
     groups: Annotated[int | None, typer.Option(min=1, help="Questions per GRPO step.")] = None,
     eval_tasks: Annotated[

@@ -142,6 +142,9 @@ def eval(
         print_json(report)
         return
     out.print(table(parts, whole, by))
+    if named or plot:
+        drawn = f"   plot: {output / 'eval.png'}" if plot else ""
+        out.print(f"report: {output / 'report.json'}{drawn}", highlight=False, soft_wrap=True)
 
 
 def _serve(

@@ -34,7 +34,10 @@ def reproduce(
         int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Longest time of the whole run.")
+        float | None,
+        typer.Option(
+            min=0, help="Longest time of the whole run; measurements that have begun are completed."
+        ),
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
     containers: Annotated[

@@ -95,7 +95,15 @@ def rollout(
             progress.advance(bar)
 
         began = time.monotonic()
-        results = rollouts.collect(adapter, grouped(chosen, group_size), settings, on_result)
+        try:
+            results = rollouts.collect(adapter, grouped(chosen, group_size), settings, on_result)
+        except KeyboardInterrupt:
+            err.print(
+                f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise
     took = time.monotonic() - began
     fast = Throughput.of([result.stages for result in results if result.stages], took, parallel)
     err.print(str(fast), highlight=False, soft_wrap=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -105,7 +106,10 @@ def run(
     except (NotLaunchable, NoInterception) as error:
         asyncio.run(_seal(proxy, key, session, None, ""))
         fail(str(error), NOT_FOUND if isinstance(error, NotLaunchable) else 1)
-    said = asyncio.run(_seal(proxy, key, session, code, _remedy(program, known, bool(hosts))))
+    remedy = _remedy(program, known, bool(hosts))
+    if program == "codex" and code and _outside_git(argv[1:]):
+        remedy = "Codex works outside a Git repository only with `codex exec --skip-git-repo-check`"
+    said = asyncio.run(_seal(proxy, key, session, code, remedy))
     err.print(said, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
@@ -141,6 +145,20 @@ def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, s
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_text(content, encoding="utf-8")
         yield dict(configuration.environment)
+
+
+def _outside_git(arguments: Sequence[str]) -> bool:
+    """Whether ``codex ARGUMENTS`` refuses to start because its folder is in no Git repository."""
+    if "exec" not in arguments and "e" not in arguments:
+        return False  # on a terminal Codex asks
+    if {"--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"} & set(arguments):
+        return False
+    folder = Path.cwd()
+    for name, value in pairwise(arguments):
+        if name in ("-C", "--cd"):
+            folder /= value
+    folder = folder.resolve()
+    return not any((each / ".git").exists() for each in (folder, *folder.parents))
 
 
 def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:

@@ -63,8 +63,8 @@ def _cells(line: SessionLine) -> list[str]:
 
 
 def _about(line: SessionLine) -> str:
-    """Harness, model and the beginning of the task."""
-    parts = (line.record.harness, line.model, line.preview or line.record.task_id)
+    """Harness, model and title."""
+    parts = (line.record.harness, line.model, line.title or line.record.task_id)
     return " · ".join(part for part in parts if part)
 
 

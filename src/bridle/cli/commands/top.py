@@ -151,7 +151,7 @@ def _sessions(lines: list[SessionLine]) -> Table:
             Text(outcome, style="cyan" if line.running else ""),
             Text(str(line.calls)),
             Text(lasted(line.seconds)),
-            Text(line.preview or line.record.task_id or ""),
+            Text(line.title or line.record.task_id or ""),
         )
     return table
 

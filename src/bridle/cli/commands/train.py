@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,9 +27,12 @@ from bridle.cli.options import (
 )
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import RUN, chosen
-from bridle.cli.terminal import out
+from bridle.cli.terminal import err, out
 from bridle.extras import needs_extra
 from bridle.store.reading.queries import Reader
+
+if TYPE_CHECKING:
+    from bridle.trainer.report import StepReport
 
 
 def train(
@@ -102,15 +105,28 @@ def train(
         from bridle.run import local
         from bridle.run.report import report_lines
         from bridle.run.training import step_line
+        from bridle.run.training_progress import TrainingProgress
 
     run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
-    result = local.train(
-        config,
-        output,
-        on_step=lambda report: out.print(step_line(report), highlight=False, soft_wrap=True),
-        on_rule=lambda line: out.print(line, highlight=False, soft_wrap=True),
-    )
+    progress = TrainingProgress(config.training.steps, _say)
+
+    def on_step(report: StepReport) -> None:
+        progress.step_ended()
+        _say(step_line(report))
+
+    try:
+        result = local.train(
+            config,
+            output,
+            on_begin=progress.begin,
+            on_session=progress.session_ended,
+            on_step=on_step,
+            on_rule=_say,
+        )
+    except KeyboardInterrupt:
+        err.print("\nStopped. The same command resumes from the last whole step.")
+        raise typer.Exit(130) from None
     out.print(
         f"{result.policy}: after {result.steps} of {config.training.steps} steps",
         highlight=False,
@@ -121,3 +137,7 @@ def train(
     out.print(f"report: {output / 'report.json'}   plot: {output / 'reward.png'}", soft_wrap=True)
     with Reader(result.store) as source:
         print_findings(f"run {result.run_id}", findings_of_run(source, result.run_id))
+
+
+def _say(line: str) -> None:
+    out.print(line, highlight=False, soft_wrap=True)

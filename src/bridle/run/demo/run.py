@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bridle.run.attempts import attempt
 from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.run.demo.progress import progress
 from bridle.run.demo.report import PHASES, WHOLE, make_report, plot, session_rewards, table
-from bridle.run.demo.settings import DemoSettings
+from bridle.run.demo.settings import TEACHER_SHARE, WARM_SHARE, DemoSettings
 from bridle.run.demo.stages import (
     Places,
     evaluate,
@@ -100,6 +101,7 @@ class Demo:
         root.mkdir(parents=True, exist_ok=True)
         self._state = DemoState(root)
         self._state.require_policy(settings.policy)
+        self._stage_began = time.monotonic()
         self._kept = ExitStack()
         """Ends what outlives a stage."""
         self._engine_key = new_key()
@@ -141,12 +143,18 @@ class Demo:
     def _stage(self, name: str, work: Callable[[str], None]) -> None:
         if self._state.is_done(name):
             return
-        started = time.monotonic()
+        self._stage_began = time.monotonic()
         try:
             work(name)
         finally:
-            self._state.spend(name, time.monotonic() - started)
+            self._state.spend(name, time.monotonic() - self._stage_began)
         self._state.finish(name)
+
+    def _is_over(self, share: float) -> bool:
+        """Whether ``share`` of the run's time is spent, over all attempts and with the stage that
+        runs now."""
+        spent = sum(self._state.seconds.values()) + time.monotonic() - self._stage_began
+        return spent >= share * self.settings.minutes * 60
 
     def _fetch(self, _stage: str) -> None:
         """The weights stay in the cache, and are one link in the run's folder."""
@@ -168,15 +176,17 @@ class Demo:
             self._run_of(stage) as run_id,
             self._bar("teacher", self.settings.teacher_sessions) as tick,
         ):
-            record_teacher(self._taught, self.places, self.settings, run_id, tick)
+            over = partial(self._is_over, TEACHER_SHARE)
+            record_teacher(self._taught, self.places, self.settings, run_id, tick, over)
 
     def _warm_start(self, _stage: str) -> None:
         taught = lessons_taught(self.places, self.settings)
         updates = itertools.count(1 + warm_start_updates(self.settings, taught))
         with progress(self._console, "warm start", warm_start_updates(self.settings)) as tick:
 
-            def on_step(step: SftStep) -> None:
+            def on_step(step: SftStep) -> bool:
                 tick(next(updates), f"loss {step.loss:.3f}")
+                return self._is_over(WARM_SHARE)
 
             warm_start(self.places, self.settings, on_step)
 
@@ -274,7 +284,7 @@ class Demo:
         """What is left of the demo's time when measuring takes as long after as it took before."""
         spent = self._state.seconds
         others = sum(seconds for stage, seconds in spent.items() if stage != "train")
-        return self.settings.minutes * 60 - others - spent.get("before", 0.0)
+        return max(0.0, self.settings.minutes * 60 - others - spent.get("before", 0.0))
 
     def _trained_version(self) -> int:
         """The newest version that training published."""

@@ -86,8 +86,10 @@ class DemoSettings:
     goal: float = 0.97
     """Mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 11.5
-    """What the whole demo may take: training ends, goal or not, and its learning rate with it, when
-    only so much is left as measuring took before. :data:`VLLM_MINUTES` with vLLM unless set."""
+    """Longest time of the whole demo. The teacher's recording ends at :data:`TEACHER_SHARE` of it
+    and the warm start at :data:`WARM_SHARE`, with what they have by then. Training ends, goal or
+    not, and its learning rate with it, when only so much is left as measuring took before.
+    :data:`VLLM_MINUTES` with vLLM unless set."""
     update_threads: int = 1
     """PyTorch's threads in an update, while nothing else runs."""
     checkpoint_every: int = 1
@@ -100,6 +102,13 @@ class DemoSettings:
     def compute(self) -> ComputeConfig:
         return ComputeConfig(device=self.device, precision="float32")
 
+
+TEACHER_SHARE: Final = 0.5
+"""Share of the demo's time after which no demonstration is begun."""
+WARM_SHARE: Final = 0.75
+"""Share of the demo's time after which the warm start ends."""
+FEWEST_DEMONSTRATIONS: Final = 64
+"""Recorded however little time there is: a warm start needs some."""
 
 VLLM_MINUTES = 22.0
 """On two cores vLLM needs more of them for the same sessions."""

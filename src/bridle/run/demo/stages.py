@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.demo.corpus import recorded_corpus
 from bridle.run.demo.course import Course, TaughtCourse
-from bridle.run.demo.settings import DemoSettings, Lesson
+from bridle.run.demo.settings import FEWEST_DEMONSTRATIONS, DemoSettings, Lesson
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import MODEL, Stack, proxy
 from bridle.run.training import TrainingPlan, train
@@ -128,11 +129,17 @@ def make_base_policy(
 
 
 def record_teacher(
-    course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
+    course: TaughtCourse,
+    places: Places,
+    settings: DemoSettings,
+    run_id: str,
+    progress: OnResult,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The teacher's demonstrations, recorded with the policy's tokenizer, and their export."""
+    """Records the teacher's demonstrations with the policy's tokenizer, and exports them. Once
+    ``over()``, none is begun that is not needed."""
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
-    record(course, places, settings, places.base, tasks, run_id, progress)
+    record(course, places, settings, places.base, tasks, run_id, progress, over)
     with Reader(places.store) as reader:
         export_parquet(reader, places.teacher_data, Selection(run=run_id, outcome="completed"))
 
@@ -145,8 +152,10 @@ def record(
     tasks: Sequence[Task],
     run_id: str,
     progress: OnResult,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The scripted teacher served behind the proxy, and used by the real agent."""
+    """The scripted teacher served behind the proxy, and used by the real agent. Tasks are left out
+    once ``over()``, except for the first :data:`FEWEST_DEMONSTRATIONS`."""
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(
@@ -155,11 +164,19 @@ def record(
         proxy(engine.base_url, tokenizer, places.store, places.logs) as (proxy_url, key),
         course.rollouts(proxy_url, key) as rollouts,
     ):
-        jobs = [Job(task) for task in left_over(tasks, places, run_id, {Outcome.COMPLETED})]
+        left = left_over(tasks, places, run_id, {Outcome.COMPLETED})
+        needed = FEWEST_DEMONSTRATIONS - (len(tasks) - len(left))
+        jobs = (
+            Job(task)
+            for _, task in itertools.takewhile(
+                lambda one: one[0] < needed or not over(), enumerate(left)
+            )
+        )
         results = rollouts.collect(
             course.agent(1.0), jobs, rollout_settings(course, places, settings, run_id), progress
         )
-    if len(results) == len(tasks) and all(r.outcome is not Outcome.COMPLETED for r in results):
+    completed = any(result.outcome is Outcome.COMPLETED for result in results)
+    if results and not completed and len(left) == len(tasks):
         last = results[-1]
         why = last.error or f"exit code {last.exit_code}"
         raise NothingRecorded(
@@ -168,9 +185,11 @@ def record(
         )
 
 
-def warm_start(places: Places, settings: DemoSettings, on_step: Callable[[SftStep], None]) -> None:
+def warm_start(
+    places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
+) -> None:
     """Supervised fine-tuning of the base policy on the teacher's export. Of an attempt that was
-    stopped the lessons that had ended stand."""
+    stopped the lessons that had ended stand. ``on_step`` may return true to end its lesson."""
     taught = lessons_taught(places, settings)
     start = places.lesson(taught - 1) if taught else places.base
     model = load_policy(start, compute=settings.compute)

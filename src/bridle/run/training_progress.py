@@ -1,0 +1,74 @@
+"""What a training run prints while it works: its beginning, and sessions on the way to a step."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Callable
+
+from bridle.run.local import TrainingBegin
+
+LINE_EVERY_S = 15.0
+"""Least seconds between two lines about sessions."""
+
+
+class TrainingProgress:
+    """Prints where a run is recorded, and then how many sessions of the step have ended with their
+    mean reward. Sessions end in another thread than steps."""
+
+    def __init__(
+        self,
+        steps: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        every_s: float = LINE_EVERY_S,
+    ) -> None:
+        self._steps = steps
+        self._say = say
+        self._clock = clock
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._per_step = 0
+        self._step = 0
+        self._ended = 0
+        self._rewards: list[float] = []
+        self._began = self._printed = clock()
+
+    def begin(self, begin: TrainingBegin) -> None:
+        self._per_step, self._step = begin.sessions_per_step, begin.step
+        goes_on = f", goes on after step {begin.step}" if begin.step else ""
+        self._say(f"run {begin.run_id}, recorded to {begin.store}{goes_on}")
+        self._say(f"look at it with: bridle viewer --store {shlex.quote(begin.store)}")
+        self._say(
+            f"engine and proxy start; then {self._steps - begin.step} steps of "
+            f"{begin.sessions_per_step} sessions"
+        )
+
+    def session_ended(self, reward: float | None) -> None:
+        with self._lock:
+            self._ended += 1
+            if reward is not None:
+                self._rewards.append(reward)
+            now = self._clock()
+            if now - self._printed < self._every_s:
+                return
+            self._printed = now
+            line = self._line(now)
+        self._say(line)
+
+    def step_ended(self) -> None:
+        """Sessions that end from now on count for the next step."""
+        with self._lock:
+            self._step += 1
+            self._ended = 0
+            self._rewards.clear()
+            self._began = self._printed = self._clock()
+
+    def _line(self, now: float) -> str:
+        mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        reward = "no reward yet" if mean is None else f"reward so far {mean:.3f}"
+        return (
+            f"step {self._step + 1}: {self._ended} of {self._per_step} sessions, {reward} "
+            f"({now - self._began:.0f} s)"
+        )

@@ -1,0 +1,68 @@
+"""A session's title is what its user asked for, not what the harness wrote around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridle.bench.gallery import EPOCH, stories
+from bridle.store.reading.pages import SessionFilter, session_lines
+from bridle.store.reading.queries import Reader
+from bridle.store.reading.titles import LONGEST, title
+from bridle.store.records import Message, RunRecord
+
+REMINDER = f"<system-reminder>\nAs you answer, use this:\n{'x' * 500}\n</system-reminder>"
+CODEX = "<environment_context>\n  <cwd>/tmp</cwd>\n  <shell>bash</shell>\n</environment_context>"
+AGENTS = f"# AGENTS.md instructions for /tmp\n\n<INSTRUCTIONS>\n{'be brief' * 99}\n</INSTRUCTIONS>"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["What is in this\n folder?"], "What is in this folder?"),
+        ([f"{REMINDER}\n\nFix the tests"], "Fix the tests"),
+        ([f"Fix the tests\n{REMINDER}"], "Fix the tests"),
+        ([REMINDER, REMINDER, "Fix the tests"], "Fix the tests"),
+        ([CODEX, AGENTS], ""),
+        ([AGENTS + CODEX + "Fix <b>it</b>"], "Fix <b>it</b>"),
+        (["<system-reminder> cut off here", "Fix it"], "Fix it"),
+        (["a" * 1000], "a" * LONGEST),
+        ([], ""),
+    ],
+)
+def test_a_title_leaves_out_what_the_harness_wrote(texts: list[str], expected: str) -> None:
+    assert title(texts) == expected
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (Message("user", CODEX), Message("user", "Fix the tests")),
+        (
+            Message("user", "an earlier question"),
+            Message("assistant", "an answer"),
+            Message("user", "Fix the tests"),
+        ),
+        (
+            Message(
+                "user",
+                [{"type": "text", "text": REMINDER}, {"type": "text", "text": "Fix the tests"}],
+            ),
+        ),
+        (Message("user", "Fix the tests"), Message("user", CODEX)),
+    ],
+)
+def test_the_last_message_of_the_first_call_gives_the_title(
+    tmp_path: Path, asked: tuple[Message, ...]
+) -> None:
+    store = str(tmp_path / "titles.db")
+    for begin in stories(store, RunRecord("run_x", "rollout", EPOCH)):
+        story = begin(run_id="run_x")
+        story.call((Message("user", "A title for: it"),), "It", side=True)
+        first = story.call((Message("system", "You code."), *asked), "Done.")
+        story.call((Message("user", "And now this"),), "Done, too.", parent=first)
+        begin(run_id="run_x")
+    with Reader(store) as reader:
+        empty, line = session_lines(reader, SessionFilter(), limit=5)
+    assert (empty.title, line.title) == ("", "Fix the tests")
