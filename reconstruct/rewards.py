@@ -63,6 +63,14 @@ def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
     return {one.call_id: limit(one.value) for one in latest if one.call_id is not None}
 
 
+def call_scores(rewards: Iterable[Reward]) -> list[Reward]:
+    """The latest score of each name and call or turn; no value is above 0 in a session that a
+    finding zeroes."""
+    given = list(rewards)
+    limit = _limit(given)
+    return [replace(one, value=limit(one.value)) for one in _scores(given) if not one.whole]
+
+
 def findings_in(rewards: Iterable[Reward]) -> list[Reward]:
     """The findings that act: those that a verifier or the operator recorded."""
     return [one for one in rewards if one.is_finding and one.source in ATTESTED]

@@ -6,8 +6,19 @@ import itertools
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bridle.reconstruct.evaluation import Attempt, evaluated, over_tasks, pass_at_k, split_by
+from bridle.reconstruct.evaluation import (
+    Attempt,
+    attempt_reward,
+    evaluated,
+    over_tasks,
+    pass_at_k,
+    split_by,
+)
+from bridle.reconstruct.rewards import Aggregation
+from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource
 
 
 @pytest.mark.parametrize(("attempts", "passed"), [(4, 0), (4, 1), (5, 3), (4, 4)])
@@ -67,3 +78,40 @@ def test_attempts_are_told_apart_by_harness_task_and_version() -> None:
 def test_nothing_cannot_be_evaluated() -> None:
     with pytest.raises(ValueError, match="no attempt"):
         evaluated([])
+
+
+scores = st.lists(
+    st.tuples(st.sampled_from(["reward", "tests", "a finding"]), st.sampled_from([-1.0, 0.0, 1.0])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(scores, min_size=1, max_size=5),
+    st.sampled_from(FindingMode),
+    st.sampled_from(["reward", "a finding"]),
+    st.floats(-1e3, 1e3),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_a_finding_never_raises_a_pass_rate(sessions, mode, name, value, success) -> None:  # type: ignore[no-untyped-def]
+    """Whatever the mode does to the session: also one that is quarantined is an attempt."""
+    rule, verifier = Aggregation(), RewardSource.VERIFIER
+    own = [[Reward("s", n, v, 1.0, source=verifier) for n, v in given] for given in sessions]
+    finding = Reward("s", name, value, 2.0, None, None, verifier, RewardKind.FINDING, mode)
+
+    def figures(rewards: list[list[Reward]], outcome: str) -> tuple[int, float, float]:
+        outcomes = [outcome, *["completed"] * (len(rewards) - 1)]
+        values = [attempt_reward(o, r, rule) for o, r in zip(outcomes, rewards, strict=True)]
+        found = evaluated([Attempt("t", v) for v in values if v is not None], success=success)
+        return found.attempts, found.pass_at[1].value, found.mean_at[1].value
+
+    before = figures(own, "completed")
+    outcome = "quarantined" if mode is FindingMode.QUARANTINE else "completed"
+    after = figures([[*own[0], finding], *own[1:]], outcome)
+    assert after[0] == before[0]
+    assert after[1] <= before[1]
+    assert after[2] <= before[2]
+    if mode is FindingMode.WARN:
+        assert after == before

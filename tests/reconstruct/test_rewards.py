@@ -2,13 +2,16 @@
 
 import pytest
 
+from bridle.reconstruct import open_store
 from bridle.reconstruct.rewards import (
     Aggregation,
     CountedRewards,
+    RewardNotice,
     session_rewards,
     turn_rewards,
 )
-from bridle.store.records import Reward, RewardSource, RunRecord
+from bridle.reconstruct.session import LoadedSession
+from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, RunRecord
 
 
 def given(*values):
@@ -113,3 +116,120 @@ def test_the_sources_that_a_run_states_count_and_none_that_nobody_vouches_for(
     found = CountedRewards(reader).of(session, mine)
     assert [reward.source for reward in found] == counted
     assert CountedRewards(reader, ["unattested"]).of(session, mine) == mine[-1:]
+
+
+SCORED = given(("reward", 0.0, 1.0, None), ("short", 1.0, 1.0, None), ("step", 0.5, 1.0, "a"))
+
+
+def found(mode, **more):
+    verifier = RewardSource.VERIFIER
+    fields = {"session_id": "s", "name": "x", "value": 7.0, "created_at": 8.0, "mode": mode}
+    return Reward(**fields | {"source": verifier, "kind": RewardKind.FINDING} | more)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "value", "line"),
+    [
+        (Aggregation(), 0.0, "the one named reward; recorded but not counted: short"),
+        (Aggregation(turns="sum"), 0.5, "the one named reward"),
+        (Aggregation({"short": 2.0}), 2.0, "2 × short; recorded but not counted: reward"),
+        (Aggregation({"reward": 1.0, "step": 1.0}), 0.0, "1 × reward + 1 × step"),
+    ],
+)
+def test_the_reward_named_reward_counts_alone_unless_there_are_weights(aggregation, value, line):
+    assert aggregation.value(SCORED) == value
+    assert line in aggregation.stated(SCORED)
+
+
+def test_without_one_named_reward_the_sum_counts_and_a_line_says_so_once():
+    lines = []
+    notice = RewardNotice(lines.append)
+    for _ in range(3):
+        notice(Aggregation(), SOME)
+    assert lines == ["a session's reward is the sum of score, style, since none is named reward"]
+    notice(Aggregation(), SCORED)
+    assert len(lines) == 2, "a session that is scored in another way is reported too"
+    notice(Aggregation(), [])
+    assert len(lines) == 2
+
+
+def test_a_call_has_the_weighted_sum_of_what_it_was_given_and_no_rule_of_names():
+    both = [*SCORED, *given(("reward", 3.0, 1.0, "a"), ("step", 1.0, 1.0, "b"))]
+    assert Aggregation().numbers(both).calls == {"a": 3.5, "b": 1.0}
+    weighted = Aggregation({"reward": 1.0, "step": 2.0}).numbers(both)
+    assert (weighted.calls, weighted.own) == ({"a": 4.0, "b": 2.0}, 0.0)
+    assert weighted.episode == 6.0
+    missing = Aggregation({"reward": 1.0, "none": 1.0}).numbers(both)
+    assert (missing.value, missing.own, missing.episode) == (None, None, None)
+
+
+@pytest.mark.parametrize("source", list(RewardSource))
+@pytest.mark.parametrize("mode", list(FindingMode))
+def test_a_finding_is_no_number_and_acts_by_its_mode_alone(mode, source):
+    scores = given(("reward", 1.0, 1.0, None), ("cost", -2.0, 1.0, None), ("step", 3.0, 1.0, "a"))
+    marked = [*scores, found(mode, name="reward", source=source)]
+    acts = mode is not FindingMode.WARN and source is not RewardSource.UNATTESTED
+    named = {"reward": 0.0 if acts else 1.0, "cost": -2.0}
+    assert session_rewards(marked) == named
+    assert turn_rewards(marked, "step") == {"a": 0.0 if acts else 3.0}
+    numbers = Aggregation(turns="sum").numbers(marked)
+    assert numbers.value == (0.0 if acts else 4.0)
+    assert numbers.calls == {"a": 0.0 if acts else 3.0}
+
+
+def test_only_findings_have_a_mode():
+    assert found(None).mode is FindingMode.WARN
+    with pytest.raises(ValueError, match="is a score: only a finding has a mode"):
+        found(FindingMode.ZERO, kind=RewardKind.SCORE)
+
+
+def test_a_reward_by_the_number_of_a_turn_reaches_the_call_of_that_turn(
+    record, writer, reader, caplog
+):
+    session = record()
+    ids = [session.call([1, n], [5]) for n in range(3)]
+    verifier = RewardSource.VERIFIER
+    for turn, value in ((2, 1.0), (3, 0.5), (9, 4.0)):
+        writer.add_sync(Reward(session.id, "step", value, 9.0, turn=turn, source=verifier))
+    writer.add_sync(Reward(session.id, "step", 0.25, 9.5, call_id=ids[2], source=verifier))
+    loaded = LoadedSession.load(reader, session.id)
+    assert loaded.turn_rewards("step") == {ids[1]: 1.0, ids[2]: 0.25}
+    assert Aggregation().numbers(loaded.all_rewards).calls == {ids[1]: 1.0, ids[2]: 0.25}
+    assert "is for turn 9, but the session has 3: it reaches no call" in caplog.text
+
+
+def test_the_operators_rewards_are_the_sessions_where_it_belongs_to_no_run(record, writer, url):
+    writer.add_sync(RunRecord("r", "train", 1.0, config={"reward": {"weights": {"tests": 2.0}}}))
+    alone, in_run = record(), record(run_id="r")
+    for session in (alone, in_run):
+        writer.add_sync(Reward(session.id, "reward", 1.0, 2.0))
+        writer.add_sync(
+            Reward(session.id, "tests", 0.25, 2.0, source=RewardSource.VERIFIER, turn=None)
+        )
+    with open_store(url) as opened:
+        assert opened.session(alone.id).reward() == 1.0
+        assert opened.session(alone.id).reward(Aggregation(turns="mean")) == 1.0
+        assert opened.session(in_run.id).reward() == 0.5
+        assert opened.session(in_run.id).reward(Aggregation()) == 0.25
+        everything = LoadedSession.load(opened.reader, in_run.id)
+        assert everything.reward(Aggregation(sources=("operator",))) == 1.0
+
+
+def test_plain_sql_reads_the_same_scores(record, writer, url):
+    sources = list(RewardSource)
+    for number, mode in enumerate((None, *FindingMode)):
+        session = record()
+        for at, (name, value) in enumerate((("a", 2.0), ("b", -1.0), ("a", 1.0), ("a", 3.0))):
+            writer.add_sync(Reward(session.id, name, value, at, source=sources[at == 3]))
+        if mode is not None:
+            writer.add_sync(found(mode, session_id=session.id, source=sources[number % 2]))
+    with open_store(url) as opened:
+        for session in opened.sessions():
+            for source in ("verifier", "operator"):
+                rows = opened.query(
+                    "SELECT name, value FROM scores WHERE session_id = :id AND source = :source",
+                    id=session.id,
+                    source=source,
+                ).to_pylist()
+                own = [r for r in session.all_rewards if r.is_finding or r.source == source]
+                assert {row["name"]: row["value"] for row in rows} == session_rewards(own)

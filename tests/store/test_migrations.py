@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
@@ -171,7 +171,8 @@ def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path, monk
     migrate(url)
     with closing(sqlite3.connect(url)) as database, database:
         database.execute(
-            "INSERT INTO rewards VALUES ('r', 'gone', NULL, 1, 'x', 1, 'operator', '{}', 1)"
+            "INSERT INTO rewards (id, session_id, name, value, source, detail, created_at)"
+            " VALUES ('r', 'gone', 'x', 1, 'operator', '{}', 1)"
         )
         database.execute("UPDATE alembic_version SET version_num = '0000'")
     monkeypatch.setattr("alembic.command.upgrade", lambda *_: None)
@@ -267,3 +268,28 @@ def test_calls_of_the_first_release_get_the_sampler_that_they_asked_for(url):
         }
     assert samplers[asked] == Sampler("raw", temperature=0.7, top_k=64)
     assert samplers[shaped] == Sampler("raw", temperature=0.7, top_k=64, grammar="tool_choice")
+
+
+def test_findings_of_guards_that_were_rewards_become_findings(url):
+    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
+    emptied(url)
+    released.restore(url, stored)
+    engine = connect(url)
+    with transaction(engine) as connection:
+        for name in ("guard:git_history", "reward", "guard:"):
+            connection.execute(
+                text(
+                    "INSERT INTO rewards (id, session_id, name, value, source, detail, created_at)"
+                    " VALUES (:name, 'session_a', :name, 3.0, 'verifier', '{}', 90.0)"
+                ),
+                {"name": name},
+            )
+    engine.dispose()
+    migrate(url)
+    with Reader(url) as reader:
+        found = {one.name: (one.kind, one.mode) for one in reader.rewards("session_a")[-3:]}
+    assert found == {
+        "git_history": ("finding", "warn"),
+        "reward": ("score", None),
+        "guard:": ("score", None),
+    }

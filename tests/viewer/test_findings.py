@@ -25,6 +25,7 @@ from bridle.store.records import (
     Message,
     PolicyRecord,
     Reward,
+    RewardSource,
     RunRecord,
     TaskRecord,
 )
@@ -65,7 +66,8 @@ class Broken:
             session, writer, at = story.session, story.writer, EPOCH + 1000
             value = self.reward(number)
             if value is not None:
-                writer.add_sync(Reward(session.id, "score", value, at))
+                given = Reward(session.id, "score", value, at, source=RewardSource.VERIFIER)
+                writer.add_sync(given)
             writer.update_session_sync(session.id, sealed_at=at, outcome=self.outcome)
         assert story is not None
         for step in range(4):

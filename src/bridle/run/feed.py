@@ -25,7 +25,7 @@ from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.arrow import ArrowMissing, needs_arrow
 from bridle.reconstruct.episodes import episode_of
-from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
+from bridle.reconstruct.rewards import CountedRewards, call_scores, findings_in, session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
@@ -152,8 +152,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         "rewards": session_rewards(episode.rewards),
         "call_rewards": [
             {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
-            for r in episode.rewards
-            if not r.whole and not r.is_finding
+            for r in call_scores(episode.rewards)
         ],
         "findings": [
             {"name": r.name, "mode": r.mode, "call_id": r.call_id, "detail": r.detail}

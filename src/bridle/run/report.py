@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bridle.harnesses.stages import NAMES
 from bridle.reconstruct.accounts import StatedRules, account_lines, token_account
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.evaluation import Evaluation
+from bridle.reconstruct.rewards import findings_in
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.run.attempts import attempt_figures, attempts_as_data
@@ -47,6 +49,7 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
         "logprob_gap": max(gaps, default=None),
         "steps": sum("sessions/collected" in values for values in steps.values()),
         "stage_seconds": stage_seconds(reader, run_id),
+        "findings": _findings(reader, run_id),
         "versions": sum(policy.verified for policy in reader.policies(run_id)),
         "reward_by_step": [
             values.get("reward/mean")
@@ -114,6 +117,13 @@ def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
     return {
         name: sum(seconds.get(name, 0.0) for seconds in measured) / len(measured) for name in names
     }
+
+
+def _findings(reader: Reader, run_id: str) -> dict[str, int]:
+    """Sessions by the name of a finding that was recorded of them."""
+    ids = [session.id for session in reader.sessions(run=run_id)]
+    given = reader.rewards_of(ids).values()
+    return dict(Counter(name for own in given for name in {one.name for one in findings_in(own)}))
 
 
 def _rows(reader: Reader, run_id: str) -> list[int]:

@@ -1,0 +1,350 @@
+"""Which rewards reach the credit: those that count, at their place, and never a finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
+from bridle.store.records import (
+    CallKind,
+    FindingMode,
+    Reward,
+    RewardKind,
+    RewardSource,
+    SessionRecord,
+)
+from bridle.trainer.batch.prepare import PreparedStep, prepare
+from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
+from bridle.trainer.credit import ADVANTAGES
+
+VERIFIER = RewardSource.VERIFIER
+BUILT_IN = (
+    "grpo",
+    "leave_one_out",
+    "mean",
+    "gated",
+    "per_role",
+    "gigpo",
+    "turn_returns",
+    "spiral",
+    "none",
+)
+ROLES = (None, "planner", "worker")
+
+
+def reward(name: str, value: float, at: float = 1.0, **more: Any) -> Reward:
+    return Reward("s", name, value, at, **{"source": VERIFIER, **more})
+
+
+def finding(
+    mode: FindingMode, name: str = "git_history", value: float = 3.0, **more: Any
+) -> Reward:
+    return reward(name, value, 9.0, kind=RewardKind.FINDING, mode=mode, **more)
+
+
+def session(name: str, rewards: Sequence[Reward], roles: Sequence[str | None] = (None,)) -> Episode:
+    """One branch with a call of each role; each call samples one token after an equal prompt."""
+    ids, places = [], []
+    for number in range(len(roles)):
+        ids += [1, 90 + number]
+        places += [-1, number]
+    mask = np.asarray(places) >= 0
+    call_ids = tuple(f"{name}{number}" for number in range(len(roles)))
+    sample = Sample(
+        session_id=name,
+        leaf_call_id=call_ids[-1],
+        kind=CallKind.MAIN,
+        role=None,
+        token_ids=np.asarray(ids, np.uint32),
+        mask=mask,
+        logprobs=np.zeros(len(ids), np.float32),
+        versions=np.where(mask, 0, -1),
+        calls=np.asarray(places, np.int32),
+        call_ids=call_ids,
+        weight=1.0,
+        roles=tuple(roles),
+    )
+    given = tuple(
+        replace(
+            one, session_id=name, call_id=None if one.call_id is None else f"{name}{one.call_id}"
+        )
+        for one in rewards
+    )
+    record = SessionRecord(id=name, created_at=0.0, group_id="g", outcome="completed")
+    return Episode(record, (sample,), given, Conservation(int(mask.sum()), int(mask.sum())))
+
+
+def prepared(episodes: Sequence[Episode], drop: bool = False, **stated: Any) -> PreparedStep:
+    config = GrpoConfig(
+        advantages=AdvantageConfig(**stated), filters=FilterConfig(drop_zero_variance=drop)
+    )
+    return prepare(episodes, 0, config)
+
+
+def credit(step: PreparedStep) -> dict[str, list[float]]:
+    """By session, the advantages of its sampled tokens; NaN for none."""
+    return {
+        item.sample.session_id: item.credit[item.sample.calls >= 0].tolist() for item in step.items
+    }
+
+
+values = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0])
+names = st.sampled_from(["reward", "tests", "planner", "worker", "guard:git_history"])
+places = st.sampled_from([{}, {"call_id": "0"}, {"call_id": "1"}, {"turn": 2}])
+given_rewards = st.lists(
+    st.builds(lambda name, value, place: reward(name, value, **place), names, values, places),
+    min_size=1,
+    max_size=4,
+)
+roles = st.lists(st.sampled_from(ROLES), min_size=2, max_size=3)
+groups = st.lists(st.tuples(given_rewards, roles), min_size=2, max_size=4)
+configurations = st.fixed_dictionaries(
+    {
+        "baseline": st.sampled_from(BUILT_IN),
+        "reward_turns": st.sampled_from([None, "sum", "mean"]),
+        "discount": st.sampled_from([1.0, 0.9]),
+        "reward_weights": st.sampled_from([None, None, {"reward": 1.0, "tests": -0.5}]),
+        "gate": st.sampled_from([0.0, 1.0]),
+    }
+)
+
+
+def made(group: Any) -> list[Episode]:
+    return [session("abcd"[n], own, acted) for n, (own, acted) in enumerate(group)]
+
+
+def test_every_built_in_estimator_is_tried() -> None:
+    assert set(BUILT_IN) <= set(ADVANTAGES)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    groups,
+    configurations,
+    st.sampled_from(FindingMode),
+    names,
+    st.floats(-1e3, 1e3),
+    places,
+    st.sampled_from([VERIFIER, RewardSource.OPERATOR]),
+)
+def test_a_finding_never_raises_an_advantage_of_its_session(
+    group: Any, stated: Any, mode: FindingMode, name: str, value: float, place: Any, source: Any
+) -> None:
+    episodes = made(group)
+    before = credit(prepared(episodes, **stated))
+    marked = finding(mode, name, value, **place)
+    first = made([([*group[0][0], replace(marked, source=source)], group[0][1])])[0]
+    after = credit(prepared([first, *episodes[1:]], **stated))
+    if mode is FindingMode.WARN:
+        np.testing.assert_equal(after, before)
+    elif mode is FindingMode.QUARANTINE:
+        assert "a" not in after
+    elif "a" in before and "a" in after:
+        pairs = zip(after["a"], before["a"], strict=True)
+        assert all(not later > earlier for later, earlier in pairs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups, configurations, values, places, st.booleans())
+def test_a_reward_of_a_source_or_name_that_does_not_count_changes_no_advantage(
+    group: Any, stated: Any, value: float, place: Any, by_name: bool
+) -> None:
+    episodes = made(group)
+    if by_name:
+        stated = {**stated, "reward_weights": {"reward": 1.0, "tests": -0.5}}
+    name = "elsewhere" if by_name else "reward"
+    source = VERIFIER if by_name else RewardSource.UNATTESTED
+    other = reward(name, 100 * value, 9.0, source=source, **place)
+    first = made([([*group[0][0], other], group[0][1])])[0]
+    before, after = (prepared(each, **stated) for each in (episodes, [first, *episodes[1:]]))
+    np.testing.assert_equal(credit(after), credit(before))
+    assert after.session_rewards == before.session_rewards
+
+
+def test_a_call_reward_of_another_source_leaves_gigpo_as_it_is() -> None:
+    right, wrong = session("a", [reward("reward", 1.0)]), session("b", [reward("reward", 0.0)])
+    attacked = session(
+        "a",
+        [reward("reward", 1.0), reward("x", -100.0, source=RewardSource.UNATTESTED, call_id="0")],
+    )
+    before = credit(prepared([right, wrong], baseline="gigpo"))
+    assert credit(prepared([attacked, wrong], baseline="gigpo")) == before
+    assert before["a"][0] == pytest.approx(2 * math.sqrt(0.5), abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["warn", "zero"])
+def test_of_a_cheater_and_an_honest_session_the_honest_one_is_above(mode: str) -> None:
+    """The verifier believes the honest one; with ``zero`` it may believe both."""
+    cheated = 0.0 if mode == "warn" else 1.0
+    cheats = [session(n, [reward("reward", cheated), finding(FindingMode(mode))]) for n in "ab"]
+    honest = [session(n, [reward("reward", 1.0)]) for n in "cd"]
+    found = credit(prepared([*cheats, *honest]))
+    assert [round(found[n][0], 3) for n in "abcd"] == [-0.866, -0.866, 0.866, 0.866]
+
+
+def test_zero_takes_every_reward_whatever_its_name_weight_and_place() -> None:
+    own = [
+        reward("tests", 2.0),
+        reward("style", 1.0),
+        reward("late", 3.0, 99.0),
+        reward("step", 1.0, call_id="0"),
+    ]
+    for stated in (
+        {},
+        {"reward_turns": "sum"},
+        {"reward_weights": {"tests": 1.0, "style": 2.0}},
+        {"baseline": "gigpo"},
+    ):
+        marked = session("a", [*own, finding(FindingMode.ZERO)])
+        step = prepared([marked, session("b", own)], **stated)
+        assert step.session_rewards[0] == 0.0 < step.session_rewards[1]
+
+
+def test_a_penalty_stays_where_a_finding_takes_the_reward() -> None:
+    own = [reward("reward", 1.0), reward("cost", 4.0), finding(FindingMode.ZERO)]
+    weights = {"reward": 1.0, "cost": -0.5}
+    step = prepared([session("a", own)], reward_weights=weights)
+    assert step.session_rewards == {0: -1.0}
+
+
+def test_a_finding_that_quarantines_after_the_session_keeps_it_out() -> None:
+    late = session("a", [reward("reward", 1.0), finding(FindingMode.QUARANTINE)])
+    step = prepared([late, session("b", [reward("reward", 0.0)])])
+    assert step.sessions_dropped == {"infrastructure": 1}
+    assert step.account.balanced
+
+
+def test_each_role_is_compared_by_its_own_reward() -> None:
+    pairs = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
+    episodes = [
+        session(n, [reward("planner", p), reward("worker", w)], ["planner", "worker"])
+        for n, (p, w) in zip("abcd", pairs, strict=True)
+    ]
+    step = prepared(episodes, drop=True, baseline="per_role")
+    assert step.sessions_dropped == {}
+    found = credit(step)
+    for name, (plans, works) in zip("abcd", pairs, strict=True):
+        assert np.sign(found[name]).tolist() == [2 * plans - 1, 2 * works - 1]
+
+
+def test_a_planner_that_is_always_right_does_not_pay_for_its_worker() -> None:
+    episodes = [
+        session(n, [reward("planner", 1.0), reward("worker", w)], ["planner", "worker"])
+        for n, w in zip("abcd", (0.0, 1.0, 0.0, 1.0), strict=True)
+    ]
+    found = credit(prepared(episodes, drop=True, baseline="per_role"))
+    assert [found[n][0] for n in "abcd"] == [0.0] * 4
+    assert [round(found[n][1], 3) for n in "abcd"] == [-0.866, 0.866, -0.866, 0.866]
+
+
+@pytest.mark.parametrize("baseline", ["per_role", "spiral"])
+def test_a_role_s_reward_may_have_another_name_and_one_without_has_the_session_s(
+    baseline: str,
+) -> None:
+    episodes = [
+        session(n, [reward("plan", p), reward("reward", r)], ["planner", "worker"])
+        for n, (p, r) in zip("ab", ((1.0, 0.0), (0.0, 1.0)), strict=True)
+    ]
+    found = credit(prepared(episodes, baseline=baseline, role_rewards={"planner": "plan"}))
+    assert found["a"][0] > found["b"][0]
+    assert found["a"][1] < found["b"][1]
+
+
+def test_a_lone_role_beside_equal_rewards_teaches_nothing_and_counts_so() -> None:
+    episodes = [
+        session("a", [reward("reward", 1.0)], ["planner", "worker"]),
+        session("b", [reward("reward", 1.0)], ["planner"]),
+    ]
+    step = prepared(episodes, drop=True, baseline="per_role")
+    assert (step.degenerate_groups, step.items) == (1, ())
+    assert step.sessions_dropped == {"zero_variance": 2}
+    assert step.account.balanced
+
+
+def reference(
+    terminal: Sequence[float], steps: Sequence[Sequence[float]], discount: float, weight: float
+) -> list[list[float]]:
+    """GiGPO as the paper has it (arXiv 2505.10978, equations 3, 5, 6 and 7), in float64: rewards of
+    steps, the terminal one that of the last step besides; anchors are equal states, here the place
+    in the session."""
+    rewards = [[*own[:-1], own[-1] + last] for own, last in zip(steps, terminal, strict=True)]
+
+    def norm(values: Sequence[float]) -> list[float]:
+        if len(values) < 2 or max(values) - min(values) <= 1e-9:
+            return [0.0] * len(values)
+        mean = math.fsum(values) / len(values)
+        spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+        return [(value - mean) / (spread + 1e-6) for value in values]
+
+    whole = norm([math.fsum(own) for own in rewards])
+    later = [
+        [math.fsum(discount**k * r for k, r in enumerate(own[t:])) for t in range(len(own))]
+        for own in rewards
+    ]
+    found = [[one] * len(own) for one, own in zip(whole, rewards, strict=True)]
+    for place in range(max(map(len, rewards))):
+        here = [n for n, own in enumerate(rewards) if len(own) > place]
+        for n, advantage in zip(here, norm([later[n][place] for n in here]), strict=True):
+            found[n][place] += weight * advantage
+    return found
+
+
+group_of_steps = st.lists(
+    st.tuples(values, st.lists(values, min_size=1, max_size=4)), min_size=2, max_size=4
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(group_of_steps, st.sampled_from([1.0, 0.95]), st.sampled_from([1.0, 2.0]), st.booleans())
+def test_gigpo_is_the_paper_s_when_reward_turns_is_not_set(
+    group: Any, discount: float, weight: float, by_turn: bool
+) -> None:
+    """Steps are given by call or by the number of the turn, which is the same."""
+    episodes = []
+    for n, (last, steps) in enumerate(group):
+        own = [reward("reward", last)]
+        for place, value in enumerate(steps):
+            where = {"turn": place + 1} if by_turn else {"call_id": str(place)}
+            own.append(reward("step", value, 2.0 + place, **where))
+        episodes.append(session("abcd"[n], own, [None] * len(steps)))
+    found = credit(prepared(episodes, baseline="gigpo", discount=discount, step_weight=weight))
+    expected = reference(*zip(*group, strict=True), discount, weight)  # type: ignore[misc]
+    for n, own in enumerate(expected):
+        assert found["abcd"[n]] == pytest.approx(own, abs=2e-5)
+
+
+@pytest.mark.parametrize("baseline", ["gigpo", "turn_returns"])
+def test_a_step_reward_counts_once_in_a_return_also_when_turns_are_summed(baseline: str) -> None:
+    episodes = [
+        session("a", [reward("reward", 1.0), reward("step", 2.0, call_id="0")], [None, None]),
+        session("b", [reward("reward", 1.0)], [None, None]),
+    ]
+    apart = prepared(episodes, baseline=baseline)
+    summed = prepared(episodes, baseline=baseline, reward_turns="sum")
+    assert apart.session_rewards == summed.session_rewards == {0: 3.0, 1: 1.0}
+    assert credit(apart) == credit(summed)
+
+
+def test_a_session_with_rewards_of_calls_alone_is_trained_by_what_reads_them() -> None:
+    episodes = [
+        session(n, [reward("step", value, call_id="0")]) for n, value in (("a", 1.0), ("b", 0.0))
+    ]
+    assert prepared(episodes, baseline="grpo").sessions_dropped == {"unrewarded": 2}
+    for baseline in ("gigpo", "turn_returns", "spiral"):
+        found = credit(prepared(episodes, baseline=baseline))
+        assert found["a"][0] > found["b"][0]
+
+
+def test_a_session_reward_named_reward_does_not_switch_off_those_of_steps() -> None:
+    own = [reward("reward", 1.0), reward("format", 5.0), reward("step", 0.5, call_id="0")]
+    (alone,) = prepared([session("a", own)]).rewards
+    (summed,) = prepared([session("a", own)], reward_turns="sum").rewards
+    assert (alone, summed) == (1.0, 1.5)
