@@ -201,7 +201,7 @@ def _spoilt(call: CallRow) -> bool:
 
 def _unfinished(result: RolloutResult, directory: Path) -> str:
     text = f"{result.outcome}, exit code {result.exit_code}, said {result.answer[-200:]!r}"
-    log = directory / str(result.session_id) / "logs/agent.stderr"
+    log = directory / str(result.session_id) / "outputs/agent.stderr"
     if log.exists():
         text += f", stderr ends {log.read_text(errors='replace')[-500:]!r}"
     return f"{text} {result.error}".strip()

@@ -107,6 +107,8 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
         "agent": str(tmp_path / "agent.py"),
     }
     arguments = training_arguments(ATTACK.replace("TARGETS", repr(targets)))
+    if sandbox == "forked":
+        arguments[arguments.index("--agent") + 1] = str(tmp_path / "agent.py")
     (tmp_path / "verifier.py").write_text(VERIFIER.replace("LOG", repr(str(log))))
     env = {**os.environ, "BRIDLE_HOME": str(tmp_path / "home")}
     with ExitStack() as stack:
@@ -132,6 +134,7 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
         sessions = list(reader.sessions(run=run.id))
         given = [reward for one in sessions for reward in reader.rewards(one.id)]
         (mean,) = reader.metrics(run.id, "reward/mean")
+    assert {one.outcome for one in sessions} == {"completed"}
     assert {reward.source for reward in given} == {RewardSource.VERIFIER}
     assert len(given) == len(sessions) == len(made) == 12
     assert sorted(reward.value for reward in given) == sorted(reward for reward, _ in made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,13 @@ from bridle.harnesses.sandboxes.leftovers import (
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Iterator[Path]:
     made = tmp_path / "session"
     (made / "inner").mkdir(parents=True)
     (made / "inner/file").write_text("text")
     (tmp_path / "secret").write_text("secret")
-    return made
+    yield made
+    remove_folder(made)
 
 
 def nest(folder: Path, depth: int) -> None:

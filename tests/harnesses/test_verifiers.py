@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridle.harnesses.sandboxes import ProcessSandbox
+from bridle.harnesses.tasks.environments.loader import PLAYED
+from bridle.harnesses.tasks.environments.rewards import rewards_of
+from bridle.harnesses.tasks.harbor.verifier import rewards_in
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
     Delivery,
     ExactAnswer,
     FunctionVerifier,
+    NoVerdict,
     NumberAnswer,
     RegexAnswer,
     TaskUnfit,
@@ -147,6 +153,26 @@ def raises(delivery: Delivery) -> float:
     return float(delivery.task.payload["wanted"])
 
 
+def leaves(delivery: Delivery) -> float:
+    raise SystemExit("enough")
+
+
+def waits(delivery: Delivery) -> float:
+    time.sleep(3)
+    return 1.0
+
+
+async def waits_later(delivery: Delivery) -> float:
+    await asyncio.sleep(30)
+    return 1.0
+
+
+@pytest.mark.parametrize("function", [waits, waits_later])
+async def test_a_function_that_takes_too_long_gave_no_verdict(function: Any) -> None:
+    with pytest.raises(NoVerdict, match=r"more than 0\.2 s"):
+        await FunctionVerifier(function, timeout_s=0.2)(delivered("", {}))
+
+
 async def raises_later(delivery: Delivery) -> float:
     return raises(delivery)
 
@@ -156,6 +182,7 @@ async def raises_later(delivery: Delivery) -> float:
     [
         (raises, "KeyError: 'wanted'"),
         (raises_later, "KeyError: 'wanted'"),
+        (leaves, "SystemExit: enough"),
         (lambda _: None, "TypeError"),
         (lambda _: float("nan"), "reward is nan"),
         (lambda _: {"style": float("inf")}, "style is inf"),
@@ -181,3 +208,37 @@ async def test_an_expectation_that_cannot_be_met_is_no_score_of_zero(
 ) -> None:
     with pytest.raises(TaskUnfit, match="task's"):
         await verifier(delivered("1,250", payload))
+
+
+HOSTILE_RESULTS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "another file": lambda path: path.symlink_to(__file__),
+    "folder": lambda path: path.mkdir(),
+    "huge": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 40),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "long name": lambda path: path.write_text(json.dumps({"x" * 1000: 1})),
+    "many names": lambda path: path.write_text(json.dumps(dict.fromkeys(map(str, range(999)), 1))),
+    "infinite": lambda path: path.write_text("1" + "0" * 400),
+    "text": lambda path: path.write_text('{"reward": "1"}'),
+}
+
+
+@pytest.mark.parametrize("name", ["reward.json", "reward.txt"])
+@pytest.mark.parametrize("kind", HOSTILE_RESULTS)
+def test_a_result_file_that_is_none_is_no_verdict(tmp_path: Path, kind: str, name: str) -> None:
+    HOSTILE_RESULTS[kind](tmp_path / name)
+    with pytest.raises(NoVerdict):
+        rewards_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "played", ["", "[]", "[" * 100_000, '{"rewards": {"reward": "x"}}', '{"rewards": {"r": 1e999}}']
+)
+async def test_an_environments_result_that_cannot_be_read_is_no_verdict(
+    tmp_path: Path, played: str
+) -> None:
+    delivery = delivered("", {}, tmp_path)
+    await delivery.sandbox.write({delivery.sandbox.place.logs / PLAYED: played})
+    with pytest.raises(NoVerdict):
+        await rewards_of(delivery)
