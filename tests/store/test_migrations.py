@@ -86,7 +86,7 @@ def emptied(url):
 
 def test_a_new_store_has_exactly_the_schema(url):
     assert differences(url) == []
-    assert set(shape(url)["views"]) == {"turns", "messages", "tool_calls"}
+    assert set(shape(url)["views"]) == {"turns", "messages", "tool_calls", "token_accounts"}
 
 
 def test_an_older_store_goes_through_the_migrations(url, monkeypatch):
