@@ -50,7 +50,7 @@ def end_lost(
         attempts.c.status == _RUNNING, attempts.c.writer_id.not_in(living)
     )
     for row in connection.execute(lost).all():
-        at = seen.get(row.writer_id, row.started_at)
+        at = max(seen.get(row.writer_id, 0.0), row.started_at)
         ended = {"status": "failed", "reason": reason, "ended_at": at}
         own = (attempts.c.run_id == row.run_id) & (attempts.c.number == row.number)
         connection.execute(update(attempts).where(own).values(ended))

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from bridle.reconstruct.accounts import account_lines, token_account
+from bridle.reconstruct.audit import audit
+from bridle.reconstruct.samples.builders import BUILDER_VERSION
+from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.samples.sample_store import derive
+from bridle.reconstruct.session import LoadedSession
+from bridle.run.report import token_figures
+from bridle.store.reading.accounts import stored_account, written_accounts
+from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
+from bridle.store.records import CallStatus, RunRecord, SessionFates, SessionRecord
+from bridle.store.schema.accounts import UNCOUNTED, Fate
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
 
@@ -41,8 +57,6 @@ def audited(store: str, *more: str) -> dict[str, int]:
 
 def seen(store: str, path: str) -> dict[str, int]:
     """The table of an account on a page of the viewer."""
-    import re
-
     with Reader(store) as reader:
         page = TestClient(viewer_app(Source(reader, store, str))).get(path).text
     table = page[page.index('<table class="account">') :]
@@ -110,3 +124,173 @@ def test_report_audit_viewer_and_sql_have_one_account_of_a_run(
     assert report["last_attempt_minutes"] == spent[-1] < report["minutes"]
     assert sum(one["tokens"] for one in report["attempts"]) == sampled
     assert "in 2 attempts" in done.stdout
+
+
+class RandomStore:
+    """A store of runs of every kind, whose sessions training has taken or not."""
+
+    def __init__(self, path: Path, calls: Any, seed: int) -> None:
+        self.url, self._calls = str(path), calls
+        self._random = np.random.default_rng(seed)
+        migrate(self.url)
+        with Writer(self.url) as writer:
+            self._fill(writer)
+        with Reader(self.url) as reader:
+            for session in LoadedSession.stream(reader, reader.sessions()):
+                if self._random.random() < 0.2:
+                    derive(session)
+
+    def _fill(self, writer: Writer) -> None:
+        runs = [("a", "train"), ("a.eval", "eval"), ("b", "train"), ("c", "rollout"), ("d", "eval")]
+        for run, kind in runs:
+            writer.add_sync(RunRecord(run, kind, 1.0))
+        taken: list[SessionFates] = []
+        for _ in range(int(self._random.integers(1, 14))):
+            run = self._random.choice([None, *(name for name, _ in runs)])
+            session = self._calls.session(run_id=run, sealed_at=time.time())
+            writer.add_sync(session)
+            captured, trainable = self._record(writer, session)
+            for trainer in ("a", "b"):
+                if self._random.random() < 0.5:
+                    tokens = self._fates(captured, trainable)
+                    at = time.time() + self._random.random()
+                    taken.append(SessionFates(session.id, trainer, tokens, 0, 1, at))
+            if self._random.random() < 0.2:
+                self._record(writer, session)
+        writer.add_sync(*taken)
+        writer.add_sync(*taken[:3])
+
+    def _record(self, writer: Writer, session: SessionRecord) -> tuple[int, int]:
+        """Sampled and trainable tokens of some more calls of a session."""
+        captured = trainable = 0
+        for _ in range(int(self._random.integers(0, 4))):
+            status = self._random.choice([CallStatus.COMPLETE, CallStatus.QUARANTINED])
+            sampled = list(range(int(self._random.integers(0, 9))))
+            begun = self._calls.begun(session)
+            writer.begin_call(begun)
+            writer.end_call_sync(
+                self._calls.ended(begun, [1, 2], sampled, status=CallStatus(status))
+            )
+            captured += len(sampled)
+            trainable += len(sampled) if status == CallStatus.COMPLETE else 0
+        return captured, trainable
+
+    def _fates(self, captured: int, trainable: int) -> dict[tuple[str, str], int]:
+        """As a step may judge a session: what the rules mask, and parts of the rest."""
+        stale, trained = sorted(self._random.integers(0, trainable + 1, 2))
+        reason = str(self._random.choice(["zero_variance", "stale", "a_filter"]))
+        fates = {
+            ("trained", ""): int(trained - stale),
+            ("masked", "no_baseline"): int(stale),
+            ("dropped", reason): int(trainable - trained),
+            ("dropped", "quarantined"): captured - trainable,
+        }
+        return {fate: tokens for fate, tokens in fates.items() if tokens}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_report_audit_viewer_and_sql_agree_to_the_token_on_any_store(
+    tmp_path: Path, calls: Any, seed: int
+) -> None:
+    store = RandomStore(tmp_path / "bridle.db", calls, seed).url
+    with Reader(store) as reader:
+        for run in (None, "a", "b", "c", "d"):
+            audits = list(audit(reader, run=run))
+            assert not [violation for one in audits for violation in one.violations]
+            total: Counter[Fate] = sum((Counter(dict(one.fates)) for one in audits), Counter())
+            account = token_account(reader, SessionFilter(run=run))
+            assert account.fates == dict(total)
+            assert (account.sessions, account.captured) == (len(audits), total.total())
+            captured = [one.conservation.captured for one in audits]
+            assert account.captured == sum(captured)
+            page = seen(store, "/audit" + (f"?run={run}" if run else ""))
+            table = {"captured": account.captured} | {
+                line.label: line.tokens for line in account_lines(total)
+            }
+            assert page == {label: tokens for label, tokens in table.items() if tokens}
+            if run is not None:
+                assert seen(store, f"/runs/{run}") == page
+                figures = token_figures(reader, run)
+                assert figures["tokens"] == {k: n for k, n in table.items() if k != "captured"}
+                assert figures["tokens_captured"] == account.captured
+            uncounted = stored_account(reader, SessionFilter(run=run)).of("uncounted")
+            left = {
+                session: written
+                for session, written in written_accounts(reader, SessionFilter(run=run)).items()
+                if written is None
+            }
+            assert uncounted == sum(
+                one.conservation.captured for one in audits if one.session_id in left
+            )
+        rows = in_sql(store, "SELECT session_id, fate, reason, tokens FROM token_accounts")
+    by_session: dict[str, Counter[Fate]] = {}
+    for session, fate, reason, tokens in rows:
+        by_session.setdefault(session, Counter())[Fate(fate, reason)] += tokens
+    with Reader(store) as reader:
+        for one in audit(reader):
+            sql = by_session.get(one.session_id, Counter())
+            assert sql.total() == sum(one.fates.values())
+            assert sql in (Counter(dict(one.fates)), Counter({UNCOUNTED: sql.total()}))
+
+
+@pytest.mark.damages_store
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ("UPDATE token_fates SET tokens = tokens + 1", "fates_differ"),
+        ("UPDATE token_fates SET tokens = tokens - 1 WHERE fate = 'trained'", "fates_differ"),
+        ("DELETE FROM token_fates WHERE fate = 'trained'", "fates_differ"),
+        ("UPDATE token_fates SET fate = 'eaten' WHERE fate = 'trained'", "fates_unknown"),
+        (
+            "UPDATE token_fates SET tokens = CASE fate WHEN 'trained' THEN 5 ELSE 0 END",
+            "trained_against_rules",
+        ),
+    ],
+)
+def test_the_audit_finds_an_account_that_the_record_contradicts(
+    tmp_path: Path, calls: Any, change: str, rule: str
+) -> None:
+    store = str(tmp_path / "bridle.db")
+    migrate(store)
+    rules = {"builder_version": BUILDER_VERSION, "rules": DEFAULT_RULES.as_data()}
+    with Writer(store) as writer:
+        writer.add_sync(RunRecord("a", "train", 1.0, config={"samples": rules}))
+        session = calls.session(run_id="a")
+        writer.add_sync(session)
+        for status in (CallStatus.COMPLETE, CallStatus.QUARANTINED):
+            begun = calls.begun(session)
+            writer.begin_call(begun)
+            writer.end_call_sync(
+                calls.ended(begun, [1], [2, 3] if status == "complete" else [4] * 3, status=status)
+            )
+        tokens = {("trained", ""): 2, ("dropped", "quarantined"): 3}
+        writer.add_sync(SessionFates(session.id, "a", tokens, 0, 1, time.time() + 1))
+    with Reader(store) as reader:
+        (before,) = audit(reader)
+        assert before.clean
+        with closing(sqlite3.connect(store)) as connection, connection:
+            connection.execute(change)
+        (after,) = audit(reader)
+    assert rule in {violation.rule for violation in after.violations}
+    assert bridle("audit", "--store", store).returncode == 1
+
+
+def test_a_store_that_nothing_has_trained_on_has_trainable_tokens(
+    tmp_path: Path, calls: Any
+) -> None:
+    store = str(tmp_path / "bridle.db")
+    migrate(store)
+    with Writer(store) as writer:
+        session = calls.session()
+        writer.add_sync(session)
+        begun = calls.begun(session)
+        writer.begin_call(begun)
+        writer.end_call_sync(calls.ended(begun, [1], [2, 3]))
+    assert audited(store) == seen(store, "/audit") == {"captured": 2, "trainable": 2}
+    printed = bridle("audit", "--store", store).stdout
+    assert "trained" not in printed
+    done = bridle("export", str(tmp_path / "x.parquet"), "--store", store)
+    assert done.returncode == 0, done.stderr
+    card = json.loads((tmp_path / "x.parquet.card.json").read_text())
+    assert card["tokens"] == {"captured": 2, "trainable": 2}
+    assert card["counts"]["trainable_tokens"] == 2

@@ -23,7 +23,7 @@ def test_a_kind_is_said_and_taken_back_and_kept_samples_follow(
     bridle: Callable[..., Result], recorded: str, store: str
 ) -> None:
     trained = json.loads(bridle("samples", recorded, "--json", "--store", store).output)[
-        "trained_tokens"
+        "trainable_tokens"
     ]
     said = bridle("kind", recorded, "1", "side", "--role", "title", "--json", "--store", store)
     told = json.loads(said.output)
@@ -92,7 +92,7 @@ def test_samples_are_kept_under_rules_from_text_or_file(
         told = json.loads(
             bridle("samples", recorded, "--rules", given, "--json", "--store", store).output
         )
-        assert (told["trained_tokens"], told["rules"]["kinds"]) == (0, ["compaction"])
+        assert (told["trainable_tokens"], told["rules"]["kinds"]) == (0, ["compaction"])
     for wrong in ('{"colour": 1}', str(tmp_path / "none.json"), "{"):
         assert bridle("samples", "--rules", wrong, "--store", store).exit_code == 2
 
@@ -131,4 +131,4 @@ def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(
     rules = '{"oldest_version": 1}'
     told = bridle("samples", "--rules", rules, "--store", store).stdout
     trained = json.loads(bridle("samples", "--rules", rules, "--json", "--store", store).stdout)
-    assert f"not trained: {captured - trained['trained_tokens']} version_stale" in told
+    assert f"not trainable: {captured - trained['trainable_tokens']} version_stale" in told

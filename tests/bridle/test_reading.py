@@ -395,7 +395,7 @@ def test_audit_accounts_for_every_token(bridle: Bridle, store: str, recorded: st
     result = bridle("audit", "--store", store, "--bodies", "--json")
     table = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert table["captured"] == table["trained"] > 0
+    assert table["captured"] == table["trainable"] > 0
     assert table["violations"] == []
 
 

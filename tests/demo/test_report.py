@@ -21,7 +21,7 @@ from bridle.store.records import CallBegun, Reward, RewardSource, RunRecord, Ses
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
-STAGES = ("before", "greedy_before", "train", "after", "greedy_after")
+STAGES = ("whole", "before", "greedy_before", "train", "after", "greedy_after")
 
 
 @pytest.fixture
@@ -59,9 +59,10 @@ def test_calls_are_counted_in_one_query_for_many_sessions(
         asked.append(statement)
 
     event.listen(reader.engine, "before_cursor_execute", note)
-    report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
-    assert (report["sessions"], report["calls"]) == (15, 30)
-    assert sum("count(*)" in statement for statement in asked) == 2
+    report = make_report(reader, {stage: stage for stage in STAGES})
+    assert (report["sessions"], report["calls"]) == (18, 36)
+    by_session = ["count(*)" in each and "GROUP BY calls.session_id" in each for each in asked]
+    assert sum(by_session) == 2
 
 
 @pytest.mark.parametrize("trials", [6, 8, 11, 20, 100])
@@ -77,7 +78,7 @@ def test_an_interval_holds_the_share_and_ends_at_0_and_1(trials: int) -> None:
 
 def test_a_run_that_trained_nothing_is_shown_again(reader: Reader, tmp_path: Path) -> None:
     """All rewards of every group were equal."""
-    report = make_report(reader, {stage: stage for stage in STAGES}, 60.0)
+    report = make_report(reader, {stage: stage for stage in STAGES})
     told = StringIO()
     demo = Demo(tmp_path / "demo", DemoSettings(), Console(file=told, width=400))
     report |= {"model": "tiny"}

@@ -177,7 +177,7 @@ def test_the_card_tells_the_counts_the_sources_and_the_hash(reader, sessions, tm
     card = json.loads(write_card(report, "tokens", selection, 5.0).read_text())
     assert card["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert card["bytes"] == path.stat().st_size
-    assert card["counts"] == {"rows": 2, "sessions": 2, "trained_tokens": 6, "left_out": {
+    assert card["counts"] == {"rows": 2, "sessions": 2, "trainable_tokens": 6, "left_out": {
         "session_condition": 2}}  # fmt: skip
     source = card["provenance"]
     assert source["selection"]["where"] == ["harness=h1"]

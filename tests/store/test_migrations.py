@@ -86,7 +86,8 @@ def emptied(url):
 
 def test_a_new_store_has_exactly_the_schema(url):
     assert differences(url) == []
-    assert set(shape(url)["views"]) == {"turns", "messages", "tool_calls", "scores"}
+    views = {"turns", "messages", "tool_calls", "scores", "token_accounts"}
+    assert set(shape(url)["views"]) == views
 
 
 def test_an_older_store_goes_through_the_migrations(url, monkeypatch):

@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 import time
+from collections import Counter
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,7 +15,8 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.batch.filters import DropReason
+from bridle.trainer.batch.fates import NO_UPDATE, StepFates, step_fates
+from bridle.trainer.batch.filters import DropReason, account_of
 from bridle.trainer.config import (
     AdvantageConfig,
     CheckpointConfig,
@@ -436,3 +439,57 @@ def test_zero_variance_groups_still_train_when_asked_and_change_nothing(bandit_l
     assert report.update.grad_norms == (0.0,)
     assert report.prepared.account.trained == 24 * 2 * bandit.sampled
     assert_equal_weights(before, weights(loop))
+
+
+def test_tokens_are_accounted_for_once_their_step_is_on_disk_and_once_only(bandit_loop, tmp_path):
+    """The second attempt repeats a step, and gets again what its checkpoint has."""
+    config = dataclasses.replace(CONFIG, steps=4, checkpoints=CheckpointConfig(every=2))
+    written, on_disk = [], []
+
+    def account(fates):
+        written.append([(each.session_id, each.step) for each in fates])
+        on_disk.append(len(checkpoints(tmp_path / "checkpoints")))
+
+    def publish(model, version):
+        if version == 4:
+            raise KeyboardInterrupt
+
+    torn, _ = bandit_loop(config, account=account, publish=publish)
+    with pytest.raises(KeyboardInterrupt):
+        torn.run()
+    assert [{step for _, step in each} for each in written] == [{0, 1}]
+    assert on_disk == [1], "the checkpoint comes first"
+    resumed, bandit = bandit_loop(config, account=account)
+    resumed.resume()
+    assert written[1] == written[0]
+    run(resumed)
+    assert [{step for _, step in each} for each in written[2:]] == [{2, 3}]
+    sizes = [len(each) for each in written]
+    assert sizes[0] == sizes[2] == 2 * len(bandit(0, 0))
+
+
+def test_the_fates_of_a_step_are_those_of_its_report(bandit_loop):
+    found = []
+    loop, _ = bandit_loop(CONFIG, account=found.extend)
+    reports = run(loop)
+    for report in reports:
+        own = [each for each in found if each.step == report.step]
+        total = sum((Counter(dict(each.tokens)) for each in own), Counter())
+        account = report.prepared.account
+        assert total.total() == account.captured
+        assert total["trained", ""] == account.trained
+        assert total["masked", "length"] == account.masked["length"] > 0
+        assert total["dropped", "zero_variance"] == account.dropped["zero_variance"]
+        assert {each.version for each in own} == {report.version}
+
+
+def test_a_step_whose_every_update_was_refused_has_trained_nothing(make_episode, make_sample):
+    episode = make_episode([make_sample([1, 2, 3], [1, 2])], 1.0, masked={"length": 1})
+    accounts = [account_of(episode, None)]
+    for updated, fates in (
+        (True, {("trained", ""): 2, ("masked", "length"): 1}),
+        (False, {("dropped", NO_UPDATE): 2, ("masked", "length"): 1}),
+    ):
+        (found,) = step_fates([episode], [(accounts, updated)], step=0, version=1, at=1.0)
+        assert found.tokens == fates
+        assert StepFates.of_data(orjson.loads(orjson.dumps(found.as_data()))) == found

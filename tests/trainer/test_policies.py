@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.trainer.batch.fates import merged
 from bridle.trainer.batch.filters import account_of
 from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.config import (
@@ -217,6 +218,11 @@ def test_what_others_sampled_is_masked_and_the_rest_weighs_a_whole_session(
         ],
         1.0,
     )
+    shares = [account_of(of_policy(episode, name), None) for name in (DEFAULT_POLICY, WORKER)]
+    for accounts, others in ((shares, 0), (shares[:1], 4)):
+        whole = merged(episode, accounts)
+        assert (whole.trained, whole.masked["other_policy"]) == (9 - others, others)
+        assert whole.balanced, "a token counts once, as its own policy has it"
     own = of_policy(episode, WORKER)
     assert [each.mask.tolist() for each in own.samples] == [
         [False, False, False, True],
