@@ -124,7 +124,8 @@ class Continuer:
     def _rendered(
         self, reply: Message, link: Link, request: Request, head: tuple[Message, ...]
     ) -> Tail | None:
-        if request.extra.get("continue_final_message"):
+        extra = request.extra
+        if extra.get("continue_final_message") or extra.get("add_generation_prompt") is False:
             return None
         if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
             return None

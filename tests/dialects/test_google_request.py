@@ -159,19 +159,31 @@ def test_media_become_chat_parts(part: Any, expected: Any) -> None:
     assert parse([content("user", part)]).messages[0].content == [expected]
 
 
+def test_a_part_of_an_unknown_kind_is_shown_as_text() -> None:
+    code = {"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}}
+    result = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42"}}
+    request = parse([content("user", {"text": "hi"}), content("model", code, result)])
+
+    assert "print(6 * 7)" in str(request.messages[1].content)
+    assert "42" in str(request.messages[1].content)
+    assert notes(request) == {
+        ("part_as_text", "executableCode"),
+        ("part_as_text", "codeExecutionResult"),
+    }
+
+
 @pytest.mark.parametrize(
-    ("part", "detail"),
+    ("part", "name"),
     [
-        ({"executableCode": {}}, "executableCode"),
-        ({"inlineData": {"mimeType": "application/pdf", "data": ""}}, "inlineData application/pdf"),
+        ({"inlineData": {"mimeType": "application/pdf", "data": ""}}, "inlineData"),
         ({"fileData": {"fileUri": "gs://a"}}, "fileData"),
     ],
 )
-def test_unusable_parts_are_dropped_with_a_note(part: Any, detail: str) -> None:
-    request = parse([content("user", {"text": "hi"}, part)])
-
-    assert request.messages[0].content == "hi"
-    assert notes(request) == {("part_dropped", detail)}
+def test_files_that_cannot_be_read_are_refused_with_a_remedy(part: Any, name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse([content("user", {"text": "hi"}, part)])
+    assert (caught.value.status, caught.value.param) == (400, f"contents[0].parts[1].{name}")
+    assert "send its text" in caught.value.message
 
 
 def test_google_schemas_become_json_schemas() -> None:

@@ -152,18 +152,50 @@ def test_documents_and_results_become_text(block: Any, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "detail"),
+    ("block", "field"),
     [
-        ({"type": "document", "source": {"type": "base64", "data": "AA"}}, "document from base64"),
-        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "image from file"),
-        ({"type": "container_upload", "file_id": "f"}, "container_upload"),
+        ({"type": "document", "source": {"type": "base64", "data": "AA"}}, ".source"),
+        ({"type": "document", "source": {"type": "file", "file_id": "f"}}, ".source"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, ".source"),
+        ({"type": "container_upload", "file_id": "f"}, ""),
+        ({"type": "tool_addition", "tool": {}}, ""),
+        ({"type": "compaction", "content": "So far.", "tool_changes": [{}]}, ".tool_changes"),
     ],
 )
-def test_unusable_blocks_are_dropped_with_a_note(block: Any, detail: str) -> None:
-    request = parse([{"role": "user", "content": [text("hi"), block]}])
+def test_blocks_that_cannot_be_read_are_refused_with_a_remedy(block: Any, field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse([{"role": "user", "content": [text("hi"), block]}])
+    assert (caught.value.status, caught.value.param) == (400, f"messages[0].content[1]{field}")
+    assert "send" in caught.value.message
 
-    assert request.messages[0].content == "hi"
-    assert notes(request) == {("block_dropped", detail)}
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_blocks_of_tools_that_a_provider_runs_are_shown_as_text(role: str) -> None:
+    used = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "tea"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"title": "T"}]}
+    request = parse([{"role": role, "content": [text("hi"), used, found]}])
+
+    assert '"q":"tea"' in str(request.messages[0].content)
+    assert '"title":"T"' in str(request.messages[0].content)
+    assert notes(request) - {("prefill", "")} == {
+        ("block_as_text", "server_tool_use"),
+        ("block_as_text", "web_search_tool_result"),
+    }
+
+
+def test_the_summary_of_a_compaction_stands_for_what_it_summarises() -> None:
+    block = {"type": "compaction", "content": "They greeted.", "encrypted_content": "AA"}
+    request = parse([{"role": "assistant", "content": [block]}, {"role": "user", "content": "on"}])
+    assert [message.content for message in request.messages] == ["They greeted.", "on"]
+    failed = parse(
+        [{"role": "user", "content": [{"type": "compaction", "content": None}, text("on")]}]
+    )
+    assert failed.messages[0].content == "on"
+
+
+def test_claude_codes_own_context_management_passes() -> None:
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    assert parse(context_management={"edits": edits}).messages
 
 
 def test_only_custom_tools_reach_the_engine() -> None:

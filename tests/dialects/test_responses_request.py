@@ -253,12 +253,36 @@ def test_client_side_builtin_calls_become_function_calls(kind: str, fields: Any,
     assert ("item_converted", kind) in notes(request)
 
 
-@pytest.mark.parametrize("kind", ["web_search_call", "compaction", "something_new"])
-def test_unusable_items_are_dropped_with_a_note(kind: str) -> None:
-    request = parse([item(kind, id="x"), {"role": "user", "content": "hi"}])
+@pytest.mark.parametrize("kind", ["web_search_call", "something_new"])
+def test_items_without_a_place_in_chat_are_shown_as_text(kind: str) -> None:
+    request = parse([item(kind, id="x", query="tea"), {"role": "user", "content": "hi"}])
 
-    assert len(request.messages) == 1
-    assert notes(request) == {("item_dropped", kind)}
+    assert '"query":"tea"' in str(request.messages[0].content)
+    assert request.messages[1].content == "hi"
+    assert notes(request) == {("item_as_text", kind)}
+
+
+@pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "context_compaction"])
+def test_history_that_only_the_provider_can_read_is_refused(kind: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse([item(kind, encrypted_content="AA"), {"role": "user", "content": "hi"}])
+    assert (caught.value.status, caught.value.param) == (400, "input[0]")
+    assert "send the messages" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_file", "file_data": "AA"},
+        {"type": "input_image", "file_id": "f"},
+        {"type": "input_audio"},
+    ],
+)
+def test_files_that_are_not_here_are_refused_with_a_remedy(part: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse([{"role": "user", "content": [part]}])
+    assert (caught.value.status, caught.value.param) == (400, "input[0].content[0]")
+    assert "send" in caught.value.message
 
 
 def test_an_item_reference_is_an_anchor_to_be_looked_up() -> None:
@@ -344,12 +368,11 @@ def test_effort_none_switches_thinking_off() -> None:
 
 
 def test_unknown_fields_are_dropped_with_a_note() -> None:
-    request = parse(text={"verbosity": "low"}, moderation={"a": 1}, background=True, store=False)
+    request = parse(text={"verbosity": "low"}, moderation={"a": 1}, store=False)
 
     assert notes(request) == {
         ("field_dropped", "text.verbosity"),
         ("field_dropped", "moderation"),
-        ("field_dropped", "background"),
     }
     assert not request.responses.store
 
@@ -358,7 +381,7 @@ def test_unknown_fields_are_dropped_with_a_note() -> None:
     ("fields", "noted"),
     [
         ({"truncation": "auto"}, ["truncation"]),
-        ({"background": True, "max_tool_calls": 1}, ["background", "max_tool_calls"]),
+        ({"max_tool_calls": 1}, ["max_tool_calls"]),
         ({"truncation": "disabled", "background": False, "max_tool_calls": None}, []),
     ],
 )

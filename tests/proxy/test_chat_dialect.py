@@ -109,10 +109,13 @@ def test_what_no_engine_takes_of_a_message_is_noted_once() -> None:
     assert parse(messages=[*MESSAGES, answer, *MESSAGES]).notes == ()
     said = answer | {"refusal": "I will not.", "reasoning_details": [{"type": "reasoning.text"}]}
     request = parse(messages=[*MESSAGES, said, *MESSAGES, said, *MESSAGES])
-    assert request.notes == (
-        Note("field_dropped", "messages.reasoning_details"),
-        Note("field_dropped", "messages.refusal"),
-    )
+    assert request.notes == (Note("field_dropped", "messages.reasoning_details"),)
+    refused = answer | {"content": None, "refusal": "I will not."}
+    assert parse(messages=[*MESSAGES, refused, *MESSAGES]).messages[1].content == "I will not."
+    for name in ("audio", "function_call"):
+        with pytest.raises(ApiError) as caught:
+            parse(messages=[*MESSAGES, answer | {"content": None, name: {"id": "a"}}])
+        assert (caught.value.status, caught.value.param) == (400, f"messages[1].{name}")
 
 
 def test_developer_messages_are_system_messages_in_their_place() -> None:

@@ -39,8 +39,13 @@ class ChatMessage(msgspec.Struct, gc=False):
     thinking_blocks: Any = None
 
 
-_NOT_SENT_ON: Final = ("audio", "function_call", "reasoning_details", "refusal", "thinking_blocks")
+_NOT_SENT_ON: Final = ("reasoning_details", "thinking_blocks")
 """Fields of providers' replies that clients echo and no engine takes."""
+_REFUSED: Final[Mapping[str, str]] = {
+    "audio": "send its transcript as 'content'",
+    "function_call": "send 'tool_calls', and the result as a message of the role 'tool'",
+}
+"""Fields of messages that are history, which the model would not see."""
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
     "developer": "system",
@@ -66,9 +71,14 @@ def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple
             or wire.reasoning_details
             or wire.thinking_blocks
         ):
-            for name in _NOT_SENT_ON:
+            for name, remedy in _REFUSED.items():
+                if getattr(wire, name) and not wire.content and not wire.tool_calls:
+                    raise invalid(f"messages[{position}].{name}", f"is not carried out; {remedy}")
+            for name in (*_NOT_SENT_ON, *_REFUSED):
                 if getattr(wire, name):
                     notes[Note("field_dropped", f"messages.{name}")] = None
+            if wire.refusal and not wire.content:
+                wire.content = str(wire.refusal)
         content = wire.content
         if isinstance(content, list):
             _check_parts(content, f"messages[{position}].content")

@@ -18,6 +18,7 @@ from bridle.proxy.dialects.body import (
     writable,
 )
 from bridle.proxy.dialects.chat.history import ChatMessage, canonical
+from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Request, Wants
 from bridle.store.records import Note
 
@@ -100,8 +101,30 @@ class _AllowedTools(msgspec.Struct, gc=False):
     allowed_tools: _Allowed
 
 
+def _is_text_alone(value: Any) -> bool:
+    return value == ["text"]
+
+
+REFUSED: Final[Mapping[str, Unsupported]] = {
+    "functions": Unsupported("send them as 'tools'"),
+    "function_call": Unsupported("send 'tools' and 'tool_choice'", lambda value: value == "none"),
+    "chat_template": Unsupported("serve the model with it (vLLM: --chat-template FILE)"),
+    "documents": Unsupported("send their text in a message"),
+    "modalities": Unsupported("ask for text alone", _is_text_alone),
+    "web_search_options": Unsupported("send a search tool of your own as a function"),
+}
+"""Fields that carry history or tools, or change what the model is asked."""
+REFUSED_TOOLS: Final[Mapping[str, str]] = {
+    "custom": "send it as a function with one string argument",
+    "mcp": "connect to the server and send its tools as functions",
+}
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
-_FORWARDED: Final = FORWARDED | {"reasoning_effort", "thinking_token_budget"}
+_FORWARDED: Final = FORWARDED | {
+    "add_generation_prompt",
+    "continue_final_message",
+    "reasoning_effort",
+    "thinking_token_budget",
+}
 _LATER_NAMES: Final[Mapping[str, str]] = {"max_tokens": "max_completion_tokens"}
 
 Tools = tuple[Json, ...]
@@ -110,6 +133,7 @@ Tools = tuple[Json, ...]
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """See :data:`bridle.proxy.wire.canonical.Parse`."""
     fields = decode(body)
+    refuse(fields, REFUSED)
     wire = convert(fields, _Body)
     extra, notes = beyond(fields, _KNOWN, _FORWARDED)
     if wire.top_logprobs and not wire.logprobs:
@@ -168,6 +192,7 @@ def _tools(wire: _Body, notes: dict[Note, None]) -> tuple[Tools, Any]:
     for position, tool in enumerate(wire.tools or ()):
         kind = tool.get("type", "function")
         if kind != "function":
+            refuse_kind(str(kind), REFUSED_TOOLS, f"tools[{position}]")
             notes[Note("tool_dropped", str(kind))] = None
             continue
         function = tool.get("function")

@@ -24,10 +24,14 @@ from bridle.proxy.dialects.transcript import (
     joined,
     text_part,
 )
+from bridle.proxy.dialects.unsupported import as_text
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ToolCall
 
 _AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
+_UNREADABLE: Final = "cannot be read here; send its text, or an image of it"
+_MEANINGLESS: Final = frozenset({"thought", "thoughtSignature", "videoMetadata", "partMetadata"})
+"""Keys that say nothing to the model without another one."""
 _PLAIN_RESULTS: Final = ("output", "result", "error")
 """Keys under which clients put a function's result when it is text."""
 
@@ -77,6 +81,8 @@ class _Placed(NamedTuple):
     field: str
     kind: str
     """Its first key, for notes."""
+    given: Json
+    """The part as the client wrote it."""
 
 
 def instruction_content(given: str | Json, transcript: Transcript) -> Content:
@@ -161,7 +167,7 @@ def _next(waiting: deque[_Waiting] | None) -> str | None:
 def _parts(given: str | Json | list[Json] | None, field: str) -> list[_Placed]:
     """One part may stand where a list of them is expected, and a text for a part."""
     if isinstance(given, str):
-        return [_Placed(_Part(given), field, "text")]
+        return [_Placed(_Part(given), field, "text", {"text": given})]
     if isinstance(given, dict):
         return [_placed(given, field)]
     return [_placed(part, f"{field}[{index}]") for index, part in enumerate(given or ())]
@@ -169,7 +175,7 @@ def _parts(given: str | Json | list[Json] | None, field: str) -> list[_Placed]:
 
 def _placed(given: Json, field: str) -> _Placed:
     named = camel_keys(given)
-    return _Placed(google(named, _Part, field), field, next(iter(named), "empty")[:64])
+    return _Placed(google(named, _Part, field), field, next(iter(named), "empty")[:64], named)
 
 
 def _add_model(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
@@ -178,9 +184,9 @@ def _add_model(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> N
         google(part.function_call, _Call, f"{field}.functionCall")
         if part.function_call is not None
         else None
-        for part, field, _ in parts
+        for part, field, *_ in parts
     ]
-    ids = [part.thought_signature for part, _, _ in parts]
+    ids = [part.thought_signature for part, *_ in parts]
     turn = transcript.turn(*ids, *(call.id for call in called if call is not None))
     for placed, call in zip(parts, called, strict=True):
         _add_model_part(placed, call, turn, transcript, calls)
@@ -200,7 +206,8 @@ def _add_model_part(
     elif part.text is not None:
         (turn.reasoning if part.thought else turn.text).append(part.text)
     elif part.thought_signature is None:
-        transcript.note("part_dropped", placed.kind)
+        parts = _chat_parts([placed], transcript)
+        turn.text.extend(made["text"] for made in parts if made["type"] == "text")
 
 
 def _signed_id(signature: str | None) -> str | None:
@@ -246,33 +253,32 @@ def _result_text(response: _Response, field: str, transcript: Transcript) -> str
 
 
 def _chat_parts(parts: list[_Placed], transcript: Transcript) -> list[Json]:
-    """Text, image and audio parts in chat shape; others are dropped with a note."""
-    converted = []
-    for placed in parts:
-        chat, dropped = _chat_part(placed)
-        if chat is not None:
-            converted.append(chat)
-        else:
-            transcript.note("part_dropped", dropped)
-    return converted
+    """Text, image and audio parts in chat shape. A part of an unknown kind becomes its JSON text,
+    with a note: history is not dropped. Raises ``ApiError`` (400) for files that cannot be read
+    here."""
+    return [chat for placed in parts if (chat := _chat_part(placed, transcript)) is not None]
 
 
-def _chat_part(placed: _Placed) -> tuple[Json | None, str]:
-    """The part in chat shape, and what it is called where it has none."""
-    part = placed.part
+def _chat_part(placed: _Placed, transcript: Transcript) -> Json | None:
+    part, place = placed.part, placed.field
     if part.text is not None:
-        return text_part(part.text), ""
+        return text_part(part.text)
     if part.inline_data is not None:
-        inline = google(part.inline_data, _Inline, f"{placed.field}.inlineData")
+        inline = google(part.inline_data, _Inline, f"{place}.inlineData")
         data = inline.data.replace("-", "+").replace("_", "/")
         if inline.mime_type.startswith("image/"):
-            return image_part(f"data:{inline.mime_type};base64,{data}"), ""
+            return image_part(f"data:{inline.mime_type};base64,{data}")
         if inline.mime_type in _AUDIO:
-            return audio_part(data, _AUDIO[inline.mime_type]), ""
-        return None, f"inlineData {inline.mime_type[:32]}"
+            return audio_part(data, _AUDIO[inline.mime_type])
+        raise invalid(f"{place}.inlineData", f"{inline.mime_type[:32]} {_UNREADABLE}")
     if part.file_data is not None:
-        file = google(part.file_data, _File, f"{placed.field}.fileData")
+        file = google(part.file_data, _File, f"{place}.fileData")
         web = file.file_uri.startswith(("https://", "http://"))
         if web and file.mime_type.startswith("image/"):
-            return image_part(file.file_uri), ""
-    return None, placed.kind
+            return image_part(file.file_uri)
+        raise invalid(f"{place}.fileData", f"a file of another place {_UNREADABLE}")
+    if _MEANINGLESS.issuperset(placed.given):
+        transcript.note("part_dropped", placed.kind)
+        return None
+    transcript.note("part_as_text", placed.kind)
+    return text_part(as_text(placed.kind, placed.given, place))

@@ -23,6 +23,7 @@ from bridle.proxy.dialects.google.history import add_contents, instruction_conte
 from bridle.proxy.dialects.google.schema import camel_keys, google, json_schema
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
+from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Request, Wants
 
 GENERATE: Final = "generateContent"
@@ -87,6 +88,16 @@ class _Thinking(msgspec.Struct, rename="camel", gc=False):
     include_thoughts: bool | None = None
 
 
+REFUSED: Final[Mapping[str, Unsupported]] = {
+    "cachedContent": Unsupported("send the content in 'contents'"),
+}
+"""Fields that carry history."""
+REFUSED_TOOLS: Final[Mapping[str, str]] = {
+    "fileSearch": "send what the files say in 'contents'",
+    "mcpServers": "connect to the servers and send their tools as 'functionDeclarations'",
+    "retrieval": "send what is retrieved in 'contents'",
+}
+"""Tools that bring content or further tools which only the provider has."""
 _KNOWN: Final = frozenset(_Body.__struct_encode_fields__)
 _KNOWN_CONFIG: Final = frozenset(_Config.__struct_encode_fields__)
 _NAMES: Final[Mapping[str, str]] = {
@@ -108,8 +119,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
     if method == COUNT and wire.generate_content_request is not None:
         fields = camel_keys(wire.generate_content_request)
         wire = convert(fields, _Body, "generateContentRequest")
-    if fields.get("cachedContent") is not None:
-        raise invalid("cachedContent", "is not supported; send the content in 'contents'")
+    refuse(fields, REFUSED)
     transcript = Transcript()
     if wire.system_instruction is not None:
         transcript.system(instruction_content(wire.system_instruction, transcript))
@@ -152,6 +162,7 @@ def _tools(wire: _Body, transcript: Transcript) -> tuple[Json, ...]:
         named = camel_keys(given)
         for kind in named:
             if kind != "functionDeclarations":
+                refuse_kind(kind, REFUSED_TOOLS, f"tools[{position}]")
                 transcript.note("tool_dropped", kind[:64])
         declared = convert(named, _Tool, f"tools[{position}]").function_declarations or ()
         for index, declaration in enumerate(declared):

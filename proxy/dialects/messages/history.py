@@ -7,9 +7,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from bridle.proxy.dialects.body import Json, convert, typed
+from bridle.proxy.dialects.body import Json, convert, invalid, typed
 from bridle.proxy.dialects.functions import arguments_text
 from bridle.proxy.dialects.transcript import Content, Transcript, image_part, joined, text_part
+from bridle.proxy.dialects.unsupported import Unsupported, as_text, refuse, refuse_kind
 from bridle.proxy.wire.canonical import ToolCall
 
 
@@ -59,7 +60,20 @@ _BLOCKS: Final[_Required] = {
     "thinking": (),
     "redacted_thinking": (),
     "tool_use": ("id", "name"),
+    "compaction": (),
 }
+_FILES: Final = "send its text, or an image of it, instead"
+REFUSED: Final[Mapping[str, str]] = {
+    "container_upload": _FILES,
+    "tool_addition": "send the tools as 'tools' of a new conversation",
+    "tool_removal": "send the tools as 'tools' of a new conversation",
+}
+"""Types of blocks that carry content or tools which cannot be had here."""
+_OF_COMPACTION: Final[Mapping[str, Unsupported]] = {
+    "tool_changes": Unsupported("send the tools as 'tools' of a new conversation")
+}
+_WITHOUT_MEANING: Final = frozenset({"fallback"})
+"""Types of blocks that say nothing to the model."""
 _IMAGES: Final[_Required] = {"base64": ("media_type", "data"), "url": ("url",)}
 _DOCUMENTS: Final[_Required] = {"text": ("data",), "content": ()}
 
@@ -90,7 +104,7 @@ def _parts(blocks: Sequence[Json], field: str, transcript: Transcript) -> list[J
     for index, given in enumerate(blocks):
         place = f"{field}[{index}]"
         kind, block = typed(given, _Block, _BLOCKS, place)
-        parts += _chat_parts(kind, block or _Block(), place, transcript)
+        parts += _chat_parts(kind, block, given, place, transcript)
     return parts
 
 
@@ -102,7 +116,7 @@ def _add_user(blocks: Sequence[Json], field: str, transcript: Transcript) -> Non
         place = f"{field}[{index}]"
         kind, block = typed(given, _Block, _BLOCKS, place)
         if block is None or kind != "tool_result":
-            parts += _chat_parts(kind, block or _Block(), place, transcript)
+            parts += _chat_parts(kind, block, given, place, transcript)
             continue
         if parts:
             transcript.user(joined(parts))
@@ -124,7 +138,7 @@ def _add_assistant(given: Sequence[Json], field: str, transcript: Transcript) ->
     ]
     ids = [block.id or block.signature or block.data for _, block in blocks if block is not None]
     turn = transcript.turn(*ids, new_text=True)
-    for place, (kind, block) in zip(places, blocks, strict=True):
+    for place, original, (kind, block) in zip(places, given, blocks, strict=True):
         if block is not None and kind == "text":
             turn.text.append(block.text)
         elif block is not None and kind == "thinking":
@@ -136,15 +150,26 @@ def _add_assistant(given: Sequence[Json], field: str, transcript: Transcript) ->
             arguments = arguments_text(block.input, f"{place}.input")
             turn.tool_calls.append(ToolCall(block.id, block.name, arguments))
         else:
-            transcript.note("block_dropped", kind[:64])
+            parts = _chat_parts(kind, block, original, place, transcript)
+            turn.text.extend(part["text"] for part in parts if part["type"] == "text")
 
 
-def _chat_parts(kind: str, block: _Block, field: str, transcript: Transcript) -> list[Json]:
-    """A text, image, document or search result as chat parts; others are dropped with a note."""
+def _chat_parts(
+    kind: str, block: _Block | None, given: Json, field: str, transcript: Transcript
+) -> list[Json]:
+    """A block as chat parts. One of an unknown type becomes its JSON text, with a note: history is
+    not dropped. Raises ``ApiError`` (400) for content that cannot be read here."""
+    if block is None:
+        refuse_kind(kind, REFUSED, field)
+        if kind in _WITHOUT_MEANING:
+            transcript.note("block_dropped", kind)
+            return []
+        transcript.note("block_as_text", kind[:64])
+        return [text_part(as_text(kind, given, field))]
     if kind == "text":
         return [text_part(block.text)]
     if kind == "image":
-        return _image(block, field, transcript)
+        return _image(block, field)
     if kind == "document":
         return _document(block, field, transcript)
     if kind == "search_result":
@@ -153,16 +178,23 @@ def _chat_parts(kind: str, block: _Block, field: str, transcript: Transcript) ->
         return [*map(text_part, heading), *_parts(inner, f"{field}.content", transcript)]
     if kind == "tool_reference":
         return [text_part(block.tool_name)]
-    transcript.note("block_dropped", kind[:64])
-    return []
+    if kind == "compaction":
+        return _summary(block, given, field)
+    transcript.note("block_as_text", kind)
+    return [text_part(as_text(kind, given, field))]
 
 
-def _image(block: _Block, field: str, transcript: Transcript) -> list[Json]:
+def _summary(block: _Block, given: Json, field: str) -> list[Json]:
+    """The summary that stands for earlier messages; without one the compaction had failed."""
+    refuse(given, _OF_COMPACTION, f"{field}.")
+    return [text_part(block.content)] if block.content and isinstance(block.content, str) else []
+
+
+def _image(block: _Block, field: str) -> list[Json]:
     field = f"{field}.source"
     kind, source = typed(convert(block.source, Json, field), _Source, _IMAGES, field)
     if source is None:
-        transcript.note("block_dropped", f"image from {kind[:32]}")
-        return []
+        raise invalid(field, f"an image from {kind[:32]} cannot be read; send its data or URL")
     return [image_part(source.url or f"data:{source.media_type};base64,{source.data}")]
 
 
@@ -171,8 +203,8 @@ def _document(block: _Block, field: str, transcript: Transcript) -> list[Json]:
     parts = [text_part(text) for text in (block.title, block.context) if text]
     kind, source = typed(convert(block.source, Json, field), _Source, _DOCUMENTS, field)
     if source is None:
-        transcript.note("block_dropped", f"document from {kind[:32]}")
-    elif kind == "text":
+        raise invalid(field, f"a document from {kind[:32]} cannot be read; {_FILES}")
+    if kind == "text":
         parts.append(text_part(source.data))
     elif isinstance(source.content, str):
         parts.append(text_part(source.content))

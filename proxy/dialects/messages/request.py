@@ -26,6 +26,7 @@ from bridle.proxy.dialects.messages.history import (
 from bridle.proxy.dialects.messages.thread import Thread, continued_message
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
+from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Message, Request, Wants
 
 
@@ -78,6 +79,30 @@ class _Tool(msgspec.Struct, gc=False):
     input_examples: Any = None
 
 
+def _clears_thinking_alone(value: Any) -> bool:
+    """Whether a ``context_management`` clears nothing but thinking, of which the template and the
+    setting ``continuation`` decide here. Claude Code sends such a one."""
+    edits = value.get("edits") if isinstance(value, dict) else None
+    return all(
+        isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")
+        for edit in edits or ()
+    )
+
+
+REFUSED: Final[Mapping[str, Unsupported]] = {
+    "compaction": Unsupported("ask for the summary in a user message"),
+    "container": Unsupported(
+        "provider-run containers and their skills do not exist here, leave it out"
+    ),
+    "context_management": Unsupported(
+        "edit 'messages' before they are sent", harmless=_clears_thinking_alone
+    ),
+    "mcp_servers": Unsupported("connect to the servers and send their tools as 'tools'"),
+}
+"""Fields that carry history or tools, or change what the model is asked."""
+REFUSED_TOOLS: Final[Mapping[str, str]] = {
+    "mcp_toolset": "connect to the server and send its tools as 'tools'",
+}
 _WITHOUT_EFFECT: Final = frozenset({"metadata", "cache_control", "betas", "service_tier"})
 _KNOWN: Final = frozenset(_Body.__struct_encode_fields__) | _WITHOUT_EFFECT
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
@@ -101,6 +126,7 @@ def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
     before they are known."""
     fields = decode(body)
     wire = convert(fields, _Body)
+    refuse(fields, REFUSED)
     previous = continued_message(wire.thread, fields)
     if not wire.messages:
         raise invalid("messages", "must not be empty")
@@ -147,6 +173,7 @@ def _tools(given: list[Json] | tuple[()], transcript: Transcript) -> tuple[Json,
         field = f"tools[{position}]"
         kind = type_of(wire, field) if wire.get("type") else "custom"
         if kind != "custom":
+            refuse_kind(kind, REFUSED_TOOLS, field)
             transcript.note("tool_dropped", kind[:64])
             continue
         tool = convert(wire, _Tool, field)

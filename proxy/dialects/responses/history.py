@@ -17,6 +17,7 @@ from bridle.proxy.dialects.transcript import (
     joined,
     text_part,
 )
+from bridle.proxy.dialects.unsupported import as_text, refuse_kind
 from bridle.proxy.wire.canonical import ToolCall
 
 
@@ -71,6 +72,16 @@ _ITEMS: Final[_Required] = {
     "additional_tools": (),
     **dict.fromkeys((*_OWN_CALLS, *_OUTPUTS), ()),
 }
+_SUMMARY: Final = "send the messages that it stands for, or a summary of them as a message"
+REFUSED: Final[Mapping[str, str]] = {
+    "compaction": _SUMMARY,
+    "compaction_summary": _SUMMARY,
+    "context_compaction": _SUMMARY,
+    "input_file": "send its text as 'input_text', or an image of it",
+    "input_image": "send 'image_url', because no files are held here",
+    "input_audio": "send 'input_audio' with its data",
+}
+"""Types of items and content parts that carry what cannot be had here."""
 _PARTS: Final[_Required] = {
     "input_text": ("text",),
     "output_text": ("text",),
@@ -122,7 +133,9 @@ def _kind(item: Json, field: str) -> str:
 def _add_item(given: Json, kind: str, field: str, transcript: Transcript, tools: ToolList) -> None:
     _, item = typed({**given, "type": kind}, _Item, _ITEMS, field)
     if item is None:
-        transcript.note("item_dropped", kind[:64])
+        refuse_kind(kind, REFUSED, field)
+        transcript.note("item_as_text", kind[:64])
+        transcript.user(as_text(kind, given, field))
     elif kind == "message":
         _add_message(item, field, transcript)
     elif kind == "reasoning":
@@ -215,7 +228,9 @@ def _content(content: str | list[Json] | None, field: str, transcript: Transcrip
         elif part is not None and part.input_audio is not None:
             parts.append(audio_part(part.input_audio.data, part.input_audio.format))
         elif part is None or kind in ("input_image", "input_audio"):
-            transcript.note("part_dropped", kind[:64])
+            refuse_kind(kind, REFUSED, f"{field}[{index}]")
+            transcript.note("part_as_text", kind[:64])
+            parts.append(text_part(as_text(kind, given, f"{field}[{index}]")))
         else:
             parts.append(text_part(part.refusal if kind == "refusal" else part.text))
     return joined(parts)

@@ -23,6 +23,7 @@ from bridle.proxy.dialects.responses.history import add_items
 from bridle.proxy.dialects.responses.tools import ToolList
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
+from bridle.proxy.dialects.unsupported import Unsupported, refuse
 from bridle.proxy.wire.canonical import Message, Request, ResponsesFields, Wants
 
 _ECHOED: Final[Json] = {
@@ -47,11 +48,16 @@ _ECHOED: Final[Json] = {
     "user": None,
 }
 """Request fields that a response repeats, with the provider's defaults."""
-_INEFFECTIVE: Final = frozenset({"background", "max_tool_calls", "truncation"})
+_INEFFECTIVE: Final = frozenset({"max_tool_calls", "truncation"})
 """Echoed, but without the effect that the client may expect: each is noted."""
-_REFUSED: Final = ("conversation", "prompt")
-"""Fields that stand for content which only the provider has; without it the request would have
-another meaning."""
+_INPUT: Final = "send the conversation as 'input'"
+REFUSED: Final[Mapping[str, Unsupported]] = {
+    "conversation": Unsupported(_INPUT),
+    "prompt": Unsupported(_INPUT),
+    "background": Unsupported("leave it out and keep the connection open"),
+    "context_management": Unsupported("shorten 'input' before it is sent"),
+}
+"""Fields that carry history, or change what the model is asked or when the reply comes."""
 
 
 class _Reasoning(msgspec.Struct, gc=False):
@@ -111,9 +117,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
     """As :func:`parse`, with ``items`` in place of the references to them, by id."""
     fields = decode(body)
-    for name in _REFUSED:
-        if fields.get(name) is not None:
-            raise invalid(name, "is not supported; send the conversation as 'input'")
+    refuse(fields, REFUSED)
     wire = convert(fields, _Body)
     transcript = Transcript()
     tools = ToolList(transcript)

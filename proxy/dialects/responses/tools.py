@@ -15,6 +15,7 @@ import msgspec
 from bridle.proxy.dialects.body import Json, invalid, json_text, typed
 from bridle.proxy.dialects.functions import arguments_object, function_tool, named_function
 from bridle.proxy.dialects.transcript import Transcript
+from bridle.proxy.dialects.unsupported import refuse_kind
 from bridle.proxy.wire.canonical import ClientTool
 
 SEPARATOR: Final = "__"
@@ -54,6 +55,13 @@ _TOOLS: Final[_Required] = dict.fromkeys(("function", "custom", "namespace"), ("
 _CHOICES: Final[_Required] = {"function": ("name",), "custom": ("name",), "allowed_tools": ()}
 
 
+REFUSED: Final[Mapping[str, str]] = {
+    "file_search": "send what the files say in 'input'",
+    "mcp": "connect to the server and send its tools as functions",
+}
+"""Tools that bring content or further tools which only the provider has."""
+
+
 class ToolList:
     """A request's tools in chat shape, in the client's order, while they are collected."""
 
@@ -89,6 +97,7 @@ class ToolList:
 
     def _add(self, given: Json, field: str, namespace: str | None) -> None:
         kind, tool = typed(given, _Tool, _TOOLS, field)
+        refuse_kind(kind, REFUSED, field)
         if tool is None or (kind == "namespace" and namespace is not None):
             self._transcript.note("tool_dropped", kind)
             return
