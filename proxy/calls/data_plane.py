@@ -20,6 +20,7 @@ from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.engine_ids import with_engine_ids
 from bridle.proxy.lineage.turn import Link
+from bridle.proxy.lineage.upstream_fields import with_upstream_fields
 from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import marked_deleted, not_stored, unknown_response
 from bridle.proxy.services import Services
@@ -134,8 +135,11 @@ class DataPlane:
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         known = session.turns.engine_ids
         asked = request
+        if to.external:
+            restored = with_upstream_fields(request.messages, session.turns)
+            asked = structs.replace(request, messages=restored)
         if known:
-            asked = structs.replace(request, messages=with_engine_ids(request.messages, known))
+            asked = structs.replace(asked, messages=with_engine_ids(asked.messages, known))
         prompt = await self._prompt(session, link, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
