@@ -19,7 +19,7 @@ from bridle.reconstruct.accounts import StatedRules, session_fates
 from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
 from bridle.reconstruct.samples.rules import SampleRules, rulings
-from bridle.reconstruct.samples.sample import Conservation, Sample
+from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
@@ -251,8 +251,8 @@ def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) 
         scored = -1 if span.logprobs is None else len(span.logprobs)
         if scored != len(span.token_ids):
             found.add("logprobs_differ", span.id, f"{len(span.token_ids)} ids, {scored} logprobs")
-        elif scored and not np.isfinite(span.logprobs if span.logprobs is not None else []).all():
-            found.add("logprobs_not_finite", span.id, "a sampled token has no logprob")
+        elif scored and np.isinf(span.logprobs if span.logprobs is not None else []).any():
+            found.add("logprobs_not_finite", span.id, "a sampled token has an infinite logprob")
         if len(span.token_ids) and (not span.versions or span.versions[0].start != 0):
             found.add("version_missing", span.id, "a sampled token has no policy version")
 
@@ -327,7 +327,7 @@ def _shows(sample: Sample, piece: SpanPiece) -> bool:
         return False
     if span.logprobs is not None and len(span.logprobs) == len(span.token_ids):
         shown = np.ascontiguousarray(sample.logprobs[at])
-        if shown.tobytes() != np.ascontiguousarray(span.logprobs[:take]).tobytes():
+        if shown.tobytes() != np.ascontiguousarray(sample_logprobs(span.logprobs[:take])).tobytes():
             return False
     return all(
         (sample.versions[at][start : min(end, take)] == run.version).all()

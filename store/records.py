@@ -58,9 +58,17 @@ _AS_TEXT: Final = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 _RANDOM_CHARACTERS: Final = 14
 
 
+_all: Final = np.logical_and.reduce
+MISSING_LOGPROB: Final = -9999.0
+"""What vLLM and OpenAI write for a logprob that they do not have."""
+
+
 def logprob_array(logprobs: Sequence[float]) -> Logprobs:
-    """``float32[T]``, rounded as IEEE 754 does; what is too large becomes an infinity."""
-    return np.frombuffer(array("f", logprobs), dtype=np.float32)
+    """``float32[T]``, rounded as IEEE 754 does. NaN stands for a token without a usable logprob:
+    one that is infinite or at most :data:`MISSING_LOGPROB`, too."""
+    scores = np.frombuffer(array("f", logprobs), dtype=np.float32)
+    usable = (scores > MISSING_LOGPROB) & (scores < np.inf)
+    return scores if _all(usable) else np.where(usable, scores, np.float32(np.nan))
 
 
 class Continuation(StrEnum):
@@ -140,6 +148,9 @@ messages; its detail shows the first difference."""
 
 IDS_MISSING: Final = "no_token_ids"
 """Name of the note on a call whose engine returned text without the ids of its tokens."""
+
+LOGPROBS_MISSING: Final = "logprobs_missing"
+"""Name of the note on a call with sampled tokens of which the engine gave no usable logprob."""
 
 ALSO_BROKE_ON: Final = "also_broke_on"
 """Name of the note for each further reason of a break, after the first difference's."""
@@ -222,6 +233,9 @@ class SessionRecord:
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+MESSAGE_FIELDS: Final = "message"
+"""Key in :attr:`ToolCall.extra` of the opaque fields of the whole message."""
+
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A call of a tool, as the assistant wrote it."""
@@ -232,6 +246,15 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """JSON text as the client sent it, or as the engine produced it."""
     engine_id: str | None = None
     """The engine's own id of a call that it sampled; ``id`` is the one that the client was sent."""
+    extra: Mapping[str, Any] | None = None
+    """Opaque fields that an upstream sent with the call and may demand back (``extra_content``).
+    The first call of a message has the message's own under :data:`MESSAGE_FIELDS`."""
+
+    @property
+    def own_extra(self) -> dict[str, Any]:
+        """:attr:`extra` without the message's fields."""
+        extra = self.extra or {}
+        return {name: value for name, value in extra.items() if name != MESSAGE_FIELDS}
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

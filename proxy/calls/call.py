@@ -97,6 +97,7 @@ class Call:
             detail=ask.detail,
             tool_call_prefix=dialect.tool_call_prefix,
             read_prompt=recording.session.prompt.read,
+            tools=request.tools,
         )
         self._stream = EngineStream(
             to.engines,
@@ -264,7 +265,7 @@ class Call:
         engine = self._stream.engine
         return CallOutcome(
             status=status,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *self._decoder.notes),
             sampling=self._ask.sampling,
             sampler=None if engine is None else self._ask.sampler(engine.endpoint.sampling),
             model_served=self._decoder.model,

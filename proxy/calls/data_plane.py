@@ -21,6 +21,7 @@ from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.turn import Link
+from bridle.proxy.lineage.upstream_fields import with_upstream_fields
 from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import (
     marked_deleted,
@@ -138,7 +139,11 @@ class DataPlane:
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         roles = await services.roles.of(to, request)
-        asked, near, shaped = engine_form(request, link, session.turns.engine_ids, roles)
+        asked = request
+        if to.external:
+            restored = with_upstream_fields(request.messages, session.turns)
+            asked = structs.replace(request, messages=restored)
+        asked, near, shaped = engine_form(asked, link, session.turns.engine_ids, roles)
         prompt = await self._prompt(session, near, asked, to)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()

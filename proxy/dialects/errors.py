@@ -81,7 +81,7 @@ def openai_error_object(error: ApiError) -> dict[str, Any]:
     if error.kind == "not_found":
         code = _OPENAI_NOT_FOUND.get(error.param, code)
     if error.kind == "context_overflow":
-        message = overflow.openai(message)
+        message = overflow.openai(error)
     return {"message": message, "type": words.openai, "param": error.param, "code": code}
 
 
@@ -92,7 +92,7 @@ def anthropic_error(error: ApiError) -> HttpError:
 def anthropic_error_object(error: ApiError) -> dict[str, Any]:
     kind, message = _WORDS.get(error.kind, _OTHER).anthropic, error.message
     if error.kind == "context_overflow":
-        message = overflow.anthropic(message)
+        message = overflow.anthropic(error)
     shown: dict[str, Any] = {"type": kind, "message": message}
     if error.details:
         shown["details"] = dict(error.details)
@@ -106,7 +106,7 @@ def google_error(error: ApiError) -> HttpError:
 def google_error_object(error: ApiError) -> dict[str, Any]:
     message = error.message
     if error.kind == "context_overflow":
-        message = overflow.google(message)
+        message = overflow.google(error)
     status = _GOOGLE.get(error.status, "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL")
     if error.kind == "authentication":
         status = "UNAUTHENTICATED"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -30,6 +28,7 @@ from bridle.proxy.engines.transport import (
     EngineResponse,
     EngineTransport,
 )
+from bridle.proxy.engines.upstream_errors import refused
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
 
@@ -40,9 +39,7 @@ _SAMPLING_TIMEOUT_S: Final = 2.0
 _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
 """Where engines report which weights they serve: our own, and vLLM."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
-_SERVER_ERRORS: Final = frozenset(status for status in HTTPStatus if status >= 500)
 REMOVED: Final = b"[a key of the proxy]"
-_OVERFLOW = re.compile(r"maximum (context|model) length|context (length|window)", re.IGNORECASE)
 CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
@@ -262,35 +259,7 @@ async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
     if 300 <= status < 400:
         message = "the engine redirects: the proxy must be given the address that it leads to"
         return ApiError("upstream_error", message, status=500)
-    message, param = _engine_message(body)
-    wait = _seconds(response.headers.get("retry-after"))
-    if status in (400, 413, 422):
-        kind = "context_overflow" if _OVERFLOW.search(message) else "invalid_request"
-        return ApiError(kind, message, status=400, param=param)
-    if status == 404:
-        return ApiError("not_found", message, status=404, param=param)
-    if status == 429:
-        return ApiError("rate_limit", message, status=429, retry_after=wait)
-    if status == 503:
-        return ApiError("overloaded", message, status=503, retry_after=wait)
-    if status in (401, 403):
-        message = "the engine refused the proxy's own key"
-    known = status if status in _SERVER_ERRORS else 502 if status > 500 else 500
-    return ApiError("upstream_error", message, status=known, retry_after=wait)
-
-
-def _engine_message(body: bytes) -> tuple[str, str | None]:
-    try:
-        error = orjson.loads(body)
-        error = error.get("error", error)
-        if isinstance(error, str):
-            return error, None
-        param = error.get("param")
-        return str(error.get("message") or "the engine gave no reason"), (
-            param if isinstance(param, str) else None
-        )
-    except (ValueError, AttributeError):
-        return "the engine refused the request without a readable reason", None
+    return refused(body, status, _seconds(response.headers.get("retry-after")))
 
 
 def _seconds(retry_after: str | None) -> float | None:

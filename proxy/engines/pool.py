@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bridle.proxy.engines.assistant_fields import AssistantFields
 from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.endpoint import EngineEndpoint
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
@@ -119,10 +120,11 @@ class EnginePool:
         at the start, and after connections to them have broken."""
         self.gate = gate
         self.model = model
+        self.assistant_fields = AssistantFields()
         self._settings = settings
         self.own_keys = settings.own_keys
         """What is removed from all that the engines send."""
-        self._external = external
+        self.external = external
         self._trained = trained
         self._api_key = api_key
         self._named_by_operator = frozenset(engine_base(url) for url in urls)
@@ -137,7 +139,7 @@ class EnginePool:
             await engine.endpoint.start()
         if self._trained:
             await asyncio.gather(*(one.endpoint.read_sampling() for one in self._engines.values()))
-        if not self._external and self._settings.limits.health_check_s > 0:
+        if not self.external and self._settings.limits.health_check_s > 0:
             self._checks.start()
 
     async def close(self) -> None:
@@ -252,7 +254,7 @@ class EnginePool:
 
         Unknown model names of a harness all stand for the policy.
         """
-        if self._external:
+        if self.external:
             return self.model or requested
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:

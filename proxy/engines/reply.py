@@ -1,31 +1,50 @@
-"""An engine's reply, whole or in chunks, as canonical events.
+"""An upstream's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``engine/contract/contract.py``). Tool calls get their minted ids here,
-once, so that emitters, fold and record all see the same; the engine's own are kept beside them.
+The wire shapes are vLLM's (``proxy/engines/reply_body.py``); other shapes are brought into them
+first (``odd_reply.py``). Tool calls get their minted ids here, once, so that emitters, fold and
+record all see the same; the engine's own are kept beside them. Each normalisation is a note. What
+cannot be understood, and what belongs to another reply, is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Generic, TypeVar
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
+from bridle.proxy.engines.assistant_fields import REASONING
+from bridle.proxy.engines.odd_reply import OddReply, as_logprob
+from bridle.proxy.engines.reply_body import (
+    Choice,
+    DetailedBody,
+    Function,
+    LeanBody,
+    Logprobs,
+    Text,
+    ToolCallPiece,
+    UsageObject,
+    malformed,
+)
+from bridle.proxy.engines.tool_calls import ToolCalls
+from bridle.proxy.engines.upstream_errors import error_in, reported
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
     Finished,
     FinishReason,
     Minted,
+    Opaque,
     ReasoningDelta,
     Started,
     TextDelta,
     Tokens,
-    ToolCallDelta,
     Usage,
 )
 from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, cut_prompt_ids, read_ids
-from bridle.store.records import TokenIds
+from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": "stop",
@@ -35,84 +54,29 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "content_filter": "content_filter",
     "repetition": "stop",
 }
-
-Entry = TypeVar("Entry")
-Index = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct, gc=False):
-    index: Index | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Text(msgspec.Struct, gc=False):
-    """A streamed ``delta`` or a whole ``message``."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Logprob(msgspec.Struct, gc=False):
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct, Generic[Entry], gc=False):
-    """Chat puts entries under ``content``, completions plain numbers under ``token_logprobs``."""
-
-    content: list[Entry] | None = None
-    token_logprobs: list[float | None] | None = None
-    tokens: list[str] | None = None
-    top_logprobs: list[dict[str, float] | None] | None = None
-
-
-class _Choice(msgspec.Struct, Generic[Entry], gc=False):
-    index: Index = 0
-    delta: _Text | None = None
-    message: _Text | None = None
-    text: str | None = None
-    logprobs: _Logprobs[Entry] | None = None
-    token_ids: list[TokenId] | None = None
-    prompt_token_ids: list[TokenId] | str | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class _CachedTokens(msgspec.Struct, gc=False):
-    cached_tokens: Count | None = None
-
-
-class _ReasoningTokens(msgspec.Struct, gc=False):
-    reasoning_tokens: Count | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: Count = 0
-    completion_tokens: Count | None = None
-    prompt_tokens_details: _CachedTokens | None = None
-    completion_tokens_details: _ReasoningTokens | None = None
-
-
-class _Body(msgspec.Struct, Generic[Entry], gc=False):
-    choices: list[_Choice[Entry]] = []
-    usage: _Usage | None = None
-    prompt_token_ids: list[TokenId] | str | None = None
-    """A text only where the ids were cut out before (``proxy/wire/cut_ids.py``)."""
-    error: Any = None
-    model: str | None = None
-
-
-_LEAN = msgspec.json.Decoder(_Body[_Logprob])
-_DETAILED = msgspec.json.Decoder(_Body[dict[str, Any]])
+_ODD_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    word: reason
+    for reason, words in (
+        (
+            "stop",
+            "complete completed end end_turn eos eos_token finish_reason_stop finished "
+            "normal stop_sequence stop_token word",
+        ),
+        (
+            "length",
+            "finish_reason_max_tokens limit max_length max_new_tokens max_output_tokens "
+            "max_tokens model_context_window_exceeded model_length token_limit",
+        ),
+        ("tool_calls", "tool_call tool_use"),
+        (
+            "content_filter",
+            "blocklist content_filtered finish_reason_safety guardrail_intervened image_safety "
+            "language prohibited_content recitation refusal safety sensitive spii",
+        ),
+    )
+    for word in words.split()
+}
+"""What TGI, llama.cpp, Gemini, Anthropic, Mistral, Bedrock and Zhipu write, in lower case."""
 
 
 class ReplyDecoder:
@@ -126,20 +90,36 @@ class ReplyDecoder:
         detail: bool,
         tool_call_prefix: str = "call",
         read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """``read_prompt`` turns the text of a long array of prompt ids into ids."""
+        """``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are
+        those of the request, in chat shape."""
         self._minted = minted
         self._choices = choices
         self._detail = detail
         self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
         self._read_prompt = read_prompt
+        self._tools = tools
         self._started = False
-        self._finished: set[int] = set()
+        self._prompt: Sequence[int] | TokenIds | None = None
+        self._id: str | None = None
+        """The id of the reply, which all of its chunks must have."""
+        self._finished: dict[int, FinishReason] = {}
+        self._failure: ApiError | None = None
+        """Why the reply is an error though it came to an end."""
         self._gave_up: str | None = None
         """How a choice ended that is not finished."""
-        self._tool_calls: set[tuple[int, int]] = set()
+        self._odd: OddReply | None = None
+        self._calls: dict[int, ToolCalls] = {}
+        """By choice."""
+        self._call_count = 0
         self._usage: Usage | None = None
+        self.notes: dict[Note, None] = {}
+        """What was brought into another shape."""
+        self.opaque_names: set[str] = set()
+        """The names of the fields that the upstream sent and may demand back: that of reasoning,
+        and those of opaque values."""
         self.model: str | None = None
         """The model name that the engine answered with."""
         self.contradiction: str | None = None
@@ -149,68 +129,76 @@ class ReplyDecoder:
     def events(self, payload: bytes) -> list[Event]:
         """Events of one chunk, or of a whole non-streamed body.
 
-        Raises :class:`ApiError` when the payload is malformed or reports an error.
+        Raises :class:`ApiError` when the payload is malformed, reports an error, or belongs to
+        another reply.
         """
         cut = None
         if len(payload) >= WORTH_CUTTING:
             payload, cut = cut_prompt_ids(payload, self._read_prompt)
         try:
-            body = self._decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise malformed(str(error)) from error
-        if body.error is not None:
-            raise stream_error(body.error)
+            # The strict decoder lets some halves of characters through.
+            escaped = b"\\ud" in payload or b"\\uD" in payload
+            if escaped or (self._odd is not None and self._odd.holds):
+                body = self._odd_body(payload)
+            else:
+                body = self._decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            body = self._odd_body(payload)
+        if body.error:
+            raise reported(self._odd_reply().body(payload))
+        choices = body.choices
+        if body.id is not None and body.id != self._id:
+            self._identify(body.id, bool(choices))
         if body.usage is not None:
             self._usage = _usage(body.usage)
         if body.model is not None:
             self.model = body.model
         events: list[Event] = []
-        if not self._started:
-            self._started = True
-            prompt: list[int] | TokenIds | str | None = body.prompt_token_ids
-            if prompt is None and body.choices:
-                prompt = body.choices[0].prompt_token_ids
-            if isinstance(prompt, str):
-                if cut is None or prompt != PLACEHOLDER:
-                    raise malformed("prompt_token_ids is a text")
-                prompt = cut
-            events.append(Started(None if prompt is None else len(prompt), prompt))
-        for choice in body.choices:
+        prompt: Any = body.prompt_token_ids
+        if choices:
+            if prompt is None:
+                prompt = choices[0].prompt_token_ids
+            if len(choices) > 1 and choices[0].message is not None:
+                self._check_whole(choices)
+        elif body.usage is None and prompt is None:
+            self._check_bare(payload)
+        if prompt is not None or not self._started:
+            events += self._prompt_events(prompt, cut)
+        for choice in choices or ():
             index = choice.index
-            if index >= self._choices or index in self._finished:
-                self._contradict(choice)
+            if choice.error:
+                raise reported(choice.error)
+            if (index >= self._choices or index in self._finished) and self._foreign(choice):
+                continue
             if choice.token_ids or choice.logprobs is not None:
                 events.append(self._tokens(choice))
-            text = choice.delta or choice.message
+            text, start = choice.delta or choice.message, len(events)
             if text is not None:
                 reasoning = text.reasoning or text.reasoning_content
                 if reasoning:
+                    if not self.opaque_names:
+                        self.opaque_names.add(REASONING[text.reasoning_content is None])
                     events.append(ReasoningDelta(reasoning, index))
                 if text.content:
                     events.append(TextDelta(text.content, index))
-                if text.tool_calls:
-                    for position, call in enumerate(text.tool_calls):
-                        events.append(self._tool_call(call, position, index))
+                if text.tool_calls or text.function_call is not None or text.refusal:
+                    self._add_other_parts(text, choice, events, start)
+                elif index in self._calls:
+                    self._put_in_order(index, events, start)
+                if text.reasoning_details or text.extra_content:
+                    events.append(self._opaque(text, index))
             if choice.text:
                 events.append(TextDelta(choice.text, index))
-            if choice.finish_reason is not None:
+            if choice.finish_reason:
                 events += self._finish(choice)
         return events
-
-    def _contradict(self, choice: _Choice[Any]) -> None:
-        """Notes a choice that the request did not ask for, and output after a choice's end."""
-        if choice.index >= self._choices:
-            found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
-        elif choice.token_ids or choice.text or _says(choice.delta or choice.message):
-            found = f"output_after_finish: choice {choice.index}"
-        else:
-            return
-        self.contradiction = self.contradiction or found
 
     def last_events(self) -> list[Event]:
         """The usage, which is whole only now.
 
-        Raises :class:`ApiError` when the reply was cut short."""
+        Raises :class:`ApiError` when the reply was cut short, or is not understood."""
+        if self._failure is not None:
+            raise self._failure
         if len(self._finished) < self._choices:
             message = "the engine's reply ended before it was finished"
             if self._gave_up is not None:
@@ -218,90 +206,231 @@ class ReplyDecoder:
             raise ApiError("upstream_error", message, status=502)
         return [] if self._usage is None else [self._usage]
 
-    def _tokens(self, choice: _Choice[Any]) -> Tokens:
+    # -- what the payload is ---------------------------------------------------------------------
+
+    def _odd_body(self, payload: bytes) -> Any:
+        """A payload that is not in the usual shape."""
+        given = self._odd_reply().body(payload)
+        if error_in(given) is not None:
+            raise reported(given)
+        try:
+            return msgspec.convert(given, DetailedBody if self._detail else LeanBody)
+        except (msgspec.ValidationError, RecursionError) as problem:
+            raise malformed(str(problem)) from problem
+
+    def _odd_reply(self) -> OddReply:
+        if self._odd is None:
+            self._odd = OddReply(self.notes)
+        return self._odd
+
+    def _identify(self, identifier: str, has_choices: bool) -> None:
+        """Takes the reply's id from its first chunk. Raises :class:`ApiError` for a chunk of
+        another reply."""
+        if not identifier:
+            return
+        if self._id is None:
+            self._id = identifier
+        elif has_choices:
+            raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {self._id[:64]!r}")
+        else:
+            self.notes[Note("id_changed", "in a chunk without choices")] = None
+
+    def _check_bare(self, payload: bytes) -> None:
+        """Raises :class:`ApiError` when a payload without anything in it reports an error."""
+        given = self._odd_reply().body(payload)
+        if error_in(given) is not None:
+            raise reported(given)
+        if given.get("choices", ()) is None:
+            self.notes[Note("choices_null")] = None
+
+    def _check_whole(self, choices: Sequence[Choice[Any]]) -> None:
+        indices = [choice.index for choice in choices]
+        if len(set(indices)) < len(indices):
+            raise _mixed("two choices with the same index")
+
+    def _prompt_events(self, prompt: Any, cut: TokenIds | None) -> list[Event]:
+        """The reply's start. Raises :class:`ApiError` for the ids of another prompt."""
+        if isinstance(prompt, str):
+            if cut is None or prompt != PLACEHOLDER:
+                raise malformed("prompt_token_ids is a text")
+            prompt = cut
+        if self._prompt is not None:
+            if not np.array_equal(self._prompt, prompt):
+                raise _mixed("the prompt_token_ids of another prompt")
+            return []
+        if self._started and prompt is not None:
+            self.notes[Note("prompt_ids_late")] = None
+        self._started, self._prompt = True, prompt
+        return [Started(None if prompt is None else len(prompt), prompt)]
+
+    def _foreign(self, choice: Choice[Any]) -> bool:
+        """Notes a choice that the request did not ask for, and output after a choice's end. Returns
+        whether it must not be merged into what is there."""
+        text = choice.delta or choice.message
+        if choice.index >= self._choices:
+            found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
+        elif choice.token_ids or choice.text or (text is not None and text.says_anything):
+            found = f"output_after_finish: choice {choice.index}"
+        else:
+            return False
+        self.contradiction = self.contradiction or found
+        calls = text is not None and (text.tool_calls or text.function_call)
+        return choice.index >= self._choices or bool(calls)
+
+    # -- what it says ----------------------------------------------------------------------------
+
+    def _tokens(self, choice: Choice[Any]) -> Tokens:
         ids = choice.token_ids or []
-        given = choice.logprobs
-        if given is None:
-            return Tokens(ids, [], choice.index)
+        given: Logprobs[Any] | None = choice.logprobs
+        if given is None or (given.content is None and given.token_logprobs is None):
+            # Nothing says which tokens these would belong to, so each of them is without one.
+            return Tokens(ids, [math.nan] * len(ids), choice.index)
         if given.content is not None:
             if self._detail:
-                try:
-                    values = [float(entry["logprob"]) for entry in given.content]
-                except (KeyError, TypeError, ValueError) as error:
-                    raise malformed("a logprobs entry without its logprob") from error
-                return Tokens(ids, values, choice.index, given.content)
+                return self._detailed(ids, given.content, choice.index)
             return Tokens(ids, [entry.logprob for entry in given.content], choice.index)
         plain = given.token_logprobs or []
-        values = [value for value in plain if value is not None]
+        values = [math.nan if value is None else value for value in plain]
         detail = _completion_detail(given) if self._detail else None
         return Tokens(ids, values, choice.index, detail)
 
-    def _tool_call(self, call: _ToolCall, position: int, choice: int) -> ToolCallDelta:
-        index = position if call.index is None else call.index
-        function = call.function or _Function()
-        key = (choice, index)
-        minted = None
-        if key not in self._tool_calls:
-            minted = self._minted.tool_call_id(len(self._tool_calls), self._prefix)
-            self._tool_calls.add(key)
-        return ToolCallDelta(
-            index,
-            minted,
-            (function.name or "") if minted else None,
-            function.arguments or "",
-            choice,
-            (call.id or None) if minted else None,
-        )
+    def _detailed(
+        self, ids: list[int], content: Sequence[Mapping[str, Any]], choice: int
+    ) -> Tokens:
+        values = [as_logprob(entry.get("logprob")) for entry in content]
+        if not all(map(math.isfinite, values)):
+            content = [
+                entry if math.isfinite(value) else {**entry, "logprob": MISSING_LOGPROB}
+                for entry, value in zip(content, values, strict=True)
+            ]
+        return Tokens(ids, values, choice, content)
 
-    def _finish(self, choice: _Choice[Any]) -> list[Event]:
+    def _add_other_parts(
+        self, text: Text, choice: Choice[Any], events: list[Event], start: int
+    ) -> None:
+        """Adds the refusal and the tool calls of a text to ``events``, whose part from ``start`` on
+        is the text's own."""
+        if text.refusal:
+            self.notes[Note("refusal_as_text")] = None
+            events.append(TextDelta(text.refusal, choice.index))
+        pieces = [*(text.tool_calls or ())]
+        function = text.function_call
+        if function is not None and (function.name or function.arguments):
+            self.notes[Note("function_call_converted")] = None
+            pieces.append(ToolCallPiece(function=function))
+        if pieces and choice.index not in self._calls:
+            names = frozenset(_tool_names(self._tools))
+            self._calls[choice.index] = ToolCalls(choice.index, self._mint, names, self.notes)
+        if choice.index not in self._calls:
+            return
+        self._put_in_order(choice.index, events, start)
+        calls = self._calls[choice.index]
+        for position, piece in enumerate(pieces):
+            function = piece.function or Function()
+            name, arguments = function.name or None, function.arguments or ""
+            extra = _named(
+                extra_content=piece.extra_content, thought_signature=piece.thought_signature
+            )
+            self.opaque_names.update(extra)
+            if choice.message is not None:
+                events += calls.whole(piece.id or None, name, arguments, extra)
+                continue
+            events += calls.piece(
+                piece.index,
+                piece.id or None,
+                name,
+                arguments,
+                extra,
+                position=position,
+                alone=len(pieces) == 1,
+            )
+
+    def _put_in_order(self, choice: int, events: list[Event], start: int) -> None:
+        """Puts the texts from ``start`` on in their place among the choice's tool calls."""
+        calls, said = self._calls[choice], events[start:]
+        del events[start:]
+        for event in said:
+            events += calls.between(event)
+
+    def _mint(self) -> str:
+        self._call_count += 1
+        return self._minted.tool_call_id(self._call_count - 1, self._prefix)
+
+    def _opaque(self, text: Text, choice: int) -> Opaque:
+        fields = _named(reasoning_details=text.reasoning_details, extra_content=text.extra_content)
+        self.opaque_names.update(fields)
+        return Opaque(fields, choice)
+
+    def _finish(self, choice: Choice[Any]) -> list[Event]:
         """Nothing for an engine that gave the choice up (``abort``): its tokens are kept, and
         :meth:`last_events` raises."""
-        reason = _FINISH_REASONS.get(choice.finish_reason or "")
+        word, index = choice.finish_reason or "", choice.index
+        reason = _FINISH_REASONS.get(word)
         if reason is None:
-            self._gave_up = choice.finish_reason
+            plain = word.lower()
+            reason = _FINISH_REASONS.get(plain) or _ODD_FINISH_REASONS.get(plain)
+            if reason is None:
+                self._gave_up = word[:64]
+                return []
+            self.notes[Note("finish_word", f"{word} as {reason}")] = None
+        if index in self._finished:
+            if self._finished[index] != reason:
+                found = f"finished_twice: choice {index}, {self._finished[index]} then {reason}"
+                self.contradiction = self.contradiction or found
             return []
-        if choice.index < self._choices:
-            self._finished.add(choice.index)
+        self._finished[index] = reason
+        events: list[Event] = []
+        if index in self._calls:
+            try:
+                events = self._calls[index].finish(cut=reason == "length")
+            except ApiError as failure:
+                self._failure = failure
         stop = choice.stop_reason
-        return [Finished(reason, choice.index, stop if isinstance(stop, str) else None)]
+        events.append(Finished(reason, index, stop if isinstance(stop, str) else None))
+        return events
 
 
-def _says(text: _Text | None) -> bool:
-    if text is None:
-        return False
-    return bool(text.content or text.reasoning or text.reasoning_content or text.tool_calls)
+_LEAN: Final = msgspec.json.Decoder(LeanBody)
+_DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 
 
-def _completion_detail(given: _Logprobs[Any]) -> list[Mapping[str, Any]]:
+def _mixed(found: str) -> ApiError:
+    """The error for what belongs to another reply, and must not be merged into this one."""
+    return ApiError("upstream_error", f"the engine mixed replies: {found}", status=502)
+
+
+def _named(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value}
+
+
+def _tool_names(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+            yield name
+
+
+def _completion_detail(given: Logprobs[Any]) -> list[Mapping[str, Any]]:
     """Completions' parallel lists as one entry per token."""
     tokens = given.tokens or []
     tops = given.top_logprobs or []
     return [
         {
             "token": tokens[position] if position < len(tokens) else "",
-            "logprob": value,
+            "logprob": MISSING_LOGPROB if value is None or not math.isfinite(value) else value,
             "top_logprobs": tops[position] if position < len(tops) else None,
         }
         for position, value in enumerate(given.token_logprobs or ())
     ]
 
 
-def _usage(given: _Usage) -> Usage:
+def _usage(given: UsageObject) -> Usage:
     cached = given.prompt_tokens_details
     reasoning = given.completion_tokens_details
     return Usage(
-        prompt_tokens=given.prompt_tokens,
+        prompt_tokens=given.prompt_tokens or 0,
         completion_tokens=given.completion_tokens or 0,
         cached_tokens=(cached.cached_tokens or 0) if cached else 0,
         reasoning_tokens=(reasoning.reasoning_tokens or 0) if reasoning else 0,
     )
-
-
-def malformed(detail: str) -> ApiError:
-    return ApiError("upstream_error", f"the engine sent a malformed reply: {detail}", status=502)
-
-
-def stream_error(error: Any) -> ApiError:
-    """The error object that an engine put into a stream it had already begun."""
-    message = error.get("message") if isinstance(error, Mapping) else None
-    return ApiError("upstream_error", f"the engine failed: {message or 'no message'}", status=502)

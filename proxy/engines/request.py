@@ -9,6 +9,11 @@ import msgspec
 import orjson
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.proxy.engines.assistant_fields import (
+    OpaqueFields,
+    opaque_fields,
+    with_opaque_fields,
+)
 from bridle.proxy.engines.engine_sampling import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
 from bridle.store.records import CONSTRAINED, SAMPLER_PARAMETERS, Note, Sampler, TokenIds
@@ -46,17 +51,29 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """Effective sampling parameters, as sent."""
     grammar: str = ""
     """What has the engine shape the reply by a grammar; empty: nothing."""
+    opaque: tuple[OpaqueFields, ...] = ()
+    """For an external upstream: the fields of assistant messages that it may want back."""
     reshaping: tuple[str, ...] = ()
     """Further fields of the request that change the distribution that is sampled from."""
     notes: tuple[Note, ...] = ()
 
-    def body(self, model: str) -> bytes:
-        """The JSON for an engine that calls the model ``model``.
+    @property
+    def opaque_names(self) -> frozenset[str]:
+        """The names in :attr:`opaque`."""
+        return frozenset(name for one in self.opaque for name in one.names)
+
+    def body(self, model: str, taken: set[str] | None = None) -> bytes:
+        """The JSON for an engine that calls the model ``model`` and takes the ``taken`` opaque
+        fields of assistant messages.
 
         Raises :class:`ApiError` when a value cannot be written (an integer beyond 64 bits).
         """
+        fields = self.fields
+        if self.opaque and taken:
+            messages = with_opaque_fields(fields["messages"], self.opaque, taken)
+            fields = {**fields, "messages": messages}
         try:
-            return orjson.dumps({"model": model, **self.fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+            return orjson.dumps({"model": model, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:
             raise ApiError(
                 "invalid_request", f"the request cannot be sent on: {error}", status=400
@@ -115,6 +132,7 @@ def engine_request(
         detail=request.wants.logprobs,
         sampling=effective,
         grammar=grammar,
+        opaque=opaque_fields(request.messages) if external else (),
         reshaping=_reshaping(request) if request.extra else (),
         notes=(*notes, Note(CONSTRAINED, grammar)) if grammar else notes,
     )
@@ -148,7 +166,8 @@ def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -
         messages.append(message.to_chat())
     fields["messages"] = messages
     if external:
-        # Providers refuse fields of a message that they do not know.
+        # Providers refuse fields that they do not know; those that one wants back are added when
+        # it is asked (``assistant_fields.py``).
         for chat in messages:
             chat.pop("reasoning", None)
     if request.wants.logprobs or not external:

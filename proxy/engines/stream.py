@@ -33,6 +33,9 @@ Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
 """Takes the events of one network read, at once; returns what to wait for before more is read."""
 
 _DONE: Final = b"[DONE]"
+_BEFORE_A_BODY: Final = b" \t\r\n\xef\xbb\xbf"
+_BODY_STARTS: Final = (b"{", b"[")
+_EVENT_STARTS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 _UNANSWERED: Final = frozenset({502, 503})
 """Refused, reset before the first byte, or the engine itself unavailable: nothing was generated."""
 _ANSWERED: Final = frozenset({400, 404, 413, 422, 429})
@@ -48,6 +51,7 @@ class EngineStream:
 
     __slots__ = (
         "_asked_version",
+        "_broke_off",
         "_call_id",
         "_counted",
         "_decoder",
@@ -103,11 +107,14 @@ class EngineStream:
         """The engine's version when it was asked. A reply that comes whole is stamped with that of
         its arrival; which of its tokens are older, only a stream shows."""
         self._failure: ApiError | None = None
+        self._broke_off = False
+        """Whether the reply ended before the engine had finished it."""
         self._over = False
 
     async def open(self) -> None:
         """Sends the request; returns when an engine has taken it. Raises :class:`ApiError`."""
         tried: list[PooledEngine] = []
+        fields, may_learn = self._pool.assistant_fields, bool(self._request.opaque)
         while True:
             engine = self._pool.choose(self._session_id, self._homes, tried)
             if engine in tried:
@@ -115,11 +122,15 @@ class EngineStream:
             model = self._pool.known_model(engine, self._request.model)
             if model is None:
                 model = await self._pool.read_model(engine, self._request.model)
-            body = self._request.body(model)
+            body = self._request.body(model, fields.taken)
             try:
                 await self._ask(engine, body)
                 return
             except ApiError as error:
+                if may_learn and fields.learn(error, self._request.opaque_names):
+                    may_learn = False
+                    self._notes.append(Note("upstream_fields_learned", ", ".join(fields.taken)))
+                    continue
                 tried.append(engine)
                 if not self._may_retry(error, tried):
                     raise
@@ -127,7 +138,8 @@ class EngineStream:
                 self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
 
     async def follow(self, sink: Sink) -> None:
-        """Returns when the reply is whole and ``sink`` has all of its events.
+        """Returns when the reply is whole and ``sink`` has all of its events. The reply may come
+        whole or streamed, whatever was asked for.
 
         Raises :class:`ApiError`, after all events that came before the fault, and what ``sink``
         raises.
@@ -142,14 +154,19 @@ class EngineStream:
                 sink(self._whole(await self._read(response)))
         except CONNECTION_ERRORS as error:
             self._failure = connection_error(error)
+            self._broke_off = True
         if self._failure is not None:
-            if _is_failure(self._failure):
+            # What a reply says is no evidence against the engine: one agent's requests could
+            # otherwise take it from all others.
+            if self._broke_off and _is_failure(self._failure):
                 before = engine.circuit.state
                 engine.circuit.failed(session=self._session_id)
                 report(engine, before, self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
             engine.circuit.succeeded()
+        if self._pool.external:
+            self._pool.assistant_fields.sent(self._decoder.opaque_names)
         version = engine.serves.version
         if version != self._asked_version and not self._request.stream:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
@@ -234,11 +251,22 @@ class EngineStream:
     async def _follow(self, response: EngineResponse, sink: Sink) -> None:
         sse = SseParser(self._limits.event_bytes)
         feed, read, limit = sse.feed, self._streamed, self._limits.reply_bytes
+        whole: bytearray | None = None
+        begun = False
 
         def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
+            nonlocal begun, whole
             self._received += len(chunk)
             if self._received > limit:
                 raise self.ended_by("reply_bytes", limit)
+            if not begun and (start := chunk.lstrip(_BEFORE_A_BODY)):
+                begun = True
+                if start.startswith(_BODY_STARTS):
+                    self._notes.append(Note("whole_reply_to_stream"))
+                    whole = bytearray()
+            if whole is not None:
+                self._collect(whole, chunk)
+                return None
             events = read(feed(chunk))
             if self._over:
                 response.leave()
@@ -246,28 +274,37 @@ class EngineStream:
 
         try:
             await response.follow(arrived)
-            if not self._over:
-                self._over = True
-                sink(read(sse.finish()))
+            events: list[Event] = []
+            if whole is not None:
+                events = self._whole(bytes(whole))
+            elif not self._over:
+                self._over = self._broke_off = True
+                events = read(sse.finish())
+            if events:  # else an error can still have a status of its own
+                sink(events)
         except EventTooLarge:
             raise self.ended_by("event_bytes", self._limits.event_bytes) from None
 
     async def _read(self, response: EngineResponse) -> bytes:
         """The whole reply. Raises :class:`ApiError` for one beyond the limits."""
         whole = bytearray()  # pieces of many replies would leave holes in the heap
-        limit = self._limits.event_bytes
 
         def arrived(chunk: bytes) -> None:
             self._received += len(chunk)
-            if self._received > limit:
-                raise self.ended_by("event_bytes", limit)
-            whole.extend(chunk)
-            if self._received - self._counted > STEP:
-                self.hold(self._received - self._counted)
-                self._counted = self._received
+            self._collect(whole, chunk)
 
         await response.follow(arrived)
         return bytes(whole)
+
+    def _collect(self, whole: bytearray, chunk: bytes) -> None:
+        """Adds a chunk to a reply that is read whole. Raises :class:`ApiError` for one beyond the
+        limits."""
+        if self._received > self._limits.event_bytes:
+            raise self.ended_by("event_bytes", self._limits.event_bytes)
+        whole.extend(chunk)
+        if self._received - self._counted > STEP:
+            self.hold(self._received - self._counted)
+            self._counted = self._received
 
     def hold(self, count: int) -> None:
         """Counts bytes that are kept of the reply. Raises :class:`ApiError` when the running calls
@@ -291,12 +328,23 @@ class EngineStream:
         return without_keys(payload, self._own_keys)
 
     def _whole(self, body: bytes) -> list[Event]:
+        """Events of a reply that has been read whole: one JSON body, or the events of a stream."""
+        if not self._request.stream and body.lstrip().startswith(_EVENT_STARTS):
+            self._notes.append(Note("streamed_reply_to_whole"))
+            sse = SseParser()
+            payloads = [*sse.feed(body), *sse.finish()]
+            events = self._streamed(payloads)
+            if not self._over:
+                self._over = self._broke_off = True
+                events += self._streamed([])
+            return events
         self._over = True
         for key in self._own_keys:
             if key in body:
                 body = self._cleaned(body)
-        events = self._decoder.events(body)
+        events: list[Event] = []
         try:
+            events = self._decoder.events(body)
             events += self._decoder.last_events()
         except ApiError as failure:
             self._failure = failure

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from zstandard import ZstdCompressor, ZstdDecompressor
 
 from bridle.engine.contract.markup import unread_calls
@@ -32,6 +33,7 @@ from bridle.proxy.wire.fold import Fold
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     IDS_MISSING,
+    LOGPROBS_MISSING,
     TOOL_CALLS_UNREAD,
     BreakReason,
     CallBegun,
@@ -215,6 +217,7 @@ class Recording:
                 for index, choice in enumerate(reply.choices)
             ]
         )
+        missing = sum([int(np.count_nonzero(np.isnan(choice.logprobs))) for choice in choices])
         sent = self._prompt.token_ids
         growth, exact = self.session.grow(self.begun.id, self.link, choices, prompt, sent)
         notes: tuple[Note, ...] = ()
@@ -246,6 +249,7 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread_tool_calls(self.request, reply.choices),
+                *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
                 *self.link.notes(status),
             ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -155,6 +155,16 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     choice: int = 0
     engine_id: str | None = None
     """The engine's own id of the call, on its first piece."""
+    extra: Mapping[str, Any] | None = None
+    """Opaque fields of the upstream's call (``extra_content``), which it may demand back."""
+
+
+class Opaque(msgspec.Struct, frozen=True, gc=False):
+    """Opaque fields of the upstream's message (``reasoning_details``), which it may demand back.
+    The lists of several such events are one list."""
+
+    fields: Mapping[str, Any]
+    choice: int = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
@@ -162,6 +172,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    """NaN for a token that the engine gave no usable logprob."""
     choice: int = 0
     detail: Sequence[Mapping[str, Any]] | None = None
     """The engine's ``logprobs.content`` entries, kept only when the client wants them."""
@@ -180,7 +191,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int = 0
 
 
-Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Tokens | Finished | Usage
+Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Opaque | Tokens | Finished | Usage
 
 
 class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
@@ -194,6 +205,8 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     detail: Sequence[Mapping[str, Any]] = ()
     finish_reason: FinishReason | None = None
     stop_sequence: str | None = None
+    opaque: Mapping[str, Any] = {}
+    """See :class:`Opaque`."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -236,6 +249,15 @@ class Minted(msgspec.Struct, frozen=True, gc=False):
         return f"bridle.{self.call_id.removeprefix('call_')}{index:02d}"
 
 
+class Overflow(NamedTuple):
+    """The numbers of a context overflow; each is ``None`` where it is not known."""
+
+    prompt: int | None = None
+    output: int | None = None
+    """Tokens that the client asked for."""
+    limit: int | None = None
+
+
 class ApiError(BridleError):
     """A failure in provider-neutral terms; each dialect writes it in its own shape.
 
@@ -254,8 +276,10 @@ class ApiError(BridleError):
         param: str | None = None,
         retry_after: float | None = None,
         details: Mapping[str, Any] | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
-        """``details``: what a dialect's error object has for programs to read."""
+        """``details``: what a dialect's error object has for programs to read. ``overflow``: the
+        numbers of a context overflow, where the upstream gave them beside its message."""
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -263,6 +287,7 @@ class ApiError(BridleError):
         self.param = param
         self.retry_after = retry_after
         self.details = details
+        self.overflow = overflow
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
         """The error with the client's ``names`` of the engine's parameters. Names that are English

@@ -9,6 +9,7 @@ from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Event,
     Finished,
+    Opaque,
     ReasoningDelta,
     Reply,
     Started,
@@ -18,7 +19,7 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.store.records import TokenIds
+from bridle.store.records import MESSAGE_FIELDS, TokenIds
 
 
 class Fold:
@@ -63,9 +64,14 @@ class Fold:
             elif isinstance(event, ReasoningDelta):
                 choice.reasoning.append(event.text)
             elif isinstance(event, ToolCallDelta):
-                head, pieces = choice.tool_calls.get(event.index, (event, []))
-                choice.tool_calls[event.index] = head, pieces
-                pieces.append(event.arguments)
+                call = choice.tool_calls.get(event.index)
+                if call is None:
+                    call = choice.tool_calls[event.index] = _Call(event)
+                call.pieces.append(event.arguments)
+                if event.extra:
+                    call.extra.update(event.extra)
+            elif isinstance(event, Opaque):
+                choice.add_opaque(event.fields)
             else:
                 choice.finished = event
 
@@ -81,11 +87,8 @@ class Fold:
                 choice = self._choices.get(index) or _Choice()
                 calls: list[ToolCall] = []
                 if choice.tool_calls:
-                    for _, (head, pieces) in sorted(choice.tool_calls.items()):
-                        arguments = "".join(pieces)
-                        calls.append(
-                            ToolCall(head.id or "", head.name or "", arguments, head.engine_id)
-                        )
+                    for _, call in sorted(choice.tool_calls.items()):
+                        calls.append(call.whole(choice.opaque if not calls else {}))
                 finished = choice.finished
                 choices.append(
                     ChoiceReply(
@@ -97,10 +100,31 @@ class Fold:
                         detail=choice.detail,
                         finish_reason=finished.reason if finished else None,
                         stop_sequence=finished.stop_sequence if finished else None,
+                        opaque=choice.opaque,
                     )
                 )
             self._reply = Reply(choices, self.usage, self.prompt_token_ids)
         return self._reply
+
+
+class _Call:
+    """One tool call in the making."""
+
+    __slots__ = ("extra", "head", "pieces")
+
+    def __init__(self, head: ToolCallDelta) -> None:
+        self.head = head
+        """Its first piece, which has its id and name."""
+        self.pieces: list[str] = []
+        self.extra: dict[str, Any] = {}
+
+    def whole(self, opaque: Mapping[str, Any]) -> ToolCall:
+        """The call; ``opaque`` are the fields of its message, which the first call keeps."""
+        head, extra = self.head, self.extra
+        if opaque:
+            extra = {**extra, MESSAGE_FIELDS: opaque}
+        arguments = "".join(self.pieces)
+        return ToolCall(head.id or "", head.name or "", arguments, head.engine_id, extra or None)
 
 
 class _Choice:
@@ -110,6 +134,7 @@ class _Choice:
         "detail",
         "finished",
         "logprobs",
+        "opaque",
         "reasoning",
         "text",
         "token_ids",
@@ -119,12 +144,22 @@ class _Choice:
     def __init__(self) -> None:
         self.text: list[str] = []
         self.reasoning: list[str] = []
-        self.tool_calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
-        """By index: the call's first piece, which has its id and name, and its arguments."""
+        self.tool_calls: dict[int, _Call] = {}
+        """By index."""
+        self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
+
+    def add_opaque(self, fields: Mapping[str, Any]) -> None:
+        """Adds a message's opaque fields. Lists that come in pieces are joined."""
+        for name, value in fields.items():
+            known = self.opaque.get(name)
+            if isinstance(known, list) and isinstance(value, list):
+                known += value
+            else:
+                self.opaque[name] = [*value] if isinstance(value, list) else value
 
 
 def events_of(reply: Reply, choice: int) -> Iterator[Event]:
@@ -133,11 +168,16 @@ def events_of(reply: Reply, choice: int) -> Iterator[Event]:
         whole = reply.choices[choice]
         if whole.reasoning:
             yield ReasoningDelta(whole.reasoning, choice)
+        if whole.opaque:
+            yield Opaque(whole.opaque, choice)
         yield Tokens(whole.token_ids, whole.logprobs, choice, whole.detail)
         if whole.text:
             yield TextDelta(whole.text, choice)
         for index, call in enumerate(whole.tool_calls):
-            yield ToolCallDelta(index, call.id, call.name, call.arguments, choice, call.engine_id)
+            extra = call.own_extra if call.extra else None
+            yield ToolCallDelta(
+                index, call.id, call.name, call.arguments, choice, call.engine_id, extra
+            )
         if whole.finish_reason is not None:
             yield Finished(whole.finish_reason, choice, whole.stop_sequence)
     if reply.usage is not None:

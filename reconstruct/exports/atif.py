@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import isnan
 from typing import Any, Final
 
 from bridle.reconstruct.conversation import RecordedMessage, ReplyId
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
+from bridle.store.records import MISSING_LOGPROB
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"
 
@@ -88,11 +90,12 @@ def _metrics(exported: ExportedConversation, reply: ReplyId) -> dict[str, Any]:
     span = next((row.span for row in rows if row.choice == reply.choice), None)
     if span is None or span.logprobs is None:
         return {"prompt_tokens": call.prompt_tokens, "completion_tokens": 0}
+    logprobs = [MISSING_LOGPROB if isnan(value) else value for value in span.logprobs.tolist()]
     return {
         "prompt_tokens": call.prompt_tokens,
         "completion_tokens": len(span.token_ids),
         "completion_token_ids": span.token_ids.tolist(),
-        "logprobs": span.logprobs.tolist(),
+        "logprobs": logprobs,
         "extra": {"versions": [[run.start, run.version] for run in span.versions]},
     }
 

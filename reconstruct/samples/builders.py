@@ -24,7 +24,7 @@ import numpy as np
 
 from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.rules import Ruling, SampleRules, rulings
-from bridle.reconstruct.samples.sample import Conservation, Sample
+from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, SessionTree, SpanPiece, version_ranges
 from bridle.store.reading.queries import SpanRow
@@ -153,7 +153,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
             continue
         calls[at] = call_ids.setdefault(span.call_id, len(call_ids))
         if span.logprobs is not None:
-            scores = span.logprobs[:take]
+            scores = sample_logprobs(span.logprobs[:take])
             logprobs[span.start : span.start + len(scores)] = scores
         for start, end, run in version_ranges(span):
             versions[span.start + start : span.start + min(end, take)] = run.version

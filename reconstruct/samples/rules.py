@@ -9,7 +9,7 @@ context there, also those of which samples train a part.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
@@ -24,10 +24,14 @@ from bridle.reconstruct.samples.samplers import unscored
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
-from bridle.store.records import CallKind, CallStatus, is_frozen
+from bridle.store.records import CallKind, CallStatus, Span, is_frozen
 from bridle.store.tree import DETACHED
 
 SamplerRule = Literal["scored", "any"]
+Excluded = tuple[int, int, str]
+"""Start and end of a range of tokens that are not trained, and the reason."""
+LOGPROB_MISSING: Final = "logprob_missing"
+"""The reason for a token of which the engine gave no usable logprob."""
 
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
 """How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text
@@ -171,14 +175,41 @@ def _ruling(call: CallRow, row: SpanRow, rules: SampleRules, reason: str | None)
     reason = reason or _excluded_reply(call, row.choice or 0, row.finish_reason, rules)
     if reason is not None:
         return Ruling(tokens, ((0, tokens, reason),))
+    unscored_tokens = _without_logprob(row.span) if rules.samplers == "scored" else []
     if rules.oldest_version is None and not rules.untrusted_versions:
-        return Ruling(tokens)
+        return Ruling(tokens, tuple(unscored_tokens))
     versions = [
         (start, end, reason)
         for start, end, run in version_ranges(row.span)
         if (reason := _excluded_version(run.version, rules)) is not None
     ]
-    return Ruling(tokens, tuple(versions))
+    return Ruling(tokens, _apart(versions, unscored_tokens))
+
+
+def _without_logprob(span: Span) -> list[Excluded]:
+    """The ranges of tokens for which the engine gave no logprob."""
+    if span.logprobs is None:
+        return []
+    missing = np.flatnonzero(np.isnan(span.logprobs))
+    if not len(missing):
+        return []
+    groups = np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1)
+    return [(int(group[0]), int(group[-1]) + 1, LOGPROB_MISSING) for group in groups]
+
+
+def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Excluded, ...]:
+    """Both lists as one, ascending and without overlaps: where both exclude a token, the reason is
+    that of the first."""
+    found = list(first)
+    for start, end, reason in second:
+        at = start
+        for low, high, _ in sorted(first):
+            if at < min(low, end):
+                found.append((at, min(low, end), reason))
+            at = max(at, high)
+        if at < end:
+            found.append((at, end, reason))
+    return tuple(sorted(found))
 
 
 def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) -> str | None:

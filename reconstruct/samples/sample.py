@@ -40,7 +40,8 @@ class Sample:
     """``bool[T]``: true where this sample trains the token; token ``t`` is predicted from
     ``token_ids[:t]``."""
     logprobs: Logprobs
-    """``float32[T]``: the engine's behaviour logprob where a token was sampled, else 0."""
+    """``float32[T]``: the engine's behaviour logprob where a token was sampled and has one,
+    else 0."""
     versions: NDArray[np.int64]
     """``int64[T]``: policy version that sampled the token, -1 where it was not sampled."""
     calls: NDArray[np.int32]
@@ -57,6 +58,12 @@ class Sample:
     """Of each of ``call_ids``: the name of the policy that was asked."""
     leaf_choice: int = 0
     """Which choice of the leaf call ends the branch."""
+
+
+def sample_logprobs(logprobs: Logprobs) -> Logprobs:
+    """``float32[T]``: recorded logprobs as a sample has them, with 0 for a missing one (NaN)."""
+    missing = np.isnan(logprobs)
+    return np.where(missing, np.float32(0), logprobs) if missing.any() else logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,19 @@ from typing import Final
 
 import numpy as np
 
-from bridle.store.records import CallEnded, CallStatus, Choice, Span, VersionRun
-
-MISSING_LOGPROB: Final = -9999.0
-"""What vLLM writes for a logprob that it does not have."""
+from bridle.store.records import (
+    MISSING_LOGPROB,
+    CallEnded,
+    CallStatus,
+    Choice,
+    Span,
+    VersionRun,
+)
 
 _ANY_ID: Final = 1 << 32
 
-_lowest, _highest = np.minimum.reduce, np.maximum.reduce
+_highest_id = np.maximum.reduce
+_lowest, _highest = np.fmin.reduce, np.fmax.reduce  # a token without a logprob has NaN
 
 _ROUNDING: Final = 1e-6
 """A logprob may exceed 0 by this much: engines compute in float32."""
@@ -44,7 +49,7 @@ def contradiction(ended: CallEnded, vocabulary: int | None = None) -> str | None
     if not len(ended.prompt_token_ids):
         return "prompt_empty: the engine gave no prompt ids"
     known = _ANY_ID if vocabulary is None else vocabulary
-    if (highest := _highest(ended.prompt_token_ids)) >= known:
+    if (highest := _highest_id(ended.prompt_token_ids)) >= known:
         return f"id_beyond_vocabulary: {highest} of {known} ids (prompt)"
     for index, choice in enumerate(ended.choices):
         if (reason := _choice_contradiction(choice, known)) is not None:
@@ -58,13 +63,13 @@ def _choice_contradiction(choice: Choice, vocabulary: int) -> str | None:
         return f"logprobs_mismatch: {sampled} ids, {scored} logprobs"
     if not sampled:
         return None
-    if (highest_id := _highest(choice.token_ids)) >= vocabulary:
+    if (highest_id := _highest_id(choice.token_ids)) >= vocabulary:
         return f"id_beyond_vocabulary: {highest_id} of {vocabulary} ids"
     lowest, highest = float(_lowest(choice.logprobs)), float(_highest(choice.logprobs))
-    if not (math.isfinite(lowest) and math.isfinite(highest)):
+    if math.isinf(lowest) or math.isinf(highest):
         return "logprobs_not_finite"
     if lowest <= MISSING_LOGPROB:
-        return "logprobs_missing: the engine had no logprob for a sampled token"
+        return f"logprobs_missing: {lowest:g} stands for no logprob; NaN does in a record"
     if highest > _ROUNDING:
         return f"logprobs_positive: {highest:g}"
     runs = choice.versions

@@ -22,9 +22,6 @@ CONTRADICTIONS = (
     "logprob_missing",
     "logprob_too_many",
     "logprob_positive",
-    "logprob_unknown",
-    "logprob_null",
-    "logprob_nan",
     "prompt_missing",
     "prompt_empty",
     "prompt_beyond",
@@ -40,6 +37,8 @@ CONTRADICTIONS = (
     "error",
     "cut",
 )
+MISSING = ("logprob_unknown", "logprob_null", "logprob_nan")
+"""A token without a logprob is recorded as such, and the reply is complete."""
 COUNTS = {"id_missing", "id_twice", "logprob_missing", "logprob_too_many", "usage_sampled"}
 """Of these a reply has one at most: two may make up for each other."""
 HARMLESS = ("crlf", "comments", "unknown_fields", "no_done", "split_data", "model_name", "escapes")

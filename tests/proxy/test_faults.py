@@ -18,6 +18,8 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import Cut, Fail, Refuse, ScriptedEngine, ScriptedReply, Stall
 from bridle.proxy.dialects.chat.stream import ChatEmitter
 from bridle.proxy.settings import Limits
+from bridle.reconstruct.episodes import episode_of
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallStatus
 
 CHAT = "/v1/chat/completions"
@@ -193,18 +195,19 @@ def test_a_malformed_whole_reply_is_a_502(
     assert bench.call().status is CallStatus.FAILED
 
 
-@pytest.mark.parametrize("logprob", [MISSING_LOGPROB])
-def test_a_record_without_its_logprobs_is_quarantined_and_the_client_is_served(
-    bench: Any, stage: Any, ask: Any, logprob: float
+def test_a_call_without_logprobs_is_complete_and_none_of_its_tokens_is_trained(
+    bench: Any, stage: Any, ask: Any
 ) -> None:
-    stage.play = lambda _: ScriptedReply("The answer is four.", logprob=logprob)
+    stage.play = lambda _: ScriptedReply("The answer is four.", logprob=MISSING_LOGPROB)
     response = httpx.post(bench.url + CHAT, json=ask)
     assert response.status_code == 200
     call = bench.call()
-    assert call.status is CallStatus.QUARANTINED
-    assert call.reason.startswith("logprobs_missing")
+    assert call.status is CallStatus.COMPLETE
     metrics = httpx.get(bench.url + "/metrics").text
-    assert 'bridle_events_total{name="quarantined_logprobs_missing"} 1.0' in metrics
+    assert 'bridle_events_total{name="logprobs_missing"} 1.0' in metrics
+    account = episode_of(LoadedSession.load(bench.reader, call.session_id)).conservation
+    assert account.trained == 0
+    assert account.untrained == {"logprob_missing": call.sampled_tokens}
 
 
 def test_usage_that_contradicts_the_ids_quarantines(

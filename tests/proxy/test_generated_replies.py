@@ -190,6 +190,11 @@ def theatre(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterat
     found.close()
 
 
+def logprobs(said: list[float | None]) -> Any:
+    """As they are recorded: NaN where the engine gave none."""
+    return np.array([np.nan if one in (None, -9999.0) else one for one in said], np.float32)
+
+
 def judged(theatre: Theatre, plan: Any, status: int, body: bytes, call_id: str) -> None:
     """The rule that each reply is held to."""
     assert status in (200, 502), (status, body)
@@ -205,7 +210,7 @@ def judged(theatre: Theatre, plan: Any, status: int, body: bytes, call_id: str) 
         assert len(sampled) == len(plan.choices)
         for choice, said in zip(sampled, plan.choices, strict=True):
             assert choice.token_ids.tolist() == said.ids
-            assert np.array_equal(choice.logprobs, np.array(said.logprobs, np.float32))
+            assert np.array_equal(choice.logprobs, logprobs(said.logprobs), equal_nan=True)
             assert choice.finish_reason == said.finish
         assert [reply.content for reply in row.replies] == [
             "".join(said.texts) for said in plan.choices
@@ -218,16 +223,18 @@ def judged(theatre: Theatre, plan: Any, status: int, body: bytes, call_id: str) 
     if row.status is CallStatus.PARTIAL:  # what came before the end is as the engine said it
         for choice, said in zip(sampled, plan.choices, strict=False):
             assert choice.token_ids.tolist() == said.ids[: len(choice.token_ids)]
-            scores = np.array(said.logprobs[: len(choice.logprobs)], np.float32)
-            assert np.array_equal(choice.logprobs, scores)
+            scores = logprobs(said.logprobs[: len(choice.logprobs)])
+            assert np.array_equal(choice.logprobs, scores, equal_nan=True)
         assert row.reason == "upstream_error"
 
 
 SEEDS = st.integers(0, 2**48)
 DEFECTS = st.one_of(
     st.just(frozenset()),
-    st.frozensets(st.sampled_from(MADE["HARMLESS"]), max_size=3),
-    st.frozensets(st.sampled_from(MADE["HARMLESS"] + MADE["CONTRADICTIONS"]), max_size=3),
+    st.frozensets(st.sampled_from(MADE["HARMLESS"] + MADE["MISSING"]), max_size=3),
+    st.frozensets(
+        st.sampled_from(MADE["HARMLESS"] + MADE["MISSING"] + MADE["CONTRADICTIONS"]), max_size=3
+    ),
 )
 REPLIES = st.lists(st.tuples(SEEDS, DEFECTS), min_size=AT_ONCE, max_size=AT_ONCE)
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)

@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 
-from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.scripted import Cut, Refuse, ScriptedCall, ScriptedReply
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.store.records import BreakReason, CallKind, CallStatus
@@ -20,6 +19,8 @@ TOOLS: Any = [
         "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
     }
 ]
+IMPOSSIBLE = 1.0
+"""A logprob that quarantines a call."""
 QUESTION: Any = {"role": "user", "content": "one and two?"}
 ADD = ScriptedCall("add", '{"a":1,  "b":2}')
 
@@ -54,7 +55,7 @@ def test_an_echo_of_a_quarantined_call_is_a_break_that_says_so(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: ScriptedReply("one", tool_calls=(ADD,), logprob=MISSING_LOGPROB)
+    stage.play = lambda _: ScriptedReply("one", tool_calls=(ADD,), logprob=IMPOSSIBLE)
     first = say(bench, QUESTION)
     stage.play = lambda _: "three"
     say(bench, QUESTION, *echoed(first))
@@ -70,7 +71,7 @@ def test_an_echo_of_a_quarantined_call_is_known_after_a_restart(
     stage: Any, start_proxy: Any, model_dir: Any
 ) -> None:
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    stage.play = lambda _: ScriptedReply("one", logprob=MISSING_LOGPROB)
+    stage.play = lambda _: ScriptedReply("one", logprob=IMPOSSIBLE)
     first = say(bench, QUESTION)
     bench.server.stop()
     stage.play = lambda _: "three"

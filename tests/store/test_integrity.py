@@ -1,9 +1,17 @@
+import math
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bridle.store.records import CallStatus, Choice, VersionRun
-from bridle.store.writing.integrity import MISSING_LOGPROB, contradiction
+from bridle.store.records import (
+    MISSING_LOGPROB,
+    CallStatus,
+    Choice,
+    VersionRun,
+    logprob_array,
+)
+from bridle.store.writing.integrity import contradiction
 
 
 @pytest.fixture
@@ -32,7 +40,6 @@ def test_a_certain_token_may_have_a_logprob_just_above_zero(ended):
     [
         ({"logprobs": scores(-1, -1, -1)}, "logprobs_mismatch"),
         ({"logprobs": scores(-1, -1, -1, MISSING_LOGPROB)}, "logprobs_missing"),
-        ({"logprobs": scores(-1, np.nan, -1, -1)}, "logprobs_not_finite"),
         ({"logprobs": scores(-1, -np.inf, -1, -1)}, "logprobs_not_finite"),
         ({"logprobs": scores(-1, 0.25, -1, -1)}, "logprobs_positive"),
         ({"versions": ()}, "version_missing"),
@@ -73,6 +80,16 @@ def test_usage_counts_all_choices(calls):
     ended = calls.ended(calls.begun("session_x"), [1], [2, 3], [4])
     assert contradiction(ended) is None
     assert contradiction(replace(ended, choices=ended.choices[:1])).startswith("usage_mismatch")
+
+
+@pytest.mark.parametrize("values", [(-1, np.nan, -1, -1), (np.nan,) * 4])
+def test_a_token_without_a_logprob_contradicts_nothing(ended, values):
+    assert contradiction(with_choice(ended, logprobs=scores(*values))) is None
+
+
+def test_whatever_stands_for_no_logprob_is_recorded_as_nan():
+    given = [-1.0, MISSING_LOGPROB, -20_000.0, math.inf, -math.inf, math.nan, 0.0]
+    assert np.isnan(logprob_array(given)).tolist() == [False, *[True] * 5, False]
 
 
 def test_a_reply_to_an_empty_prompt_is_a_contradiction(ended):

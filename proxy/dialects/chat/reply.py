@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 
-from bridle.proxy.wire.canonical import ChoiceReply, Minted, Reply, Request, Usage, plain_ids
+from bridle.proxy.wire.canonical import (
+    ChoiceReply,
+    Minted,
+    Reply,
+    Request,
+    ToolCall,
+    Usage,
+    plain_ids,
+)
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
@@ -38,6 +46,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function, **call.own_extra}
+
+
 def _choice(index: int, choice: ChoiceReply, request: Request) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
@@ -47,14 +60,9 @@ def _choice(index: int, choice: ChoiceReply, request: Request) -> dict[str, Any]
     if choice.reasoning and request.wants.reasoning:
         message["reasoning"] = message["reasoning_content"] = choice.reasoning
     if choice.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in choice.tool_calls
-        ]
+        message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
+    if choice.opaque:
+        message.update(choice.opaque)
     shown: dict[str, Any] = {
         "index": index,
         "message": message,

@@ -13,6 +13,7 @@ from bridle.proxy.wire.canonical import (
     Event,
     Finished,
     Minted,
+    Opaque,
     ReasoningDelta,
     Request,
     Started,
@@ -82,6 +83,10 @@ class ChatEmitter:
             case ToolCallDelta():
                 delta = b'{"tool_calls":[%b]}' % encode(_tool_call_delta(event))
                 return self.chunk(event.choice, delta)
+            case Opaque():
+                return (
+                    self.chunk(event.choice, encode(event.fields)) if self.wants.reasoning else b""
+                )
             case Finished():
                 self._finished[event.choice] = event.reason
             case Usage():
@@ -131,7 +136,8 @@ class ChatEmitter:
 
 def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
     function: dict[str, Any] = {"arguments": event.arguments}
+    extra = event.extra or {}
     if event.id is None:
-        return {"index": event.index, "function": function}
+        return {"index": event.index, "function": function, **extra}
     function["name"] = event.name
-    return {"index": event.index, "id": event.id, "type": "function", "function": function}
+    return {"index": event.index, "id": event.id, "type": "function", "function": function, **extra}

@@ -29,6 +29,7 @@ from bridle.proxy.wire.canonical import (
     Finished,
     FinishReason,
     Minted,
+    Opaque,
     ReasoningDelta,
     Request,
     Started,
@@ -91,7 +92,7 @@ class GoogleEmitter:
                 self._choices[event.choice].reason = event.reason
             case Usage():
                 self._usage = event
-            case Started() | TextDelta() | ReasoningDelta():
+            case Started() | Opaque() | TextDelta() | ReasoningDelta():
                 pass
         return b""
 

@@ -22,6 +22,7 @@ from bridle.proxy.wire.canonical import (
     Event,
     Finished,
     Minted,
+    Opaque,
     ReasoningDelta,
     Request,
     Started,
@@ -74,7 +75,7 @@ class MessagesEmitter:
                 self._finished = event
             case Usage():
                 self._usage = event
-            case Started() | Tokens():
+            case Started() | Opaque() | Tokens():
                 pass
         return start
 

@@ -25,6 +25,7 @@ from bridle.proxy.wire.canonical import (
     Finished,
     FinishReason,
     Minted,
+    Opaque,
     ReasoningDelta,
     Request,
     Started,
@@ -77,7 +78,7 @@ class ResponsesEmitter:
                 self._reason = event.reason
             case Usage():
                 self._usage = event
-            case Started():
+            case Started() | Opaque():
                 pass
         return b""
 

@@ -83,7 +83,8 @@ def _sampled(row: SpanRow, ruling: Ruling, text: TokenText) -> list[list[Any]]:
         versions[start:end] = [run.version] * (end - start)
     logprobs = [None] * len(span.token_ids) if span.logprobs is None else span.logprobs.tolist()
     return [
-        [int(token), text(int(token)), logprob, version, reason]
+        # NaN stands for a logprob that the engine did not give.
+        [int(token), text(int(token)), None if logprob != logprob else logprob, version, reason]
         for token, logprob, version, reason in zip(
             span.token_ids, logprobs, versions, reasons, strict=True
         )

@@ -1,0 +1,338 @@
+"""The tool calls of one streamed choice, put together from the pieces of any upstream.
+
+Upstreams number parallel calls differently: by an index, by one index for all of them, or by none;
+a name may come after the arguments have begun, and the pieces of two calls may alternate. A call is
+recognised here by its index, its id and its name together, and leaves as events one after another:
+nothing that follows a call is passed on before that call's arguments are a whole JSON object. The
+last rule is what every dialect but chat needs, whose clients run a call when the next item begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bridle.proxy.wire.canonical import ApiError, Event, ToolCallDelta
+from bridle.store.records import Note
+
+_STRUCTURE: Final = re.compile(r'["\\{}\[\]]')
+_OPENING: Final = ("{", "[")
+_ANOTHER: Final = re.compile(r"(?:^|[}\]])\s*[{\[]")
+"""A place where a second object may begin; worth a closer look."""
+
+
+class JsonProgress:
+    """How far a JSON object that arrives in pieces has come. Work is linear in the characters."""
+
+    __slots__ = ("_after_escape", "_depth", "_in_string", "complete", "several")
+
+    def __init__(self) -> None:
+        self.complete = False
+        """Whether the text so far holds one whole object or array."""
+        self.several = False
+        """Whether another one begins after it."""
+        self._depth = 0
+        self._in_string = False
+        self._after_escape = False
+
+    def feed(self, text: str) -> None:
+        start = 0
+        if self._after_escape and text:
+            start, self._after_escape = 1, False
+        while (match := _STRUCTURE.search(text, start)) is not None:
+            start, sign = match.end(), match[0]
+            if sign == '"':
+                self._in_string = not self._in_string
+            elif sign == "\\":
+                start += self._in_string
+                self._after_escape = self._in_string and start > len(text)
+            elif not self._in_string:
+                opens = sign in _OPENING
+                self.several |= opens and self.complete and self._depth == 0
+                self._depth += 1 if opens else -1
+                self.complete |= not opens and self._depth == 0
+
+
+class _Call:
+    """One call in the making."""
+
+    __slots__ = (
+        "_progress",
+        "_scanned",
+        "announced",
+        "closed",
+        "engine_id",
+        "extra",
+        "name",
+        "named_again",
+        "ordinal",
+        "pieces",
+        "sent",
+    )
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.engine_id: str | None = None
+        self.name: str | None = None
+        self.named_again = False
+        """Whether its name was sent once more when it was whole."""
+        self.pieces: list[str] = []
+        self.sent = 0
+        """How many of the pieces have left as events."""
+        self.extra: dict[str, Any] = {}
+        """Opaque fields that have not left yet."""
+        self.announced = False
+        self.closed = False
+        """Whether something that follows it has left."""
+        self._progress = JsonProgress()
+        self._scanned = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments so far are a whole JSON object. Scans each piece once."""
+        for piece in self.pieces[self._scanned :]:
+            self._progress.feed(piece)
+        self._scanned = len(self.pieces)
+        return self._progress.complete
+
+    @property
+    def several(self) -> bool:
+        """Whether the arguments are those of several calls."""
+        return self.whole and self._progress.several
+
+    @property
+    def empty(self) -> bool:
+        return not any(piece.strip() for piece in self.pieces)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+class ToolCalls:
+    """The calls of one choice: give it pieces and what comes between them, take events."""
+
+    def __init__(
+        self, choice: int, mint: Callable[[], str], tools: frozenset[str], notes: dict[Note, None]
+    ) -> None:
+        """``mint`` makes the id of a further call, ``tools`` are the names that the request offers;
+        each normalisation is added to ``notes``."""
+        self._choice = choice
+        self._mint = mint
+        self._tools = tools
+        self._notes = notes
+        self._calls: list[_Call] = []
+        self._slots: dict[int, _Call] = {}
+        """By index, the call that pieces with this index belong to."""
+        self._by_id: dict[str, _Call] = {}
+        self._open: _Call | None = None
+        """The call that leaves as its pieces arrive."""
+        self._waiting: deque[_Call | Event] = deque()
+        """What follows the open call, in order."""
+
+    def piece(
+        self,
+        index: int | None,
+        engine_id: str | None,
+        name: str | None,
+        arguments: str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        position: int = 0,
+        alone: bool = True,
+    ) -> list[Event]:
+        """Events of one piece of a call. ``position`` is its place among the pieces of its chunk,
+        ``alone``: there is no other.
+
+        Raises :class:`ApiError` for a piece that can belong to no call.
+        """
+        call = self._known(index, engine_id, position, alone)
+        if call is not None and engine_id and call.engine_id not in (None, engine_id):
+            call = None
+            self._note("tool_call_by_id", "parallel calls with one index or none")
+        elif call is not None and name and call.name is not None:
+            if self._repeats(call, engine_id, name, arguments):
+                return []
+            if self._another(call, name, arguments):
+                call = None
+                self._note("tool_call_by_name", "parallel calls with one index or none")
+            elif name == call.name and not engine_id:
+                call.named_again = call.whole
+        elif call is not None and call.named_again and arguments.strip():
+            # The name came again with nothing after it: that was the next call's beginning.
+            name, call = call.name, None
+            self._note("tool_call_by_name", "parallel calls with one index or none")
+        if call is None:
+            call = self._begin(position if index is None else index)
+        elif name and call.name is None:
+            self._note("tool_call_name_late", name)
+        elif name and call.name is not None and name != call.name:
+            name = call.name + name
+            self._note("tool_call_name_in_pieces", name)
+        call.name = name or call.name
+        if engine_id and call.engine_id is None:
+            call.engine_id = engine_id
+            self._by_id.setdefault(engine_id, call)
+        if extra:
+            call.extra.update(extra)
+        if arguments:
+            self._add(call, arguments)
+        return self._advance()
+
+    def whole(
+        self, engine_id: str | None, name: str | None, arguments: str, extra: Mapping[str, Any]
+    ) -> list[Event]:
+        """Events of a call that came in one piece, in a whole message."""
+        call = self._begin(len(self._calls))
+        call.engine_id, call.name, call.extra = engine_id, name or None, dict(extra)
+        self._add(call, arguments)
+        return self._advance()
+
+    def between(self, event: Event) -> list[Event]:
+        """``event`` in its place among the calls: a text or a thought."""
+        if self._open is None:
+            return [event]
+        self._waiting.append(event)
+        return self._advance()
+
+    def finish(self, *, cut: bool) -> list[Event]:
+        """All that has been held; the choice is over. ``cut``: by the token limit.
+
+        Raises :class:`ApiError` for a call without a name.
+        """
+        for call in self._calls:
+            if call.name is None and not cut:
+                raise _unreadable("a tool call without a name")
+            if call.name is None:
+                self._note("tool_call_cut", "before its name")
+            elif not call.empty:
+                self._check(call, cut)
+        events: list[Event] = []
+        queue: list[_Call | Event] = [self._open, *self._waiting] if self._open else []
+        for held in queue:
+            if not isinstance(held, _Call):
+                events.append(held)
+            elif held.name is not None:
+                events += self._sent(held)
+        self._open = None
+        self._waiting.clear()
+        return events
+
+    def _check(self, call: _Call, cut: bool) -> None:
+        """Notes arguments that are no JSON object, and refuses those of several calls."""
+        arguments = call.arguments.strip()
+        try:
+            value, end = json.JSONDecoder(strict=False).raw_decode(arguments)
+        except (ValueError, RecursionError):
+            self._note("tool_call_arguments_broken", "cut" if cut else str(call.name))
+            return
+        if arguments[end:].strip() or not isinstance(value, dict):
+            self._note("tool_call_arguments_broken", str(call.name))
+
+    def _known(
+        self, index: int | None, engine_id: str | None, position: int, alone: bool
+    ) -> _Call | None:
+        """The call that a piece continues by its index or id; ``None`` if there is none."""
+        by_id = self._by_id.get(engine_id) if engine_id else None
+        if index is None:
+            if by_id is not None or not self._calls:
+                return by_id
+            return self._calls[-1] if alone else self._slots.get(position)
+        call = self._slots.get(index)
+        if call is not None and by_id is not None and call.engine_id not in (None, engine_id):
+            return by_id
+        return call
+
+    def _another(self, call: _Call, name: str, arguments: str) -> bool:
+        """Whether a piece with a name begins another call than ``call``, which has its place."""
+        if name == call.name:
+            return bool(arguments.strip()) and call.whole
+        joins = call.empty and not call.announced and f"{call.name}{name}" in self._tools
+        return not joins
+
+    def _repeats(self, call: _Call, engine_id: str | None, name: str, arguments: str) -> bool:
+        """Whether a piece is a whole call again. Raises :class:`ApiError` for another call that
+        has the same id."""
+        if not engine_id or engine_id != call.engine_id or not arguments.strip():
+            return False
+        if name != call.name or not call.whole:
+            return False
+        if arguments.strip() != call.arguments.strip():
+            raise _unreadable(f"two tool calls with the id {engine_id!r}")
+        self._note("tool_call_repeated", name)
+        return True
+
+    def _begin(self, slot: int) -> _Call:
+        call = _Call(len(self._calls))
+        self._calls.append(call)
+        self._slots[slot] = call
+        if self._open is None:
+            self._open = call
+        else:
+            self._waiting.append(call)
+        return call
+
+    def _add(self, call: _Call, arguments: str) -> None:
+        if call.closed:
+            if not arguments.strip():
+                return
+            raise _unreadable(f"more of the tool call {call.name!r} after its end")
+        call.pieces.append(arguments)
+        if _ANOTHER.search(arguments) is not None and call.several:
+            raise _unreadable(f"the arguments of several calls of {call.name!r} as one text")
+
+    def _advance(self) -> list[Event]:
+        """What can leave now: the open call's new pieces, and what follows it once it is whole."""
+        events: list[Event] = []
+        while (call := self._open) is not None:
+            if self._may_leave(call):
+                events += self._sent(call)
+            if not self._waiting or not call.announced or not call.whole:
+                break
+            call.closed = True
+            self._open = None
+            while self._waiting and self._open is None:
+                following = self._waiting.popleft()
+                if isinstance(following, _Call):
+                    self._open = following
+                else:
+                    events.append(following)
+        return events
+
+    def _may_leave(self, call: _Call) -> bool:
+        """Whether the call's name is known. One that no tool has may be the beginning of a name."""
+        if call.announced:
+            return True
+        if call.name is None:
+            return False
+        return not self._tools or call.name in self._tools or not call.empty
+
+    def _sent(self, call: _Call) -> list[Event]:
+        arguments, call.sent = "".join(call.pieces[call.sent :]), len(call.pieces)
+        extra, call.extra = call.extra or None, {}
+        if call.announced:
+            if not arguments and extra is None:
+                return []
+            return [ToolCallDelta(call.ordinal, None, None, arguments, self._choice, extra=extra)]
+        call.announced = True
+        return [
+            ToolCallDelta(
+                call.ordinal,
+                self._mint(),
+                call.name,
+                arguments,
+                self._choice,
+                call.engine_id,
+                extra,
+            )
+        ]
+
+    def _note(self, name: str, detail: str = "") -> None:
+        self._notes[Note(name, detail[:128])] = None
+
+
+def _unreadable(problem: str) -> ApiError:
+    return ApiError("upstream_error", f"the engine sent {problem}", status=502)

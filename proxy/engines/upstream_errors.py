@@ -1,0 +1,195 @@
+"""The error of an upstream, however it is sent, in provider-neutral terms.
+
+Upstreams refuse with a status, or with 200 and an error in the body, in the first event of a stream
+or in a later one. The object is ``{"error": {…}}``, ``{"error": "…"}``, ``{"object": "error", …}``,
+``{"detail": …}`` or a list of one of these. Its class comes from its code, type and numbers first,
+then from its status, and from its sentence only where these are silent
+(``proxy/dialects/overflow.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from bridle.proxy.dialects import overflow
+from bridle.proxy.wire.canonical import ApiError, Overflow
+
+_SERVER_ERRORS: Final = frozenset(status for status in HTTPStatus if status >= 500)
+_REFUSED: Final = (400, 413, 422)
+_STATUS_OF: Final[tuple[tuple[str, int], ...]] = (
+    ("invalid_request", 400),
+    ("invalidrequest", 400),
+    ("badrequest", 400),
+    ("invalid_argument", 400),
+    ("validation", 422),
+    ("unprocessable", 422),
+    ("not_found", 404),
+    ("notfound", 404),
+    ("rate_limit", 429),
+    ("ratelimit", 429),
+    ("resource_exhausted", 429),
+    ("quota", 429),
+    ("authentication", 401),
+    ("permission", 403),
+    ("overload", 503),
+    ("unavailable", 503),
+)
+"""Parts of an error's type or code, and the status that stands for it."""
+_LONGEST: Final = 4000
+"""Characters of a message that are passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamError:
+    """An error object, read."""
+
+    message: str
+    code: Any = None
+    kind: str = ""
+    """Its type and code as one text in lower case."""
+    param: str | None = None
+    overflow: Overflow | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status that the object itself names or means."""
+        code = self.code
+        if isinstance(code, str) and code.isdecimal() and len(code) == 3:
+            code = int(code)
+        if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600:
+            return code
+        return next((status for part, status in _STATUS_OF if part in self.kind), None)
+
+    def overflows(self, status: int | None) -> bool:
+        """Whether it is a context overflow, answered with ``status``."""
+        if self.overflow is not None or any(word in overflow.CODES for word in self.kind.split()):
+            return True
+        if status in (401, 403, 404, 429):
+            return False
+        return overflow.is_overflow(self.message, refusal=status in _REFUSED)
+
+
+def error_in(given: Any) -> UpstreamError | None:
+    """The error that a body or an event reports; ``None`` for one that reports none."""
+    if isinstance(given, list) and len(given) == 1:
+        (given,) = given
+    if not isinstance(given, Mapping):
+        return None
+    error = given.get("error")
+    if isinstance(error, Mapping) and error:
+        return _read(error)
+    if isinstance(error, str) and error:
+        kind = given.get("error_type") or given.get("type")
+        return _read({"message": error, "type": kind, "code": given.get("code")})
+    if given.get("choices"):
+        return None
+    if given.get("object") == "error" or isinstance(given.get("message"), str):
+        return _read(given)
+    for name in ("detail", "errors"):
+        if given.get(name):
+            return _read({"message": _text(given[name]), "code": given.get("status")})
+    return None
+
+
+def reported(given: Any) -> ApiError:
+    """The error object inside a reply that was accepted with status 200."""
+    whole = given if isinstance(given, Mapping) and "error" in given else {"error": given}
+    error = error_in(whole) or UpstreamError("no message")
+    status = error.status
+    if error.overflows(status):
+        return _overflow(error)
+    message = f"the engine failed: {error.message}"
+    if status in (*_REFUSED, 404, 429, 503):
+        return classified(UpstreamError(message, error.code, error.kind, error.param), status)
+    return ApiError("upstream_error", message, status=502)
+
+
+def refused(body: bytes, status: int, retry_after: float | None = None) -> ApiError:
+    """The error of a response with the ``status`` of a failure."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    error = error_in(given)
+    if error is None:
+        error = UpstreamError(_unread(given, body, status))
+    return classified(error, status, retry_after)
+
+
+def classified(error: UpstreamError, status: int, retry_after: float | None = None) -> ApiError:
+    """``error`` by its code, type and numbers, then by ``status``."""
+    message, param = error.message, error.param
+    if error.overflows(status):
+        return _overflow(error)
+    if status in _REFUSED:
+        return ApiError("invalid_request", message, status=400, param=param)
+    if status == 404:
+        return ApiError("not_found", message, status=404, param=param)
+    if status == 429:
+        return ApiError("rate_limit", message, status=429, retry_after=retry_after)
+    if status == 503:
+        return ApiError("overloaded", message, status=503, retry_after=retry_after)
+    if status in (401, 403):
+        message = "the engine refused the proxy's own key"
+    known = status if status in _SERVER_ERRORS else 502 if status > 500 else 500
+    return ApiError("upstream_error", message, status=known, retry_after=retry_after)
+
+
+def _overflow(error: UpstreamError) -> ApiError:
+    return ApiError(
+        "context_overflow", error.message, status=400, param=error.param, overflow=error.overflow
+    )
+
+
+def _read(error: Mapping[str, Any]) -> UpstreamError:
+    message = _text(error.get("message") or error.get("detail") or error.get("error"))
+    metadata = error.get("metadata")
+    if isinstance(metadata, Mapping) and isinstance(metadata.get("raw"), str):
+        # An aggregator's own sentence says nothing; the provider's stands beside it.
+        message = f"{message}: {metadata['raw']}" if message else metadata["raw"]
+    code, param = error.get("code"), error.get("param")
+    words = (error.get("type"), code, error.get("status"))
+    numbers = Overflow(
+        prompt=_count(error.get("n_prompt_tokens")), limit=_count(error.get("n_ctx"))
+    )
+    return UpstreamError(
+        (message or "the engine gave no reason")[:_LONGEST],
+        code if code is not None else error.get("status"),
+        " ".join(word.lower() for word in words if isinstance(word, str)),
+        param if isinstance(param, str) else None,
+        numbers if numbers != Overflow() else None,
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _text(value: Any) -> str:
+    """An error's words. FastAPI gives a list of objects with ``msg``."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "; ".join(filter(None, map(_text, value[:8])))
+    if isinstance(value, Mapping):
+        for name in ("message", "msg", "detail", "error"):
+            if value.get(name):
+                return _text(value[name])
+    return "" if value is None or isinstance(value, Mapping) else str(value)[:_LONGEST]
+
+
+def _unread(given: Any, body: bytes, status: int) -> str:
+    """The words of a body that is no error object: a plain text speaks for itself, a page of
+    markup does not."""
+    if isinstance(given, Mapping):
+        return "the engine gave no reason"
+    text = given if isinstance(given, str) else body[:_LONGEST].decode(errors="replace").strip()
+    if given is None and text and not text.startswith(("<", "{", "[")) and status in _REFUSED:
+        return text
+    if isinstance(given, str) and given:
+        return given
+    return "the engine refused the request without a readable reason"

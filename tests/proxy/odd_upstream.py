@@ -1,0 +1,362 @@
+"""A proxy in front of upstreams that reply with any bytes, and its clients in every dialect.
+
+The policy's engine (model ``m``) and an external upstream (model ``ext``) are one script in this
+process: nothing here opens a socket, so that thousands of replies take seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridle.proxy.app import App
+from bridle.proxy.engines.engine_sampling import EngineSampling
+from bridle.proxy.engines.transport import Answer, Follower
+from bridle.proxy.settings import Limits, OtherModel, ProxySettings
+from bridle.proxy.wire.sse import SseParser
+from bridle.store.reading.queries import Reader
+
+DIALECTS = ("chat", "completions", "responses", "messages", "google")
+NAME = re.compile(rb"[0-9a-f]{32}")
+TOOLS = ("weather", "time", "get_weather")
+
+
+@dataclass
+class Sent:
+    """What an upstream sends: the bytes of each read."""
+
+    pieces: list[bytes]
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """A tool call as a client read it."""
+
+    name: str
+    arguments: Any
+
+
+@dataclass
+class Got:
+    """A reply as a client of some dialect read it."""
+
+    status: int
+    text: str = ""
+    thinking: str = ""
+    calls: list[Call] = field(default_factory=list)
+    finish: str | None = None
+    error: dict[str, Any] | None = None
+    call_id: str = ""
+    body: bytes = b""
+
+
+class Response:
+    def __init__(self, sent: Sent) -> None:
+        self.status, self.headers = sent.status, sent.headers
+        self._pieces, self._left = sent.pieces, False
+
+    async def read(self) -> bytes:
+        answer = Answer()
+        await self.follow(answer.take)
+        return answer.body
+
+    async def follow(self, follower: Follower) -> None:
+        for piece in self._pieces:
+            await asyncio.sleep(0)
+            if self._left:
+                return
+            if (waiting := follower(piece)) is not None:
+                await waiting
+
+    def close(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        self._left = True
+
+
+class Transport:
+    """Replies to each request with what its prompt names."""
+
+    connection_epoch = 0
+    any_open = True
+
+    def __init__(self) -> None:
+        self.replies: dict[str, Sent] = {}
+
+    async def request(self, method: str, path: str, body: bytes = b"", **_: Any) -> Response:
+        del method, path
+        found = NAME.search(body)
+        assert found
+        return Response(self.replies.pop(found[0].decode()))
+
+    async def close(self) -> None:
+        pass
+
+
+class Theatre:
+    """The proxy's application in a loop of its own."""
+
+    def __init__(self, directory: Path, **limits: Any) -> None:
+        store = f"sqlite:///{directory}/bridle.db"
+        self.app = App(
+            ProxySettings(
+                "http://engine",
+                store,
+                model="m",
+                limits=Limits(health_check_s=0, retries=0, **limits),
+                other_models={"ext": OtherModel(("http://other",), "ext", None, external=True)},
+            )
+        )
+        self.transport = Transport()
+        self.runner = asyncio.Runner()
+        self._stop = asyncio.Event()
+        self.runner.run(self._start())
+        self.reader = Reader(store)
+
+    async def _start(self) -> None:
+        started, self._stop = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            if not started.is_set():
+                return {"type": "lifespan.startup"}
+            await self._stop.wait()
+            return {"type": "lifespan.shutdown"}
+
+        async def send(message: Any) -> None:
+            assert "failed" not in message["type"], message
+            started.set()
+
+        self._life = asyncio.create_task(self.app({"type": "lifespan"}, receive, send))
+        await started.wait()
+        assert self.app.services
+        models = self.app.services.models
+        for pool in (models.find("m", None).engines, models.find("ext", None).engines):
+            for engine in pool._engines.values():
+                engine.endpoint.transport = self.transport  # type: ignore[assignment]
+                engine.endpoint.sampling = EngineSampling("processed", True)
+
+    def close(self) -> None:
+        async def stop() -> None:
+            self._stop.set()
+            await self._life
+
+        self.runner.run(stop())
+        self.runner.close()
+        self.reader.close()
+
+    def ask(
+        self, sent: Sent, dialect: str, *, stream: bool, external: bool = False, tools: bool = True
+    ) -> Got:
+        return self.runner.run(self._ask(sent, dialect, stream, external, tools))
+
+    def ask_all(self, asked: list[tuple[Sent, str, bool, bool]]) -> list[Got]:
+        async def together() -> list[Got]:
+            return await asyncio.gather(*[self._ask(*one, True) for one in asked])
+
+        return self.runner.run(together())
+
+    async def _ask(
+        self, sent: Sent, dialect: str, stream: bool, external: bool, tools: bool
+    ) -> Got:
+        name = uuid.uuid4().hex
+        self.transport.replies[name] = sent
+        path, query, body = request(dialect, name, "ext" if external else "m", stream, tools)
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        got: list[Any] = []
+
+        async def receive() -> Any:
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            got.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": f"/s/{name}{path}",
+            "query_string": query,
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+        }
+        await self.app(scope, receive, send)
+        text = b"".join(message.get("body", b"") for message in got)
+        found = read(dialect, got[0]["status"], text, stream)
+        found.call_id = dict(got[0]["headers"])[b"x-request-id"].decode()
+        found.body = text
+        return found
+
+
+def request(
+    dialect: str, text: str, model: str, stream: bool, tools: bool
+) -> tuple[str, bytes, dict[str, Any]]:
+    """Path, query and body of a request that has ``text`` in its prompt."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    functions = [{"name": name, "parameters": schema} for name in TOOLS] if tools else []
+    body: dict[str, Any] = {"model": model, "stream": stream}
+    message = {"role": "user", "content": text}
+    if dialect == "chat":
+        body |= {"messages": [message]}
+        body |= {"tools": [{"type": "function", "function": one} for one in functions]}
+        return "/v1/chat/completions", b"", body
+    if dialect == "completions":
+        return "/v1/completions", b"", body | {"prompt": text}
+    if dialect == "responses":
+        made = [{"type": "function", **one} for one in functions]
+        return "/v1/responses", b"", body | {"input": text, "tools": made}
+    if dialect == "messages":
+        made = [{"name": one["name"], "input_schema": schema} for one in functions]
+        return "/v1/messages", b"", body | {"messages": [message], "max_tokens": 99, "tools": made}
+    verb = "streamGenerateContent" if stream else "generateContent"
+    content: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": text}]}]}
+    content["generationConfig"] = {"thinkingConfig": {"includeThoughts": True}}
+    content |= {"tools": [{"functionDeclarations": functions}]} if functions else {}
+    return f"/v1beta/models/{model}:{verb}", b"alt=sse" if stream else b"", content
+
+
+# -- how clients of each dialect read a reply ----------------------------------------------------
+
+
+def read(dialect: str, status: int, body: bytes, stream: bool) -> Got:
+    got = Got(status)
+    if status != 200 or not stream:
+        whole = json.loads(body)
+        payloads = [whole]
+        if status != 200 or whole.get("error"):
+            got.error = whole["error"]
+            return got
+    else:
+        parser = SseParser()
+        found = [*parser.feed(body), *parser.finish()]
+        payloads = [json.loads(one) for one in found if one != b"[DONE]"]
+    _READERS[dialect](got, payloads, stream)
+    for call in got.calls:
+        if isinstance(call.arguments, str):
+            try:
+                call.arguments = json.loads(call.arguments or "{}")
+            except ValueError:
+                call.arguments = {"_invalid_json": call.arguments}
+    return got
+
+
+def _chat(got: Got, payloads: list[Any], stream: bool) -> None:
+    for payload in payloads:
+        if payload.get("error"):
+            got.error = payload["error"]
+            continue
+        for choice in payload["choices"]:
+            assert choice["index"] == 0, "a choice that was not asked for"
+            said = choice["delta" if stream else "message"]
+            got.text += said.get("content") or ""
+            got.thinking += said.get("reasoning_content") or ""
+            got.finish = choice["finish_reason"] or got.finish
+            for position, call in enumerate(said.get("tool_calls") or ()):
+                index = call.get("index", position)
+                if index == len(got.calls):
+                    got.calls.append(Call(call["function"]["name"], ""))
+                got.calls[index].arguments += call["function"]["arguments"]
+    if got.error and got.finish is None:
+        got.calls.clear()  # clients of this dialect run calls after the finish reason
+
+
+def _completions(got: Got, payloads: list[Any], stream: bool) -> None:
+    for payload in payloads:
+        if payload.get("error"):
+            got.error = payload["error"]
+            continue
+        for choice in payload["choices"]:
+            assert choice["index"] == 0, "a choice that was not asked for"
+            got.text += choice["text"]
+            got.finish = choice["finish_reason"] or got.finish
+
+
+def _responses(got: Got, payloads: list[Any], stream: bool) -> None:
+    open_item = None
+    for payload in payloads:
+        kind = payload.get("type")
+        if kind == "response.output_item.added":
+            assert open_item is None, "an item begins inside another"
+            open_item = payload["output_index"]
+        elif kind == "response.output_item.done":
+            assert open_item == payload["output_index"]
+            open_item = None
+        elif kind and kind.endswith(".delta"):
+            assert open_item == payload["output_index"], "a piece of an item that is not open"
+        if kind in ("response.failed", "response.completed", "response.incomplete") or not stream:
+            response = payload["response"] if stream else payload
+            got.error = response["error"]
+            got.finish = response["status"]
+            for item in response["output"]:
+                if item["type"] == "message":
+                    got.text += "".join(part["text"] for part in item["content"])
+                elif item["type"] == "reasoning":
+                    parts = [*item.get("content", ()), *item["summary"]]
+                    got.thinking += "".join(part["text"] for part in parts)
+                elif item["type"] == "function_call" and item["status"] != "in_progress":
+                    got.calls.append(Call(item["name"], item["arguments"]))
+
+
+def _messages(got: Got, payloads: list[Any], stream: bool) -> None:
+    if not stream:
+        (payload,) = payloads
+        got.finish = payload["stop_reason"]
+        for block in payload["content"]:
+            got.text += block.get("text", "")
+            got.thinking += block.get("thinking", "")
+            if block["type"] == "tool_use":
+                got.calls.append(Call(block["name"], block["input"]))
+        return
+    block: Any = None
+    pieces = ""
+    for payload in payloads:
+        match payload["type"]:
+            case "error":
+                got.error = payload["error"]
+            case "content_block_start":
+                assert block is None, "a block begins inside another"
+                block, pieces = payload["content_block"], ""
+            case "content_block_delta":
+                delta = payload["delta"]
+                got.text += delta.get("text", "")
+                got.thinking += delta.get("thinking", "")
+                pieces += delta.get("partial_json", "")
+            case "content_block_stop":
+                if block["type"] == "tool_use":
+                    got.calls.append(Call(block["name"], pieces))
+                block = None
+            case "message_delta":
+                got.finish = payload["delta"]["stop_reason"]
+
+
+def _google(got: Got, payloads: list[Any], stream: bool) -> None:
+    for payload in payloads:
+        if payload.get("error"):
+            got.error = payload["error"]
+            continue
+        for candidate in payload["candidates"]:
+            assert candidate["index"] == 0, "a choice that was not asked for"
+            got.finish = candidate.get("finishReason") or got.finish
+            for part in candidate["content"]["parts"]:
+                if "functionCall" in part:
+                    call = part["functionCall"]
+                    got.calls.append(Call(call["name"], call["args"]))
+                elif part.get("thought"):
+                    got.thinking += part["text"]
+                else:
+                    got.text += part["text"]
+
+
+_READERS = {
+    "chat": _chat,
+    "completions": _completions,
+    "responses": _responses,
+    "messages": _messages,
+    "google": _google,
+}
