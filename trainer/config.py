@@ -17,7 +17,6 @@ OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
-Importance = Literal["truncate", "mask", "sequence", "none"]
 Precision = Literal["auto", "float32", "bfloat16"]
 TrainedKind = Literal["main", "subagent", "compaction", "side", "retry", "unknown"]
 PartName = Annotated[str, Meta(min_length=1)]
@@ -219,21 +218,34 @@ class LossConfig:
     name: PartName = "clip"
     """``clip``, ``gspo``, ``cispo``, or one registered with ``register_loss``."""
     clip_low: Share = 0.2
-    """ε below 1: ratios under ``1 - clip_low`` give no gradient for bad tokens. 3e-4 for GSPO.
-    ``cispo`` has no lower bound."""
+    """ε below 1: ratios to the policy at the start of the step under ``1 - clip_low`` give no
+    gradient for bad tokens, where a step has several updates. 3e-4 for GSPO. ``cispo`` has no lower
+    bound."""
     clip_high: AtLeastZero = 0.28
     """ε above 1, larger than ``clip_low`` in DAPO (clip-higher). 4e-4 for GSPO."""
     weighting: Weighting = "session"
     """How tokens are weighed against each other; see :mod:`bridle.trainer.credit.weighting`."""
     constant_tokens: Count = 1024
     """Normaliser L of ``weighting="constant"`` (Dr. GRPO): tokens per session."""
-    importance: Importance = "truncate"
-    """How tokens are weighed by what the engine says that it drew them from; see
-    :mod:`bridle.trainer.losses.importance`."""
+    importance: PartName = "truncate"
+    """How tokens are weighed by what the engine says that it drew them from: ``truncate``,
+    ``mask``, ``sequence`` or ``none`` (:mod:`bridle.trainer.losses.importance`), or a function as
+    ``FILE.py:NAME``."""
     importance_cap: AboveZero = 2.0
     """C, the largest importance weight."""
     importance_floor: AtLeastZero = 0.5
     """Of ``mask``: a token whose ratio is below it is not trained."""
+    trust_region: PartName = "clip"
+    """Which tokens are too far from what they were sampled from to be trained further: ``clip``,
+    ``off_policy`` or ``none`` (:mod:`bridle.trainer.losses.trust`), or a function as
+    ``FILE.py:NAME``."""
+    trust_low: Share = 0.2
+    """Of ``clip``: how far below 1 a bad token's ``π / μ`` may fall."""
+    trust_high: AtLeastZero = 0.28
+    """Of ``clip``: how far above 1 a good token's ``π / μ`` may rise."""
+    trust_nats: AboveZero = 0.1
+    """Of ``off_policy``: nats a token, on average over the branch, by which it may have become
+    rarer."""
     kl_coefficient: AtLeastZero = 0.0
     """β of the KL penalty to the reference policy, that of version 0. When not 0 the reference is
     held in memory as a second model; with adapters it is the same model with these off."""

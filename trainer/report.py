@@ -13,8 +13,13 @@ from bridle.trainer.batch.prepare import PreparedStep
 from bridle.trainer.collection.replay import Replay
 from bridle.trainer.learner.update import UpdateStats
 
-_NAMED: Final = frozenset({"tokens", "loss", "clipped"})
+_NAMED: Final = frozenset(
+    {"tokens", "loss", "clipped", "importance", "importance_squares", "outside"}
+)
 """Sums of a loss that are logged by another name, or not as means."""
+_OF_SEVERAL: Final = frozenset({"ratio", "kl_old"})
+"""Sums that compare the policy with itself before the step's first update: in a step of one update
+they are constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +157,25 @@ class StepReport:
         if update is None:
             return {}
         loss = update.loss
+        left_out = _NAMED if len(update.grad_norms) > 1 else _NAMED | _OF_SEVERAL
         metrics = {
             "update/loss": loss["loss"] / len(update.grad_norms),
             "update/grad_norm": float(np.mean(update.grad_norms)),
             "update/skipped": float(update.skipped_updates),
-            "update/clip_fraction": loss.mean("clipped"),
-            **{f"update/{name}": loss.mean(name) for name in loss if name not in _NAMED},
+            **{f"update/{name}": loss.mean(name) for name in loss if name not in left_out},
             "update/entropy": update.entropy / loss["tokens"],
+            "importance/mean": loss.mean("importance"),
+            "importance/outside": loss.mean("outside"),
             "packing/computed_tokens": float(update.computed_tokens),
             "packing/unshared_tokens": float(update.unshared_tokens),
             "packing/packs": float(update.packs),
+            **update.drift.metrics(),
         }
+        if len(update.grad_norms) > 1:
+            metrics["update/clip_fraction"] = loss.mean("clipped")
+        if squares := loss["importance_squares"]:
+            # Kish's, as a share of the tokens.
+            metrics["importance/effective"] = loss["importance"] ** 2 / (loss["tokens"] * squares)
         if update.gap.mean is not None:
             metrics["update/logprob_gap"] = update.gap.mean
             metrics["update/logprob_gap_max"] = update.gap.largest

@@ -12,6 +12,7 @@ from bridle.bench.commands import learning as bench_learning
 from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
+from bridle.bench.commands import staleness as bench_staleness
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import train as bench_train
 from bridle.bench.commands import viewer as bench_viewer
@@ -36,6 +37,7 @@ app.command("models")(bench_models.models)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)
+app.command("staleness")(bench_staleness.staleness)
 app.command("store")(bench_store.store)
 app.command("train")(bench_train.train)
 app.command("viewer")(bench_viewer.viewer)

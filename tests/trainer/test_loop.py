@@ -384,8 +384,23 @@ def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
 def test_no_kl_to_a_reference_is_told_where_there_is_none(bandit_loop):
     loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=1))
     (report,) = run(loop)
-    assert "update/kl_old" in report.metrics()
     assert "update/kl_reference" not in report.metrics()
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_what_compares_the_policy_with_itself_is_reported_of_several_updates_only(
+    bandit_loop, epochs
+):
+    loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=1, minibatches=1, epochs=epochs))
+    metrics = run(loop)[0].metrics()
+    for name in ("update/clip_fraction", "update/ratio", "update/kl_old"):
+        assert (name in metrics) == (epochs > 1)
+    # The sampler and the trainer have the same weights here.
+    assert metrics["kl/engine"] == metrics["kl/sampler"] < 1e-9
+    assert metrics["importance/min"] == pytest.approx(1, abs=1e-3)
+    if epochs == 1:
+        assert metrics["importance/effective"] == pytest.approx(1)
+        assert metrics["importance/outside"] == 0
 
 
 def test_a_kl_penalty_without_a_reference_is_an_error(bandit_loop):

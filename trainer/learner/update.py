@@ -22,6 +22,7 @@ from bridle.trainer.learner.batches import (
     with_reference_logprobs,
 )
 from bridle.trainer.learner.optimizer import clip_and_step
+from bridle.trainer.losses.drift import Drift
 from bridle.trainer.losses.losses import LossSums, policy_loss
 from bridle.trainer.policy.lora import without_adapters
 from bridle.trainer.policy.model import score_idly, score_pack
@@ -58,6 +59,7 @@ class UpdateStats:
     entropy: float = 0.0
     """Sum over tokens, nats."""
     gap: LogprobGap = field(default_factory=LogprobGap)
+    drift: Drift = field(default_factory=Drift)
     grad_norms: tuple[float, ...] = ()
     """Per update, before clipping."""
     skipped_updates: int = 0
@@ -81,6 +83,7 @@ class UpdateStats:
             loss=self.loss + other.loss,
             entropy=self.entropy + other.entropy,
             gap=self.gap + other.gap,
+            drift=self.drift + other.drift,
             grad_norms=self.grad_norms + other.grad_norms,
             skipped_updates=self.skipped_updates + other.skipped_updates,
         )
@@ -90,7 +93,9 @@ class UpdateStats:
         """The updates that several processes made together, each with packs of its own."""
         total = parts[0]
         for part in parts[1:]:
-            total += UpdateStats(loss=part.loss, entropy=part.entropy, gap=part.gap)
+            total += UpdateStats(
+                loss=part.loss, entropy=part.entropy, gap=part.gap, drift=part.drift
+            )
         return total
 
 
@@ -154,7 +159,8 @@ def _update(
 ) -> UpdateStats:
     """Accumulate the gradients of the packs and take one optimizer step.
 
-    ``version``: measure the gap of tokens sampled at it; ``None``: they have been measured.
+    ``version``: measure the gap of tokens sampled at it, and the drift of all of them; ``None``:
+    both have been measured.
     """
     stats = UpdateStats()
     for pack in turns:
@@ -169,7 +175,9 @@ def _update(
         loss.backward()  # type: ignore[no-untyped-call]
         stats += UpdateStats(loss=sums, entropy=float(scores.entropies.sum()))
         if version is not None:
-            stats += UpdateStats(gap=_gap(pack, terms.old_logprobs, version))
+            old = terms.old_logprobs.detach()
+            drift = Drift.of(old, terms.behaviour_logprobs, version - pack.versions)
+            stats += UpdateStats(gap=_gap(pack, old, version), drift=drift)
     norm, stepped = clip_and_step(model, optimizer, config.optimizer.grad_clip)
     return stats + UpdateStats(grad_norms=(norm,), skipped_updates=0 if stepped else 1)
 

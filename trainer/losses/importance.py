@@ -11,49 +11,60 @@ With ``ρ = π_old / μ`` of a token, ``C`` the cap and ``F`` the floor; without
                                                     (Liu et al. 2025, "When speed kills stability")
 ``none``      1
 ============  ====================================  ===============================================
+
+Weights correct the size of an update; :mod:`bridle.trainer.losses.trust` bounds how far updates
+carry the policy from the engine's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bridle.trainer.config import LossConfig
+from bridle.trainer.losses.terms import TokenTerms, branch_sums
+from bridle.trainer.registry import Registry
 
+Correction = Callable[[TokenTerms, LossConfig], Tensor]
+"""Returns the importance weight of each token, ``float[M]``. It is called without gradients."""
 
-@dataclass(frozen=True, slots=True)
-class ImportanceWeights:
-    """Of ``M`` tokens."""
-
-    weights: Tensor
-    """``float[M]``, without gradient."""
-    bounded: Tensor
-    """``bool[M]``: whose weight is not its ratio; for the metrics."""
+CORRECTIONS: Registry[Correction] = Registry("importance correction")
 
 
 @torch.no_grad()
-def importance_weights(
-    old_logprobs: Tensor, behaviour_logprobs: Tensor, branches: Tensor, config: LossConfig
-) -> ImportanceWeights:
-    """The weights that ``config`` names; all tensors ``[M]``. A branch's tokens must all be here
-    for ``sequence``."""
-    log_ratio = old_logprobs - behaviour_logprobs
-    cap = config.importance_cap
-    match config.importance:
-        case "truncate":
-            ratio = log_ratio.exp()
-            return ImportanceWeights(ratio.clamp(max=cap), ratio > cap)
-        case "mask":
-            ratio = log_ratio.exp()
-            outside = (ratio < config.importance_floor) | (ratio > cap)
-            return ImportanceWeights(ratio.masked_fill(outside, 0.0), outside)
-        case "sequence":
-            number, places = torch.unique(branches, return_inverse=True)
-            sums = torch.zeros(len(number), dtype=log_ratio.dtype, device=log_ratio.device)
-            ratio = sums.index_add(0, places, log_ratio).exp()[places]
-            return ImportanceWeights(ratio.clamp(max=cap), ratio > cap)
-        case "none":
-            ones = torch.ones_like(log_ratio)
-            return ImportanceWeights(ones, torch.zeros_like(ones, dtype=torch.bool))
+def importance_weights(terms: TokenTerms, config: LossConfig) -> Tensor:
+    """The weights that ``config`` names, ``float[M]``."""
+    return CORRECTIONS.find(config.importance)(terms, config)
+
+
+def _ratio(terms: TokenTerms) -> Tensor:
+    return (terms.old_logprobs - terms.behaviour_logprobs).exp()
+
+
+@CORRECTIONS.register("truncate")
+def truncate(terms: TokenTerms, config: LossConfig) -> Tensor:
+    """The ratio of each token, at most the cap."""
+    return _ratio(terms).clamp(max=config.importance_cap)
+
+
+@CORRECTIONS.register("mask")
+def mask(terms: TokenTerms, config: LossConfig) -> Tensor:
+    """The ratio of each token, 0 outside the floor and the cap."""
+    ratio = _ratio(terms)
+    outside = (ratio < config.importance_floor) | (ratio > config.importance_cap)
+    return ratio.masked_fill(outside, 0.0)
+
+
+@CORRECTIONS.register("sequence")
+def sequence(terms: TokenTerms, config: LossConfig) -> Tensor:
+    """The ratio of each token's branch, at most the cap."""
+    sums, _ = branch_sums(terms.old_logprobs - terms.behaviour_logprobs, terms.branches)
+    return sums.exp().clamp(max=config.importance_cap)
+
+
+@CORRECTIONS.register("none")
+def none(terms: TokenTerms, config: LossConfig) -> Tensor:
+    """1 for each token."""
+    return torch.ones_like(terms.old_logprobs)

@@ -14,8 +14,9 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
 =========  =========================================================  ==========================
 
 Each token's loss is multiplied by its importance weight
-(:mod:`bridle.trainer.losses.importance`), the KL penalty ``β k3`` is added, or ``β (π / μ) k3``
-where ``kl_corrected`` says so, and the batch loss is the sum over tokens times the weights of
+(:mod:`bridle.trainer.losses.importance`), which is 0 outside the trust region
+(:mod:`bridle.trainer.losses.trust`). The KL penalty ``β k3`` is added, or ``β (π / μ) k3`` where
+``kl_corrected`` says so, and the batch loss is the sum over tokens times the weights of
 :mod:`bridle.trainer.credit.weighting`. ``sg`` stops gradients.
 """
 
@@ -28,26 +29,10 @@ import torch
 from torch import Tensor
 
 from bridle.trainer.config import LossConfig
-from bridle.trainer.losses.importance import ImportanceWeights, importance_weights
+from bridle.trainer.losses.importance import importance_weights
+from bridle.trainer.losses.terms import TokenTerms, branch_sums
+from bridle.trainer.losses.trust import outside_trust
 from bridle.trainer.registry import Registry
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTerms:
-    """What the loss of ``M`` tokens is made of; ``float[M]`` unless said otherwise."""
-
-    logprobs: Tensor
-    """``log π``; the only one with a gradient."""
-    old_logprobs: Tensor
-    """``log π_old``"""
-    behaviour_logprobs: Tensor
-    """``log μ``, the engine's own."""
-    advantages: Tensor
-    weights: Tensor
-    branches: Tensor
-    """``int64[M]``: the branch a token belongs to; the sequence of GSPO."""
-    reference_logprobs: Tensor | None = None
-    """Logprobs under the reference policy, for the KL penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +64,10 @@ class LossSums(dict[str, float]):
 
     ``tokens``; ``loss``, already weighted; ``clipped``: tokens whose gradient the clip has cut off
     or bounded; ``ratio``; ``kl_old``: k3 estimate of KL(π_old ‖ π), nats; ``kl_reference`` where
-    there is a reference policy; ``importance``: weights; ``importance_capped``: tokens whose weight
-    the correction has bounded, or that it has left out; and what a loss adds
-    (:attr:`Surrogate.metrics`).
+    there is a reference policy; ``importance``: the weights as used, so 0 outside the trust region;
+    ``importance_squares``: their squares; ``outside``: tokens outside the trust region; and what a
+    loss adds (:attr:`Surrogate.metrics`). The first update of a step has ``π = π_old``, so that
+    ``clipped``, ``ratio`` and ``kl_old`` say something of a step with several updates only.
     """
 
     def __add__(self, other: Mapping[str, float]) -> LossSums:
@@ -107,11 +93,8 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
 
     A branch's tokens must all be here.
     """
-    _, inverse, counts = torch.unique(branches, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
-    means = sums.index_add(0, inverse, log_ratio) / counts
-    ratios: Tensor = means.exp()[inverse]
-    return ratios
+    sums, counts = branch_sums(log_ratio, branches)
+    return (sums / counts).exp()
 
 
 def cispo_surrogate(
@@ -165,19 +148,19 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
     """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
     surrogate = LOSSES.find(config.name)(terms, config)
-    importance = importance_weights(
-        terms.old_logprobs, terms.behaviour_logprobs, terms.branches, config
-    )
-    per_token = importance.weights * surrogate.loss
+    importance = importance_weights(terms, config)
+    outside = outside_trust(terms, config)
+    kept = importance.masked_fill(outside, 0.0)
+    per_token = kept * surrogate.loss
     kl_reference = None
     if terms.reference_logprobs is not None:
         kl_reference = k3(terms.logprobs, terms.reference_logprobs)
         if config.kl_corrected:
-            drawn = importance.weights * (terms.logprobs - terms.old_logprobs).exp()
+            drawn = importance * (terms.logprobs - terms.old_logprobs).exp()
             kl_reference = drawn * kl_reference
         per_token = per_token + config.kl_coefficient * kl_reference
     loss = (terms.weights * per_token).sum()
-    return loss, _stats(terms, loss, surrogate, importance, kl_reference)
+    return loss, _stats(terms, loss, surrogate, kept, outside, kl_reference)
 
 
 @torch.no_grad()
@@ -185,7 +168,8 @@ def _stats(
     terms: TokenTerms,
     loss: Tensor,
     surrogate: Surrogate,
-    importance: ImportanceWeights,
+    importance: Tensor,
+    outside: Tensor,
     kl_reference: Tensor | None,
 ) -> LossSums:
     log_ratio = terms.logprobs - terms.old_logprobs
@@ -196,8 +180,9 @@ def _stats(
         "ratio": float(surrogate.ratio.sum()),
         # Tokens came from π_old, so the estimate runs from it to π.
         "kl_old": float((log_ratio.exp() - 1 - log_ratio).sum()),
-        "importance": float(importance.weights.sum()),
-        "importance_capped": float(importance.bounded.sum()),
+        "importance": float(importance.sum()),
+        "importance_squares": float(importance.square().sum()),
+        "outside": float(outside.sum()),
         **{name: float(values.sum()) for name, values in surrogate.metrics.items()},
     }
     if kl_reference is not None:

@@ -44,7 +44,9 @@ from bridle.trainer.learner.ranks import learning
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
+from bridle.trainer.losses.importance import CORRECTIONS
 from bridle.trainer.losses.losses import LOSSES
+from bridle.trainer.losses.trust import TRUST_REGIONS
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.policy.weights import Weights
 from bridle.trainer.publish.publisher import Publisher, default_probes
@@ -112,10 +114,13 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 
 
 def require_parts(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, filter, sink or
-    optimizer that ``config`` names and that does not exist, or a teacher that cannot be asked."""
+    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, importance correction, trust
+    region, filter, sink or optimizer that ``config`` names and that does not exist, or a teacher
+    that cannot be asked."""
     ADVANTAGES.find(config.advantages.baseline)
     LOSSES.find(config.loss.name)
+    CORRECTIONS.find(config.loss.importance)
+    TRUST_REGIONS.find(config.loss.trust_region)
     OPTIMIZERS.find(config.optimizer.name)
     for name in config.filters.extra:
         FILTERS.find(name)

@@ -1,0 +1,270 @@
+"""Whether a policy keeps what it learns when its sessions lag behind by some versions.
+
+The task is made by rule. A session has three turns, and in each the policy sees a symbol and has to
+answer with a tool call of three tokens: an opening, the symbol's argument, an end. The tool returns
+the next symbol, drawn by lot. The reward is the share of the turns that were answered right.
+
+The policy is the tiny transformer of :mod:`bridle.trainer.policy.tiny`, trained on right answers
+until it gives about half of them. From then on it is trained by the trainer's own parts, from
+:func:`bridle.trainer.batch.prepare.prepare` to
+:func:`bridle.trainer.learner.update.update_policy`, on sessions that the weights of ``lag`` steps
+ago have sampled. A run has collapsed when its mean reward over the last third of its steps is below
+0.8, which every run on-policy reaches.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
+from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.trainer.batch.prepare import prepare
+from bridle.trainer.config import GrpoConfig, LossConfig, OptimizerConfig
+from bridle.trainer.learner.optimizer import make_optimizer
+from bridle.trainer.learner.update import update_policy
+from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.trainer.report import StepReport
+
+TURNS: Final = 3
+SYMBOLS: Final = 8
+GOOD: Final = 0.8
+"""Mean reward over the last third of a run; below it the run has collapsed."""
+_BEGIN, _CALL, _END, _RESULT, _FIRST_SYMBOL = range(5)
+_REPLY: Final = 3
+"""Tokens of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessSettings:
+    steps: int = 75
+    groups: int = 16
+    group_size: int = 8
+    rate: float = 1e-3
+    warmth: float = 0.5
+    """Share of right answers that the policy gives when its training begins."""
+    hidden: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRun:
+    """One seed of a loss at a lag."""
+
+    trust_region: str
+    importance: str
+    lag: int
+    seed: int
+    rewards: list[float]
+    """The mean of each step's sessions."""
+    outside: float
+    """Share of the trained tokens that were outside the trust region."""
+    effective: float
+    """Effective sample size as a share of the tokens, on average over the steps."""
+
+    @property
+    def final(self) -> float:
+        """Mean reward over the last third of the steps."""
+        return fmean(self.rewards[-(len(self.rewards) // 3) :])
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "final": self.final, "collapsed": self.final < GOOD}
+
+
+Job = tuple[LossConfig, int, int, StalenessSettings]
+"""A loss, a lag, a seed."""
+
+
+def bench_staleness(jobs: Sequence[Job], processes: int = 1) -> Iterator[StalenessRun]:
+    """The runs, as they end."""
+    if processes == 1:
+        for job in jobs:
+            yield run_with_lag(*job)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        processes, context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        for done in as_completed([pool.submit(run_with_lag, *job) for job in jobs]):
+            yield done.result()
+
+
+def run_with_lag(
+    loss: LossConfig, lag: int, seed: int, settings: StalenessSettings
+) -> StalenessRun:
+    """Train one policy on sessions of the weights of ``lag`` steps ago."""
+    rng = np.random.default_rng(seed)
+    model, sampler = _policies(seed, settings)
+    _warm_up(model, settings, rng)
+    config = GrpoConfig(
+        max_staleness=lag, loss=loss, optimizer=OptimizerConfig(learning_rate=settings.rate)
+    )
+    optimizer = make_optimizer(model, config.optimizer)
+    kept: deque[dict[str, Tensor]] = deque(maxlen=lag + 1)
+    rewards: list[float] = []
+    drifts: list[dict[str, float]] = []
+    for version in range(settings.steps):
+        kept.append(deepcopy(model.state_dict()))
+        sampler.load_state_dict(kept[0])
+        episodes = _sessions(sampler, version - (len(kept) - 1), version, settings, rng)
+        rewards.append(fmean(each.rewards[0].value for each in episodes))
+        prepared = prepare(episodes, version, config)
+        if prepared.items:
+            update = update_policy(
+                model, optimizer, prepared.items, config, step=version, version=version
+            )
+            report = StepReport(
+                version, version + 1, len(episodes), prepared, update, None, settings.rate
+            )
+            drifts.append(report.metrics())
+    return StalenessRun(
+        loss.trust_region,
+        loss.importance,
+        lag,
+        seed,
+        rewards,
+        _mean(drifts, "importance/outside"),
+        _mean(drifts, "importance/effective"),
+    )
+
+
+def _mean(metrics: Sequence[dict[str, float]], name: str) -> float:
+    return fmean(each[name] for each in metrics if name in each) if metrics else 0.0
+
+
+def _policies(seed: int, settings: StalenessSettings) -> tuple[nn.Module, nn.Module]:
+    """The same policy twice: to be trained, and to sample from."""
+    shape = TinyShape(hidden=settings.hidden, intermediate=2 * settings.hidden, context=128)
+    with TemporaryDirectory(prefix="bridle-staleness-") as folder:
+        directory = Path(folder)
+        make_policy(directory, shape, vocab_size=_FIRST_SYMBOL + SYMBOLS, seed=seed)
+        return load_policy(directory), load_policy(directory)
+
+
+def _right_answers(symbols: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``int64[N, 3]``: the tool call that each of ``N`` symbols asks for."""
+    arguments = _FIRST_SYMBOL + (symbols * 5 + 3) % SYMBOLS
+    return np.stack([np.full_like(symbols, _CALL), arguments, np.full_like(symbols, _END)], 1)
+
+
+def _shown(marker: int, symbols: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.stack([np.full_like(symbols, marker), _FIRST_SYMBOL + symbols], 1)
+
+
+def _warm_up(model: nn.Module, settings: StalenessSettings, rng: np.random.Generator) -> None:
+    """Train on right answers until the share of them that is sampled is the settings'."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    sampled = np.tile(np.repeat([False, True], [2, _REPLY]), TURNS)
+    for _ in range(1000):
+        parts = []
+        for turn in range(TURNS):
+            symbols = rng.integers(0, SYMBOLS, 64)
+            parts += [_shown(_RESULT if turn else _BEGIN, symbols), _right_answers(symbols)]
+        ids = torch.from_numpy(np.concatenate(parts, 1))
+        logprobs = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+        chosen = logprobs.gather(2, ids[:, 1:, None])[:, torch.from_numpy(sampled[1:]), 0]
+        right = chosen.detach().reshape(-1, TURNS, _REPLY).sum(2).exp().mean()
+        if right >= settings.warmth:
+            return
+        optimizer.zero_grad()
+        (-chosen.mean()).backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def _sessions(
+    sampler: nn.Module,
+    version: int,
+    step: int,
+    settings: StalenessSettings,
+    rng: np.random.Generator,
+) -> list[Episode]:
+    """A step's sessions. Those of a group see the same symbols."""
+    size = settings.group_size
+    count = settings.groups * size
+    symbols = np.repeat(rng.integers(0, SYMBOLS, (settings.groups, TURNS)), size, axis=0)
+    ids = np.zeros((count, 0), np.int64)
+    logprobs = np.zeros((count, 0), np.float32)
+    right = np.zeros((count, TURNS))
+    for turn in range(TURNS):
+        seen = symbols[:, turn]
+        ids = np.concatenate([ids, _shown(_RESULT if turn else _BEGIN, seen)], 1)
+        logprobs = np.concatenate([logprobs, np.zeros((count, 2), np.float32)], 1)
+        for _ in range(_REPLY):
+            logits = sampler(input_ids=torch.from_numpy(ids)).logits[:, -1]
+            scores = logits.log_softmax(-1).numpy()
+            # Gumbel's trick: the largest of logits and noise is drawn as the logits say.
+            drawn = (scores + rng.gumbel(size=scores.shape)).argmax(1)[:, None]
+            ids = np.concatenate([ids, drawn], 1)
+            logprobs = np.concatenate([logprobs, np.take_along_axis(scores, drawn, 1)], 1)
+        right[:, turn] = (ids[:, -_REPLY:] == _right_answers(seen)).all(1)
+    return [
+        _episode(f"{step}-{at // size}", at, ids[at], logprobs[at], version, right[at].mean())
+        for at in range(count)
+    ]
+
+
+def _episode(
+    group: str,
+    member: int,
+    ids: NDArray[np.int64],
+    logprobs: NDArray[np.float32],
+    version: int,
+    reward: float,
+) -> Episode:
+    name = f"{group}-{member}"
+    mask = np.tile(np.repeat([False, True], [2, _REPLY]), TURNS)
+    turns = np.repeat(np.arange(TURNS), 2 + _REPLY)
+    tokens = int(mask.sum())
+    sample = Sample(
+        session_id=name,
+        leaf_call_id=f"{name}/{TURNS - 1}",
+        kind=CallKind.MAIN,
+        role=None,
+        token_ids=ids.astype(np.uint32),
+        mask=mask,
+        logprobs=logprobs,
+        versions=np.where(mask, version, -1),
+        calls=np.where(mask, turns, -1).astype(np.int32),
+        call_ids=tuple(f"{name}/{turn}" for turn in range(TURNS)),
+        weight=1.0,
+    )
+    return Episode(
+        SessionRecord(name, 0.0, group_id=group, outcome="completed"),
+        (sample,),
+        (Reward(name, "reward", float(reward), 0.0, source=RewardSource.VERIFIER),),
+        Conservation(captured=tokens, trained=tokens),
+    )
+
+
+def jobs_of(
+    losses: Sequence[LossConfig],
+    lags: Sequence[int],
+    seeds: Sequence[int],
+    settings: StalenessSettings,
+) -> list[Job]:
+    """Every loss at every lag with every seed; one seed of all before the next."""
+    return [(loss, lag, seed, settings) for seed in seeds for loss in losses for lag in lags]
+
+
+def losses_of(trust_regions: Sequence[str], importances: Sequence[str]) -> list[LossConfig]:
+    """The default loss with each of the parts."""
+    default = LossConfig()
+    return [
+        replace(default, trust_region=region, importance=importance)
+        for region in trust_regions
+        for importance in importances
+    ]

@@ -1,0 +1,39 @@
+"""The numbers of each trained token that losses, importance weights and trust regions read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """The ``M`` trained tokens of a pack; ``float[M]`` unless stated otherwise."""
+
+    logprobs: Tensor
+    """``log π``; the only one with a gradient."""
+    old_logprobs: Tensor
+    """``log π_old``"""
+    behaviour_logprobs: Tensor
+    """``log μ``, the engine's own."""
+    advantages: Tensor
+    weights: Tensor
+    branches: Tensor
+    """``int64[M]``: the branch a token belongs to. It is the *sequence* of every loss, weight and
+    region that has one: all trained tokens of a branch stand in one pack, whatever is packed beside
+    them and whichever process computes them, while a session's branches may stand in several. A
+    token that branches share is trained in the first of them, and counts in that one alone."""
+    reference_logprobs: Tensor | None = None
+    """Logprobs under the reference policy, for the KL penalty."""
+
+
+def branch_sums(values: Tensor, branches: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of ``values`` over each token's branch, and the branch's number of tokens.
+
+    Both have shape ``[M]``. A branch's tokens must all be here.
+    """
+    _, places, counts = torch.unique(branches, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device)
+    return sums.index_add(0, places, values)[places], counts[places]
