@@ -17,10 +17,10 @@ from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.engines.template_roles import TemplateRoles
 from bridle.proxy.http.watch import Watch
+from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
-from bridle.proxy.recording.warnings import CallWarnings
 from bridle.proxy.sessions.idle_seal import IdleSeal
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions

@@ -12,8 +12,8 @@ import pytest
 
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.scripted import ScriptedReply
+from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.recorder import CallOutcome
-from bridle.proxy.recording.warnings import CallWarnings
 from bridle.store.records import IDS_MISSING, CallBegun, CallEnded, CallStatus, Note
 
 CHAT = "/v1/chat/completions"

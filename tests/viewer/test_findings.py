@@ -234,7 +234,7 @@ def test_a_session_whose_task_has_data_for_a_verifier_should_have_a_reward(tmp_p
     assert [one["name"] for one in json.loads(result.output)["findings"]] == ["no_reward"]
 
 
-def test_text_without_ids_is_no_error_for_who_only_records(tmp_path: Path) -> None:
+def test_text_without_ids_is_no_error_for_a_recorder(tmp_path: Path) -> None:
     store, session = recorded(tmp_path, ids=False)
     result = CliRunner().invoke(app, ["doctor", session, "--store", store, "--json"])
     assert result.exit_code == 0

@@ -20,12 +20,12 @@ class TrainingProgress:
     def __init__(
         self,
         steps: int,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         every_s: float = LINE_EVERY_S,
     ) -> None:
         self._steps = steps
-        self._say = say
+        self._print_line = print_line
         self._clock = clock
         self._every_s = every_s
         self._lock = threading.Lock()
@@ -38,9 +38,9 @@ class TrainingProgress:
     def begin(self, begin: TrainingBegin) -> None:
         self._per_step, self._step = begin.sessions_per_step, begin.step
         goes_on = f", goes on after step {begin.step}" if begin.step else ""
-        self._say(f"run {begin.run_id}, recorded to {begin.store}{goes_on}")
-        self._say(f"look at it with: bridle viewer --store {shlex.quote(begin.store)}")
-        self._say(
+        self._print_line(f"run {begin.run_id}, recorded to {begin.store}{goes_on}")
+        self._print_line(f"look at it with: bridle viewer --store {shlex.quote(begin.store)}")
+        self._print_line(
             f"engine and proxy start; then {self._steps - begin.step} steps of "
             f"{begin.sessions_per_step} sessions"
         )
@@ -55,7 +55,7 @@ class TrainingProgress:
                 return
             self._printed = now
             line = self._line(now)
-        self._say(line)
+        self._print_line(line)
 
     def step_ended(self) -> None:
         """Sessions that end from now on count for the next step."""

@@ -109,11 +109,11 @@ def train(
 
     run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
-    progress = TrainingProgress(config.training.steps, _say)
+    progress = TrainingProgress(config.training.steps, _print_line)
 
     def on_step(report: StepReport) -> None:
         progress.step_ended()
-        _say(step_line(report))
+        _print_line(step_line(report))
 
     try:
         result = local.train(
@@ -139,5 +139,5 @@ def train(
         print_findings(f"run {result.run_id}", findings_of_run(source, result.run_id))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     out.print(line, highlight=False, soft_wrap=True)
