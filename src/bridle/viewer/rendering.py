@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -66,7 +67,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., Any]] = {
         "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "seconds": lasted,
         "by_name": session_rewards,
@@ -77,6 +78,7 @@ def _templates() -> Environment:
         "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
     }
+    environment.filters |= filters
     return environment
 
 
