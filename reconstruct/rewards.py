@@ -103,8 +103,6 @@ class Numbers:
     """The part of ``value`` that was given to the session as a whole."""
     calls: Mapping[str, float] = field(default_factory=dict)
     """By call id, what was given to the call itself. The call need not be one that is trained."""
-    named: Mapping[str, float] = field(default_factory=dict)
-    """By name, what was given to the session as a whole, without weights."""
     complete: bool = True
     """Whether every name is there that the weights name."""
 
@@ -171,7 +169,6 @@ class Aggregation:
             value=None if value is None or not complete else limit(value),
             own=None if own is None or not complete else limit(own),
             calls={call_id: limit(value) for call_id, value in calls.items()},
-            named={name: limit(value) for name, value in named.items()},
             complete=complete,
         )
 

@@ -147,7 +147,7 @@ ANSWERS = {
         [2, "assistant", "The sum is error: no such tool.", "", ""],
     ],
     "Sessions where a tool failed": [["sums-1", 1]],
-    "One task before and after training": [[0, 1, 0, 0], [1, 2, 0.75, 1]],
+    "One task before and after training": [[0, 1, 0, 0], [1, 1, 1, 1]],
 }
 
 

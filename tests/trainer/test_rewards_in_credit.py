@@ -208,6 +208,14 @@ def test_zero_takes_every_reward_whatever_its_name_weight_and_place() -> None:
         assert step.session_rewards[0] == 0.0 < step.session_rewards[1]
 
 
+def test_a_zeroed_session_does_not_gain_by_losing_the_gate_to_its_penalties() -> None:
+    own = [reward("reward", 1.0), reward("step", -5.0, call_id="0")]
+    honest = session("b", [reward("reward", 0.0)])
+    plain = credit(prepared([session("a", own), honest], baseline="gated"))
+    marked = session("a", [*own, finding(FindingMode.ZERO)])
+    assert credit(prepared([marked, honest], baseline="gated"))["a"] == plain["a"] < [0.0]
+
+
 def test_a_penalty_stays_where_a_finding_takes_the_reward() -> None:
     own = [reward("reward", 1.0), reward("cost", 4.0), finding(FindingMode.ZERO)]
     weights = {"reward": 1.0, "cost": -0.5}
