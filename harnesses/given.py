@@ -22,6 +22,10 @@ GIVEN_FILE: Final = "given-rewards.jsonl"
 """In the output folder of a training run."""
 
 
+_Counted = Counter[tuple[str, float, str | None, int | None]]
+"""Rewards by name, value, call and turn."""
+
+
 class RewardsDiffer(BridleError):
     """The store returns other rewards of a session than the run gave in."""
 
@@ -66,8 +70,10 @@ class GivenRewards:
         that were given in, each by name and value and for the whole session."""
         if not self.knows(session_id):
             return
-        given = Counter((name, value, None, None) for name, value in self._given[session_id])
-        found = Counter(
+        given: _Counted = Counter(
+            (name, value, None, None) for name, value in self._given[session_id]
+        )
+        found: _Counted = Counter(
             (one.name, one.value, one.call_id, one.turn)
             for one in stored
             if one.source is RewardSource.VERIFIER
@@ -104,7 +110,7 @@ def _read(file: Path, text: bytes) -> _Line:
         return _Line(f"unreadable line of {file}")
 
 
-def _shown(rewards: Counter[tuple[str, float, str | None, int | None]]) -> str:
+def _shown(rewards: _Counted) -> str:
     texts = [
         f"{name}={value:g}" + ("" if call is None and turn is None else f" of turn {turn}")
         for name, value, call, turn in sorted(rewards.elements(), key=repr)
