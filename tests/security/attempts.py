@@ -5,7 +5,6 @@ for each attempt. ``targets`` names what the agent could know: ``key``, ``store`
 ``tasks``, ``sessions`` (folders of other sessions) and ``agent``. Standard library only.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import hmac
@@ -54,6 +53,8 @@ def post(path, body, key):
         # Another page than a refusal would mean that the proxy was never asked.
         if error.code not in (401, 403, 404, 422):
             raise AssertionError(f"the proxy answered {error.code}") from error
+    except urllib.error.URLError as error:
+        raise AssertionError(f"the proxy was not asked: {error}") from error
     return None
 
 
@@ -138,8 +139,6 @@ def end_other_processes(targets):
             os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
-    with contextlib.suppress(OSError):
-        os.kill(-1, signal.SIGKILL)
     return None
 
 

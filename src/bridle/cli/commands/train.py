@@ -122,7 +122,7 @@ def train(
             on_begin=progress.begin,
             on_session=progress.session_ended,
             on_step=on_step,
-            on_rule=_say,
+            on_rule=_print_line,
         )
     except KeyboardInterrupt:
         err.print("\nStopped. The same command resumes from the last whole step.")
