@@ -28,7 +28,14 @@ from bridle.run.report import token_figures
 from bridle.store.reading.accounts import stored_account, written_accounts
 from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallStatus, RunRecord, SessionFates, SessionRecord
+from bridle.store.records import (
+    CallStatus,
+    Reward,
+    RewardSource,
+    RunRecord,
+    SessionFates,
+    SessionRecord,
+)
 from bridle.store.schema.accounts import UNCOUNTED, Fate
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
@@ -294,3 +301,60 @@ def test_a_store_that_nothing_has_trained_on_has_trainable_tokens(
     card = json.loads((tmp_path / "x.parquet.card.json").read_text())
     assert card["tokens"] == {"captured": 2, "trainable": 2}
     assert card["counts"]["trainable_tokens"] == 2
+
+
+def test_training_on_recorded_sessions_and_fine_tuning_account_for_them(
+    training_arguments: Callable[..., list[str]], tmp_path: Path, calls: Any
+) -> None:
+    """Each is a run of its own; the session's account is that of the one which took it last."""
+    training_arguments()
+    store, policy = str(tmp_path / "bridle.db"), str(tmp_path / "policy")
+    migrate(store)
+    with Writer(store) as writer:
+        writer.add_sync(RunRecord("r", "rollout", 1.0))
+        for number, rewards in enumerate(([0.0, 1.0], [1.0, 1.0])):
+            for reward in rewards:
+                session = calls.session(run_id="r", group_id=f"g{number}", sealed_at=time.time())
+                writer.add_sync(session)
+                begun = calls.begun(session)
+                writer.begin_call(begun)
+                writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4, 5], version=0))
+                source = RewardSource.VERIFIER
+                writer.add_sync(Reward(session.id, "reward", reward, 1.0, source=source))
+    recorded = ("trainer", "--from-store", "--other-policy", "--policy", policy, "--store", store)
+    done = bridle(*recorded, "--run", "r", "--groups", "2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    taken = {"captured": 12, "trained": 6, "dropped: zero_variance": 6}
+    assert audited(store) == audited(store, "--run", "train:out") == taken
+    assert seen(store, "/runs/train%3Aout") == seen(store, "/runs/r") == taken
+    assert (
+        "of 12 tokens sampled 6 were trained, 0 masked, 6 dropped (6 zero variance)" in done.stdout
+    )
+
+    tuned = bridle(
+        *("sft", "--policy", policy, "--store", store, "--out", str(tmp_path / "tuned")),
+        *("--where", "group_id = 'g1'", "--epochs", "3"),
+    )
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    assert audited(store) == {"captured": 12, "trained": 12}
+    assert audited(store, "--run", "train:out") == taken, "its own account stays"
+    with Reader(store) as reader:
+        (run,) = reader.runs("sft")
+    assert (run.name, run.status) == ("tuned", "completed")
+    assert audited(store, "--run", run.id) == {"captured": 6, "trained": 6}
+    refused = bridle(
+        "sft",
+        "--policy",
+        policy,
+        "--store",
+        store,
+        "--out",
+        str(tmp_path / "more"),
+        "--where",
+        "group_id = 'none'",
+    )
+    assert refused.returncode != 0
+    with Reader(store) as reader:
+        states = {one.name: one.status for one in reader.runs("sft")}
+    assert states == {"tuned": "completed", "more": "failed"}
+    assert audited(store) == {"captured": 12, "trained": 12}

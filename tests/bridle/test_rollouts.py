@@ -194,9 +194,14 @@ def test_a_rollouts_run_says_how_it_ended(
             pass
         with pytest.raises(error), rollouts.run("broken"):
             raise error
+        with rollouts.run("measured", "eval"):
+            pass
     with Reader(store) as reader:
-        ended = {run.name: run.status for run in reader.runs("rollout")}
-    assert ended == {"whole": "completed", "broken": status}
+        ended = {run.name: (run.status, run.reason) for run in reader.runs("rollout")}
+        (measured,) = reader.runs("eval")
+    assert measured.status == "completed"
+    reason = "interrupted" if status == "stopped" else "KeyError"
+    assert ended == {"whole": ("completed", None), "broken": (status, reason)}
 
 
 def test_results_are_not_lost_when_the_proxy_is_gone_at_the_end(

@@ -8,12 +8,17 @@ import sys
 import time
 
 import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+from bridle.cli.program import app
 from bridle.run.attempts import attempt, attempt_figures
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.run_states import run_state
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
+from bridle.viewer.app import viewer_app
+from bridle.viewer.rendering import Source
 
 PROGRAM = """
 import sys, time
@@ -63,6 +68,12 @@ def test_a_killed_run_is_seen_to_be_lost_and_goes_on_when_it_is_started_again(ur
     assert state.lost
     assert "its process is gone: last seen" in state.text
     assert abs(state.seen_at - time.time()) < 60
+    for command in ("audit", "sessions"):
+        said = CliRunner().invoke(app, [command, "--store", url, "--run", "r"])
+        assert "lost, its process is gone: last seen" in " ".join(said.output.split())
+    page = TestClient(viewer_app(Source(reader, url, str)))
+    for path in ("/runs", "/runs/r"):
+        assert "lost" in page.get(path).text
     with attempt(url, RunRecord("r", "train", 5.0)):
         assert run_state(reader, reader.run("r")).status == "running"
         assert reader.run("r").reason is None

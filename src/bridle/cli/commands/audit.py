@@ -47,12 +47,13 @@ def audit(
         state = None if run is None else run_state(source, source.run(run))
     if json:
         print_json(total.as_data())
-    elif none is not None:
-        out.print(f"{none.capitalize()}.")
     else:
         if state is not None and state.lost:
             out.print(f"run {run}: {state.text}", highlight=False)
-        total.print()
+        if none is not None:
+            out.print(f"{none.capitalize()}.")
+        else:
+            total.print()
     if total.violations:
         raise typer.Exit(1)
 

@@ -16,6 +16,7 @@ from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewa
 from bridle.reconstruct.transcript import lasted
 from bridle.store.reading.pages import SessionLine, lines_of
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.run_states import run_state
 from bridle.store.records import Reward, SessionRecord
 
 
@@ -33,9 +34,12 @@ def sessions(
         rows = summaries(source, found) if json else []
         lines = [] if json else lines_of(source, found, CountedRewards(source).number)
         none = None if found else nothing_found(source)
+        state = None if run is None else run_state(source, source.run(run))
     if json:
         print_json(rows)
         return
+    if state is not None and state.status != "completed":
+        out.print(f"run {run}: {state.text}", highlight=False)
     if none is not None:
         out.print(f"{none.capitalize()}.")
         return
