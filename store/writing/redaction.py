@@ -17,7 +17,7 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,8 +27,9 @@ from bridle.extras import missing_extra
 from bridle.store.records import CallBegun, CallEnded, Message, Note
 from bridle.store.writing.batch import Record
 
-Finder = Callable[[str], Iterable[str]]
-"""The secrets in a text."""
+Finder = Callable[[str], Iterable[tuple[int, int]]]
+"""The places of secrets in a text: starts and ends, in order. The cost is that of the text's
+length, whatever it repeats."""
 
 
 class DetectorsMissing(BridleError, ImportError):
@@ -44,17 +45,13 @@ def _word(beginning: str) -> str:
 
 
 PATTERNS: Final[Mapping[str, str]] = {
-    # Not beyond a JSON string that it begins in.
-    "private_key": r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----',
     "bearer_token": r"(?i:\bbearer )(?P<secret>[A-Za-z0-9._~+/=-]{16,})",
     "github_fine_token": _word("g") + r"ithub_pat_[A-Za-z0-9_]{50,}",
     "google_api_key": _word("AIza") + r"[0-9A-Za-z_-]{35}",
     "hugging_face_token": _word("hf_") + r"[A-Za-z0-9]{30,}",
     "session_key": _word("br") + r"[kv]_[A-Za-z0-9_.-]{43,}",
     "api_key": _word("sk-") + r"[A-Za-z0-9_-]{20,}",
-    "json_web_token": (
-        _word("eyJ") + r"[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"
-    ),
+    "npm_token": r"/:_authToken=\s*(?P<secret>npm_[^\s\"]+|[A-Fa-f0-9-]{36})",
 }
 """Names and regular expressions of the secrets that are looked for beside the library's. The group
 ``secret``, where there is one, is what is scrubbed."""
@@ -65,7 +62,6 @@ LIBRARY: Final[Mapping[str, str]] = {
     "discord_token": "discord.DiscordBotTokenDetector",
     "github_token": "github_token.GitHubTokenDetector",
     "gitlab_token": "gitlab_token.GitLabTokenDetector",
-    "npm_token": "npm.NpmDetector",
     "pypi_token": "pypi_token.PypiTokenDetector",
     "sendgrid_key": "sendgrid.SendGridDetector",
     "slack_token": "slack.SlackDetector",
@@ -80,7 +76,12 @@ _GROUPED: Final = frozenset({"aws_access_key", "password_in_url"})
 """Whose patterns have the secret in a group, and what shows it around that."""
 _SHORTEST: Final = 8
 """Characters of a secret, a password in a URL among them with what is around it."""
-_LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_EVERYWHERE: Final = 64
+"""So many different secrets of a kind are scrubbed wherever they stand again, also without what
+showed them; of more, each is scrubbed where it was found."""
+_LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)(?:(")|\\?\Z)', re.DOTALL)
+"""A JSON string, or the rest of a text from a quote on that nothing closes. Tried from each further
+quote of such a rest, it would take the square of its length."""
 _STREAM: Final = (b"data:", b"event:", b"id:", b":")
 """How a stream of events begins."""
 
@@ -91,9 +92,11 @@ class Redactor:
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         """``patterns`` replace all that is looked for otherwise. Raises ``re.error`` for a pattern
         that is none, and :class:`DetectorsMissing`."""
-        found = {} if patterns is not None else {name: _library(name) for name in LIBRARY}
         own = PATTERNS if patterns is None else patterns
-        self._finders = {**{name: _pattern(text) for name, text in own.items()}, **found}
+        self._finders = {name: _pattern(text) for name, text in own.items()}
+        if patterns is None:
+            library = {name: _library(name) for name in LIBRARY}
+            self._finders = {**READERS, **self._finders, **library}
         self._requests: dict[str, Counter[str]] = {}
         """What was found in the requests of open calls."""
 
@@ -154,7 +157,7 @@ class Redactor:
         """JSON strings as they read, then what is around them, line by line."""
 
         def literal(match: re.Match[bytes]) -> bytes:
-            if len(match[1]) < _SHORTEST:
+            if len(match[1]) < _SHORTEST or match[2] is None:
                 return match[0]
             try:
                 text = json.loads(match[0], strict=False)
@@ -167,7 +170,7 @@ class Redactor:
         for number, line in enumerate(lines):
             if len(line) >= _SHORTEST:
                 scrubbed = _LITERAL.sub(literal, line)
-                around = _LITERAL.sub(b'""', scrubbed)
+                around = _LITERAL.sub(lambda match: (match[2] and b'""') or match[0], scrubbed)
                 if len(around) >= _SHORTEST and self._holds(around.decode(errors="replace")):
                     text = scrubbed.decode(errors="surrogateescape")
                     scrubbed = self._scrub_text(text, found).encode(errors="surrogateescape")
@@ -181,9 +184,16 @@ class Redactor:
         if len(text) < _SHORTEST:
             return text
         for name, find in self._finders.items():
-            for secret in sorted(set(find(text)), key=len, reverse=True):
+            places = list(find(text))
+            secrets = {text[start:end] for start, end in places} - {""}
+            shown = f"[redacted:{name}]"
+            if len(secrets) > _EVERYWHERE:
+                found[name] += len(places)
+                text = _replaced(text, places, shown)
+                continue
+            for secret in sorted(secrets, key=len, reverse=True):
                 found[name] += text.count(secret)
-                text = text.replace(secret, f"[redacted:{name}]")
+                text = text.replace(secret, shown)
         return text
 
     def _scrub_json(self, value: Mapping[str, Any], found: Counter[str]) -> Mapping[str, Any]:
@@ -208,10 +218,60 @@ def _pattern(text: str) -> Finder:
     pattern = re.compile(text, re.DOTALL)
     group = "secret" if "secret" in pattern.groupindex else 0
 
-    def find(text: str) -> Iterable[str]:
-        return [match[group] for match in pattern.finditer(text)]
+    def find(text: str) -> Iterable[tuple[int, int]]:
+        return [match.span(group) for match in pattern.finditer(text)]
 
     return find
+
+
+_KEY_MARKS: Final = re.compile(r'-----(BEGIN|END) [A-Z ]*PRIVATE KEY-----|"')
+_TOKEN_BEGINS: Final = re.compile(_word("eyJ") + "[A-Za-z0-9_-]{10}")
+_DOTTED: Final = re.compile(r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+){2,}")
+
+
+def _private_keys(text: str) -> Iterator[tuple[int, int]]:
+    """From a key's first beginning to its end; not beyond a JSON string that it begins in."""
+    start = None
+    for mark in _KEY_MARKS.finditer(text):
+        if mark[1] is None:
+            start = None
+        elif mark[1] == "BEGIN":
+            start = mark.start() if start is None else start
+        elif start is not None:
+            yield start, mark.end()
+            start = None
+
+
+def _web_tokens(text: str) -> Iterator[tuple[int, int]]:
+    """Three words with dots between, the first two of which begin as a JSON object does."""
+    for run in _DOTTED.finditer(text):
+        ends = [run.start() + at.start() for at in re.finditer(r"\.|\Z", run[0])]
+        at = run.start()
+        for first, second, third in zip(ends, ends[1:], ends[2:], strict=False):
+            signed = text.startswith("eyJ", first + 1) and second - first > 13
+            begins = _TOKEN_BEGINS.search(text, at, first) if signed else None
+            if begins is not None and third - second > 10:
+                yield begins.start(), third
+                at = third
+            else:
+                at = max(at, first + 1)
+
+
+READERS: Final[Mapping[str, Finder]] = {
+    "private_key": _private_keys,
+    "json_web_token": _web_tokens,
+}
+"""Names of secrets, and functions that find them, where a regular expression would look through
+the same text again from each place that might begin one."""
+
+
+def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
+    pieces, at = [], 0
+    for start, end in places:
+        if start >= at:
+            pieces += [text[at:start], shown]
+            at = end
+    return "".join((*pieces, text[at:]))
 
 
 def _library(name: str) -> Finder:
@@ -226,7 +286,8 @@ def _library(name: str) -> Finder:
     group = 1 if name in _GROUPED else 0
     patterns = [(each, min(group, each.groups)) for each in found().denylist]
 
-    def find(text: str) -> Iterable[str]:
-        return [match[at] for pattern, at in patterns for match in pattern.finditer(text)]
+    def find(text: str) -> Iterable[tuple[int, int]]:
+        found = [match.span(at) for pattern, at in patterns for match in pattern.finditer(text)]
+        return found if len(patterns) == 1 else sorted(found)
 
     return find

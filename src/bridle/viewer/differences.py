@@ -29,6 +29,9 @@ from bridle.viewer.turns import TokenText
 CONTEXT: Final = 24
 """Tokens shown before the first difference; three times as many after it."""
 
+_LINES: Final = 400
+"""Lines of each conversation that are compared."""
+
 Change = Literal["same", "removed", "added", "gap"]
 
 
@@ -120,14 +123,15 @@ def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
         return []
     start = max(0, shared - 3)
     found: list[DiffLine] = [DiffLine("gap", f"{start} lines the same")] if start else []
-    for line in difflib.ndiff(old[start : start + 400], new[start : start + 400]):
-        mark, content = line[:2], line[2:]
-        if mark == "- ":
-            found.append(DiffLine("removed", content))
-        elif mark == "+ ":
-            found.append(DiffLine("added", content))
-        elif mark == "  ":
-            found.append(DiffLine("same", content))
+    before, after = old[start : start + _LINES], new[start : start + _LINES]
+    # Lines are compared whole: likening them by their letters takes the cube of their number.
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for change, old_at, old_end, new_at, new_end in matcher.get_opcodes():
+        if change == "equal":
+            found += [DiffLine("same", line) for line in before[old_at:old_end]]
+            continue
+        found += [DiffLine("removed", line) for line in before[old_at:old_end]]
+        found += [DiffLine("added", line) for line in after[new_at:new_end]]
     return found
 
 

@@ -1,0 +1,58 @@
+"""How the cost of something grows: measured by doubling its input until the time is measurable."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import pytest
+
+LEAST_S = 0.01
+"""CPU time of the smallest measured input: below it the clock and the caches are measured."""
+WORST = 2.6
+"""Growth per doubling above which the cost is not linear: 2 is linear, 4 is quadratic."""
+_TRIES = 4
+
+Prepare = Callable[[int], Callable[[], object]]
+"""Makes an input of this size, and returns what is to be measured on it."""
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """CPU time of this process for ``work``, in seconds."""
+    gc.collect()
+    gc.disable()
+    try:
+        started = time.process_time()
+        work()
+        return time.process_time() - started
+    finally:
+        gc.enable()
+
+
+def growth(prepare: Prepare, size: int, most: int = 1 << 22) -> tuple[float, int]:
+    """The growth per doubling from n to 4n, where n is the first size from ``size`` on, doubled,
+    that takes :data:`LEAST_S`; and n. The growth is 1.0 where size ``most`` takes less."""
+    while (taken := cpu_s(prepare(size))) < LEAST_S:
+        size *= 8 if taken < LEAST_S / 16 else 2
+        if size > most:
+            return 1.0, size
+    small = large = float("inf")
+    for _ in range(_TRIES):
+        # The least time of several: other work on the machine only adds to it.
+        small = min(small, cpu_s(prepare(size)))
+        large = min(large, cpu_s(prepare(4 * size)))
+        if (large / small) ** 0.5 <= WORST:
+            break
+    return float((large / small) ** 0.5), size
+
+
+@pytest.fixture
+def is_linear() -> Callable[[Prepare, int], None]:
+    """Fails where the cost of a prepared work grows by more than :data:`WORST` per doubling."""
+
+    def check(prepare: Prepare, size: int) -> None:
+        grown, measured = growth(prepare, size)
+        assert grown <= WORST, f"×{grown:.1f} per doubling from {measured} on"
+
+    return check
