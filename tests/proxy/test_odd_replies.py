@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 
 from bridle.store.records import CallStatus
 
-pytestmark = pytest.mark.loop
-
 ODD = runpy.run_path(str(Path(__file__).with_name("odd_upstream.py")))
 Sent, Theatre = ODD["Sent"], ODD["Theatre"]
 DIALECTS = ("chat", "responses", "messages", "google")
