@@ -23,7 +23,8 @@ _TEXTS: Final = ("content", "reasoning", "reasoning_content", "refusal")
 _TEXT_PARTS: Final = frozenset({"text", "output_text", "refusal"})
 _THINKING_PARTS: Final = frozenset({"thinking", "reasoning", "reasoning_text", "summary_text"})
 _PARTS_WITHOUT_TEXT: Final = frozenset({"reference", "redacted_thinking"})
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape for half of a character."""
 _HIGH: Final = ("\ud800", "\udbff")
 
 
@@ -46,7 +47,7 @@ class OddReply:
 
         Raises :class:`bridle.proxy.wire.canonical.ApiError` when it is no JSON object.
         """
-        halves = self.holds or _SURROGATE.search(payload) is not None
+        halves = self.holds or SURROGATE.search(payload) is not None
         try:
             given = json.loads(payload)
         except (ValueError, RecursionError) as error:
@@ -117,8 +118,8 @@ class OddReply:
         for position, call in enumerate(text.get("tool_calls", ())):
             function = call.get("function") if isinstance(call, dict) else None
             if function and isinstance(function.get("arguments"), str):
-                place = (choice, "arguments", call.get("index", position))
-                function["arguments"] = self._joined(place, function["arguments"], over)
+                call_place = (choice, "arguments", call.get("index", position))
+                function["arguments"] = self._joined(call_place, function["arguments"], over)
         return text
 
     def _read_parts(self, text: Json) -> None:

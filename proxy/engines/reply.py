@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.engines.assistant_fields import REASONING
-from bridle.proxy.engines.odd_reply import OddReply, as_logprob
+from bridle.proxy.engines.odd_reply import SURROGATE, OddReply, as_logprob
 from bridle.proxy.engines.reply_body import (
     Choice,
     DetailedBody,
@@ -54,27 +54,24 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "content_filter": "content_filter",
     "repetition": "stop",
 }
+_ODD_STOPS: Final = (
+    "complete completed end end_turn eos eos_token finish_reason_stop finished normal "
+    "stop_sequence stop_token word"
+)
+_ODD_LENGTHS: Final = (
+    "finish_reason_max_tokens limit max_length max_new_tokens max_output_tokens max_tokens "
+    "model_context_window_exceeded model_length token_limit"
+)
+_ODD_FILTERS: Final = (
+    "blocklist content_filtered finish_reason_safety guardrail_intervened image_safety language "
+    "prohibited_content recitation refusal safety sensitive spii"
+)
 _ODD_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
-    word: reason
-    for reason, words in (
-        (
-            "stop",
-            "complete completed end end_turn eos eos_token finish_reason_stop finished "
-            "normal stop_sequence stop_token word",
-        ),
-        (
-            "length",
-            "finish_reason_max_tokens limit max_length max_new_tokens max_output_tokens "
-            "max_tokens model_context_window_exceeded model_length token_limit",
-        ),
-        ("tool_calls", "tool_call tool_use"),
-        (
-            "content_filter",
-            "blocklist content_filtered finish_reason_safety guardrail_intervened image_safety "
-            "language prohibited_content recitation refusal safety sensitive spii",
-        ),
-    )
-    for word in words.split()
+    **dict.fromkeys(_ODD_STOPS.split(), "stop"),
+    **dict.fromkeys(_ODD_LENGTHS.split(), "length"),
+    **dict.fromkeys(_ODD_FILTERS.split(), "content_filter"),
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
 }
 """What TGI, llama.cpp, Gemini, Anthropic, Mistral, Bedrock and Zhipu write, in lower case."""
 
@@ -137,7 +134,7 @@ class ReplyDecoder:
             payload, cut = cut_prompt_ids(payload, self._read_prompt)
         try:
             # The strict decoder lets some halves of characters through.
-            escaped = b"\\ud" in payload or b"\\uD" in payload
+            escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
             if escaped or (self._odd is not None and self._odd.holds):
                 body = self._odd_body(payload)
             else:
@@ -176,8 +173,7 @@ class ReplyDecoder:
             if text is not None:
                 reasoning = text.reasoning or text.reasoning_content
                 if reasoning:
-                    if not self.opaque_names:
-                        self.opaque_names.add(REASONING[text.reasoning_content is None])
+                    self.opaque_names.add(REASONING[text.reasoning_content is None])
                     events.append(ReasoningDelta(reasoning, index))
                 if text.content:
                     events.append(TextDelta(text.content, index))

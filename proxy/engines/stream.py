@@ -329,6 +329,7 @@ class EngineStream:
 
     def _whole(self, body: bytes) -> list[Event]:
         """Events of a reply that has been read whole: one JSON body, or the events of a stream."""
+        events: list[Event] = []
         if not self._request.stream and body.lstrip().startswith(_EVENT_STARTS):
             self._notes.append(Note("streamed_reply_to_whole"))
             sse = SseParser()
@@ -342,7 +343,6 @@ class EngineStream:
         for key in self._own_keys:
             if key in body:
                 body = self._cleaned(body)
-        events: list[Event] = []
         try:
             events = self._decoder.events(body)
             events += self._decoder.last_events()

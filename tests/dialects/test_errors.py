@@ -14,7 +14,7 @@ from google.genai import types
 
 from bridle.proxy.dialects import overflow
 from bridle.proxy.dialects.registry import GOOGLE, MESSAGES, RESPONSES
-from bridle.proxy.wire.canonical import ApiError
+from bridle.proxy.wire.canonical import ApiError, Overflow
 
 ENGINE_SAYS = (
     "This model's maximum context length is 4096 tokens. However, your request has 9000 input "
@@ -211,13 +211,136 @@ def test_context_overflow_is_told_in_the_words_that_harnesses_match(
             (None, None, 4096),
         ),
         ("prompt is too long: 7 tokens > 5 maximum", (7, None, 5)),
-        ("no numbers", (None, None, None)),
+        (
+            "This model's maximum context length is 4096 tokens. However, your messages resulted "
+            "in 5000 tokens. Please reduce the length of the messages.",
+            (5000, None, 4096),
+        ),
+        (
+            "This endpoint's maximum context length is 4096 tokens. However, you requested about "
+            "5000 tokens (4000 of text input, 1000 in the output).",
+            (4000, 1000, 4096),
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 100 output "
+            "tokens and your prompt contains at least 4000 input tokens, for a total of at least",
+            (4000, 100, 4096),
+        ),
+        (
+            "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+            (5000, None, 4096),
+        ),
+        (
+            "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+            "requested a total of 5000 tokens: 4000 tokens from the input messages and 1000 tokens "
+            "for the completion.",
+            (4000, 1000, 4096),
+        ),
+        (
+            "request (124071 tokens) exceeds the available context size (123904 tokens), try "
+            "increasing it",
+            (124071, None, 123904),
+        ),
+        (
+            "the request exceeds the available context size. try increasing the context size or "
+            "enable context shift",
+            (None, None, None),
+        ),
+        ("Context size has been exceeded.", (None, None, None)),
+        (
+            "The input token count (1048577) exceeds the maximum number of tokens allowed "
+            "(1048576).",
+            (1048577, None, 1048576),
+        ),
+        (
+            "The input token count exceeds the maximum number of tokens allowed (1048576).",
+            (None, None, 1048576),
+        ),
+        (
+            "Unable to submit request because the input token count is 1148577 but model only "
+            "supports up to 1048576. Reduce the input token count and try again.",
+            (1148577, None, 1048576),
+        ),
+        (
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: "
+            "4000 `inputs` tokens and 200 `max_new_tokens`",
+            (4000, 200, 4096),
+        ),
+        (
+            "Input validation error: `inputs` must have less than 1024 tokens. Given: 5000",
+            (5000, None, 1024),
+        ),
+        (
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease "
+            "input length or `max_tokens` and try again",
+            (190000, 20000, 200000),
+        ),
+        (
+            "The prompt is too long: 140000, model maximum context length: 131071",
+            (140000, None, 131071),
+        ),
+        (
+            "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 "
+            "maximum context length",
+            (40000, None, 32768),
+        ),
+        (
+            "This model's maximum prompt length is 131072 but the request contains 140000 tokens.",
+            (140000, None, 131072),
+        ),
+        (
+            "Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
+            (140000, None, 131072),
+        ),
+        ("prompt token count of 70000 exceeds the limit of 64000", (70000, None, 64000)),
+        (
+            "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received "
+            "5000.",
+            (5000, None, 4081),
+        ),
+        (
+            "Please reduce the length of the messages or completion. Current length is 9000 while "
+            "limit is 8192",
+            (9000, None, 8192),
+        ),
+        ("Range of input length should be [1, 30720]", (None, None, 30720)),
+        ("Input is too long for requested model.", (None, None, None)),
+        ("invalid params, context window exceeds limit (2013)", (None, None, None)),
+        ("Prompt exceeds max length", (None, None, None)),
+        ("the input length exceeds the context length", (None, None, None)),
+        (
+            "Trying to keep the first 9000 tokens when context the overflows. However, the number "
+            "of tokens to keep is greater than the context length",
+            (None, None, None),
+        ),
+        ("Reached context length of 4096 tokens with this model", (None, None, 4096)),
     ],
 )
-def test_the_numbers_in_an_engines_sentence_are_read(
+def test_an_upstreams_sentence_for_an_overflow_is_known_and_its_numbers_are_read(
     message: str, expected: tuple[int | None, ...]
 ) -> None:
+    assert overflow.is_overflow(message)
     assert overflow.read(message) == expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "no numbers",
+        "max_tokens must be at least 1, got 0",
+        "Rate limit reached for tokens per min: limit 30000, requested 40000",
+        "temperature must be at most 2",
+    ],
+)
+def test_other_sentences_are_no_overflow(message: str) -> None:
+    assert not overflow.is_overflow(message)
+    assert overflow.read(message) == (None, None, None)
+
+
+def test_numbers_beside_the_message_come_first() -> None:
+    error = ApiError("context_overflow", "too much", status=400, overflow=Overflow(7, None, 5))
+    words = orjson.loads(MESSAGES.error(error).body)["error"]["message"]
+    assert words == "prompt is too long: 7 tokens > 5 maximum"
 
 
 @pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES, GOOGLE])

@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 
 from bridle.store.records import CallStatus
 
-pytestmark = pytest.mark.loop
-
 ODD = runpy.run_path(str(Path(__file__).with_name("odd_upstream.py")))
 Sent, Theatre = ODD["Sent"], ODD["Theatre"]
 DIALECTS = ("chat", "responses", "messages", "google")
@@ -238,6 +236,8 @@ class Reply:
     def _spoil(self, chunks: list[dict[str, Any]]) -> None:
         foreign = {"index": 0, "delta": {"content": "FOREIGN"}, "finish_reason": None}
         at = self.rng.randint(1, len(chunks) - 1)
+        if "error_choice" in self.spoils:
+            chunks[-1]["choices"][0]["error"] = {"message": "out of memory"}
         if "other_id" in self.spoils:
             chunks.insert(at, self._body([foreign]) | {"id": "y"})
         if "other_prompt" in self.spoils:
@@ -250,8 +250,6 @@ class Reply:
             error = {"error": {"message": "out of memory", "code": 500}}
             shapes = (error, {"object": "error", "message": "out of memory"}, {"detail": "gone"})
             chunks.insert(self.rng.randint(0, len(chunks)), self.rng.choice(shapes))
-        if "error_choice" in self.spoils:
-            chunks[-1]["choices"][0]["error"] = {"message": "out of memory"}
 
     def _call_deltas(self) -> list[dict[str, Any]]:
         made = [self._pieces(index, *call) for index, call in enumerate(self.calls)]
