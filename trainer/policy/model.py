@@ -346,14 +346,16 @@ def _drawn_from(
     logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Logits of what each target was drawn from, ``-inf`` outside the set, and each target's row:
-    a row for each pair of a state and a sampler."""
+    a row for each different state, sampler and, where the sampler truncates, target."""
     keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
+    if Truncation.of(drawn).truncates:
+        keyed = torch.cat([keyed, targets[:, None].double()], dim=1)
     pairs, places = torch.unique(keyed, dim=0, return_inverse=True)
     scores = _at_least_float32(logits)[pairs[:, 0].long()]
-    sampler = Truncation.of(pairs[:, 1:])
+    sampler = Truncation.of(pairs[:, 1:5])
     scores = scores / sampler.temperature[:, None].to(scores.dtype)
     if sampler.truncates:
-        kept = sampler.kept(scores.detach())
+        kept = sampler.kept(scores.detach(), pairs[:, 5].long())
         # Rounding may put a token at the set's edge outside of it here; the engine drew it.
         kept[places, targets] = True
         scores = scores.masked_fill(~kept, -torch.inf)
