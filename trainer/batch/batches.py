@@ -71,7 +71,6 @@ def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[Train
     _, sessions = np.unique([item.session for item in items], return_inverse=True)
     weights = branch_token_weights(
         np.asarray([int(item.sample.mask.sum()) for item in items]),
-        np.asarray([item.sample.weight for item in items]),
         sessions,
         config.loss.weighting,
         config.loss.constant_tokens,
