@@ -18,7 +18,7 @@ from bridle.trainer.batch.packing import Index, Pack, make_packs
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.weighting import branch_token_weights
-from bridle.trainer.losses.losses import TokenTerms
+from bridle.trainer.losses.terms import TokenTerms
 from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
 
 _PLAIN: Final = np.asarray([1.0, 1.0, 0.0, 0.0])
