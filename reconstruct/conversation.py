@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bridle.errors import BridleError
 from bridle.store.reading.queries import CallRow
@@ -71,6 +71,19 @@ def texts(messages: Iterable[Message], *roles: str) -> Iterator[str]:
             content = message.content
             parts = content if isinstance(content, list) else [{"text": content}]
             yield from (str(part["text"]) for part in parts if part.get("text"))
+
+
+_TEXT_PARTS: Final = frozenset(
+    {"text", "input_text", "output_text", "refusal", "thinking", "reasoning"}
+)
+"""Types of content parts that a model is shown as text."""
+
+
+def holds_media(message: Message) -> bool:
+    """Whether a message has a part that is not text: an image, sound, a file, or one of a type that
+    is not known here."""
+    parts = message.content if isinstance(message.content, list) else ()
+    return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
 
 
 def first_reply(call: CallRow) -> Message:

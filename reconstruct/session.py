@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from itertools import islice
 from typing import Final, NamedTuple, Self
 
+from bridle.reconstruct.conversation import base, holds_media, new_messages
 from bridle.reconstruct.kinds.kinds import Verdict, classify, with_kinds
 from bridle.reconstruct.rewards import (
     Aggregation,
@@ -131,6 +132,18 @@ class LoadedSession:
             if len(rows) > 1:
                 rows.sort(key=lambda row: row.choice or 0)
         return found
+
+    @cached_property
+    def with_media(self) -> frozenset[str]:
+        """Ids of the calls whose conversation holds a part that is not text, in new messages or in
+        those of the calls that they continue."""
+        found: set[str] = set()
+        for call in self.calls:
+            continued = base(call)
+            inherited = continued is not None and continued.call_id in found
+            if inherited or any(map(holds_media, new_messages(call))):
+                found.add(call.id)
+        return frozenset(found)
 
     @property
     def captured(self) -> int:

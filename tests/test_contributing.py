@@ -19,7 +19,8 @@ from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.tasks.task import Task
 from bridle.trainer.config import AdvantageConfig, LossConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
-from bridle.trainer.losses.losses import LOSSES, TokenTerms, policy_loss
+from bridle.trainer.losses.losses import LOSSES, policy_loss
+from bridle.trainer.losses.terms import TokenTerms
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

@@ -45,17 +45,29 @@ class Truncation:
         return scores.masked_fill(~self.kept(scores), -torch.inf)
 
     @torch.no_grad()
-    def kept(self, scores: Tensor) -> Tensor:
+    def kept(self, scores: Tensor, targets: Tensor | None = None) -> Tensor:
         """``bool[R, V]``: which tokens may be drawn, of scores that are over the temperature.
 
         Min-p, top-k and top-p in this order, as vLLM does; the likeliest token is always kept.
+        Ties are frequent in bfloat16. All tokens that are as likely as the k-th are kept, as
+        vLLM's PyTorch sampler and FlashInfer keep them. Among those as likely as the last one that
+        top-p keeps, the number that is kept is fixed and which ones are is a matter of order. With
+        ``targets`` ``int64[R]``, the tokens that were drawn, these come first in that order: they
+        were kept, so the set is as large as the engine's and has them in it.
         """
         probabilities = scores.double().softmax(-1)
         least = self.min_p[:, None] * probabilities.max(-1, keepdim=True).values
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
-        ordered, ids = probabilities.sort(descending=True)
-        places = torch.arange(scores.shape[-1], device=scores.device)
-        within = (places < self.top_k[:, None]) | (self.top_k[:, None] < 1)
+        places = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+        if targets is not None:
+            # Swapped with the first token, so that a stable sort puts it before its equals.
+            places = places.clone()
+            places.scatter_(1, targets[:, None], 0)
+            places[:, 0] = targets
+            probabilities = probabilities.gather(1, places)
+        ordered, order = probabilities.sort(descending=True, stable=True)
+        last = (self.top_k[:, None] - 1).clamp(0, scores.shape[-1] - 1)
+        within = (ordered >= ordered.gather(1, last)) | (self.top_k[:, None] < 1)
         ordered = ordered.masked_fill(~within, 0.0)
         before = ordered.cumsum(-1) - ordered
         within &= (before < self.top_p[:, None] * ordered.sum(-1, keepdim=True)) | (
@@ -63,4 +75,4 @@ class Truncation:
         )
         within &= ordered > 0.0
         within[:, 0] = True
-        return torch.zeros_like(within).scatter_(-1, ids, within)
+        return torch.zeros_like(within).scatter_(-1, places.gather(1, order), within)

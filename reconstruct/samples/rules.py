@@ -62,6 +62,9 @@ class SampleRules:
     """``scored``: train only tokens whose distribution the trainer can compute again
     (:func:`bridle.reconstruct.samples.samplers.unscored`). ``any``: train all, for imitation, which
     needs no distribution."""
+    media: bool = False
+    """Train calls whose prompt holds an image, sound or a file: the trainer and exports of tokens
+    have the tokens that stand for it, and not what the engine saw."""
     models: frozenset[str] | None = None
     """Served models that are trained; ``None`` for all. A frozen model is one left out."""
     oldest_version: int | None = None
@@ -228,6 +231,8 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
         return "model_frozen"
     if rules.samplers == "scored" and (reason := unscored(call.sampler)) is not None:
         return reason
+    if not rules.media and call.id in session.with_media:
+        return "prompt_media"
     if rules.where and not call_meets(rules.where, call):
         return "call_condition"
     if rules.turn_reward is None:

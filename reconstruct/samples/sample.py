@@ -49,7 +49,8 @@ class Sample:
     call_ids: tuple[str, ...]
     """The branch's calls, root first."""
     weight: float
-    """Share of its session: the weights of a session's samples sum to 1 (or all are 0)."""
+    """Share of its session's trained tokens under the rules: the weights of a session's samples sum
+    to 1 (or all are 0). The trainer spreads a session's weight over the tokens that it trains."""
     samplers: tuple[Sampler | None, ...] = ()
     """Of each of ``call_ids``, what its tokens were drawn from; ``None``: not recorded."""
     roles: tuple[str | None, ...] = ()

@@ -14,7 +14,7 @@ from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
 from bridle.reconstruct.exports.selection import Selection
-from bridle.reconstruct.samples.builders import BUILDERS
+from bridle.reconstruct.samples.builders import BUILDERS, build
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample_store import derive, stored_samples
 from bridle.reconstruct.session import LoadedSession
@@ -51,6 +51,15 @@ GRID = {
 }
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+MEDIA = {
+    "image": IMAGE,
+    "sound": {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+    "file": {"type": "file", "file": {"file_id": "f"}},
+    "what is not known": {"type": "hologram"},
+}
+
+
 class Replies:
     """Records calls whose replies have token ids and a text of their own."""
 
@@ -60,7 +69,9 @@ class Replies:
         """By the text of each reply."""
         self._path: dict[str | None, list[int]] = {None: []}
 
-    def call(self, length, parent=None, choices=1, versions=None, mark="", **fields) -> str:
+    def call(
+        self, length, parent=None, choices=1, versions=None, mark="", content=None, **fields
+    ) -> str:
         prompt = [*self._path[parent], 1000 + len(self.tokens)]
         replies = []
         for _ in range(choices):
@@ -70,7 +81,7 @@ class Replies:
             replies.append(text)
         messages = [{"role": "assistant", "content": text} for text in replies]
         conversation = {
-            "tail": [{"role": "user", "content": f"question {len(self.tokens)}"}],
+            "tail": [{"role": "user", "content": content or f"question {len(self.tokens)}"}],
             "lineage": {"base": parent, "choice": 0},
             "choices": messages[1:],
         }
@@ -113,6 +124,8 @@ def replies(record, writer):
     found.call(2, kind=CallKind.SUBAGENT, version=3)
     found.call(3, kind=CallKind.SIDE, version=3)
     found.call(2, notes=(Note(FROZEN, "other"),))
+    seen = found.call(2, content=[{"type": "text", "text": "see"}, IMAGE])
+    found.call(2, parent=seen)
     found.call(2, prompt_token_ids=None)
     found.call(2, usage={"prompt_tokens": 1, "completion_tokens": 7})
     for call_id, value in ((first, 1.0), (second, 0.2), (mixed, 0.5)):
@@ -196,3 +209,30 @@ def test_a_rule_on_sessions_is_refused():
         SampleRules(where=(Condition.parse("harness=pi"),))
     with pytest.raises(ValueError, match="one of the rules"):
         Selection(where=(Condition.parse("call.dialect=chat"),))
+
+
+@pytest.mark.parametrize("part", MEDIA.values(), ids=MEDIA)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_call_that_was_shown_more_than_text_is_masked_with_a_reason_and_so_is_what_follows(
+    record, reader, part, role
+):
+    session = record(harness="codex")
+    prompts = [[1], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+    shown = ["a question", [{"type": "text", "text": "look"}, part], "and now?"]
+    parent = None
+    for number, (prompt, content) in enumerate(zip(prompts, shown, strict=True)):
+        message = {"role": role if number == 1 else "user", "content": content}
+        parent = session.call(
+            prompt,
+            [prompt[-1] + 1],
+            parent=parent,
+            conversation={"tail": [message], "lineage": {"base": parent, "choice": 0}},
+        )
+    loaded = LoadedSession.load(reader, session.id)
+    built = build(loaded, SampleRules())
+    assert built.conservation.trained == 1
+    assert built.conservation.untrained == {"prompt_media": 2}
+    assert built.conservation.balanced
+    assert build(loaded, SampleRules(media=True)).conservation.trained == 3
+    kept = loaded.calls[1].conversation.tail[0].content
+    assert kept[1] == part, "the record keeps it"

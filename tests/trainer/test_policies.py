@@ -201,9 +201,7 @@ def test_success_replay_is_for_one_policy(team):
         team(replayed)
 
 
-def test_what_others_sampled_is_masked_and_the_rest_weighs_a_whole_session(
-    make_sample, make_episode
-):
+def test_what_others_sampled_is_masked_with_that_reason(make_sample, make_episode):
     def sample(name, calls, policies, weight):
         made = make_sample([1, 2, 3, 4], [1, 2, 3], weight=weight)
         calls = np.asarray([-1, *calls], np.int32)
@@ -229,10 +227,9 @@ def test_what_others_sampled_is_masked_and_the_rest_weighs_a_whole_session(
         [False, True, True, True],
         [False] * 4,
     ]
-    assert [each.weight for each in own.samples] == pytest.approx([1 / 3, 2 / 3, 0])
     account = account_of(own, None)
     assert (account.trained, account.masked) == (4, {"other_policy": 5})
     assert account.balanced
     assert of_policy(own, WORKER) is own
     nobody = of_policy(episode, "critic")
-    assert not any(each.mask.any() or each.weight for each in nobody.samples)
+    assert not any(each.mask.any() for each in nobody.samples)

@@ -16,7 +16,8 @@ from bridle.trainer.batch.filters import not_trained
 from bridle.trainer.config import AdvantageConfig, FilterConfig, LossConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup
 from bridle.trainer.filters import FILTERS
-from bridle.trainer.losses.losses import LOSSES, Surrogate, TokenTerms, policy_loss
+from bridle.trainer.losses.losses import LOSSES, Surrogate, policy_loss
+from bridle.trainer.losses.terms import TokenTerms
 from bridle.trainer.registry import Registry, UnknownPart
 
 

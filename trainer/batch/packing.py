@@ -88,6 +88,11 @@ def computed_tokens(pack: Pack) -> int:
     return len(pack.token_ids)
 
 
+def longest_branch(pack: Pack) -> int:
+    """Tokens of the longest branch that is computed."""
+    return int(pack.positions.max()) + 1
+
+
 def trained_length(sequence: TokenSequence) -> int:
     """Tokens that must be computed to train ``sequence``: up to the last trained one, without it.
 

@@ -18,7 +18,7 @@ from bridle.trainer.batch.packing import Index, Pack, make_packs
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.weighting import branch_token_weights
-from bridle.trainer.losses.losses import TokenTerms
+from bridle.trainer.losses.terms import TokenTerms
 from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
 
 _PLAIN: Final = np.asarray([1.0, 1.0, 0.0, 0.0])
@@ -71,7 +71,6 @@ def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[Train
     _, sessions = np.unique([item.session for item in items], return_inverse=True)
     weights = branch_token_weights(
         np.asarray([int(item.sample.mask.sum()) for item in items]),
-        np.asarray([item.sample.weight for item in items]),
         sessions,
         config.loss.weighting,
         config.loss.constant_tokens,

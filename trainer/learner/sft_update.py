@@ -11,11 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bridle.store.records import TokenIds
-from bridle.trainer.batch.packing import computed_tokens, make_packs
+from bridle.trainer.batch.packing import computed_tokens, longest_branch, make_packs
 from bridle.trainer.config import SftConfig
 from bridle.trainer.learner.optimizer import clip_and_step
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
+from bridle.trainer.policy.sparse import require_within_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def fit_batch(
 ) -> SftUpdate:
     """Every learned token of the batch weighs the same."""
     packs = make_packs(batch, config.packing)
+    # Before they are dealt out, so that every process refuses the same.
+    require_within_index(model, max(map(longest_branch, packs), default=0))
     tokens = sum(len(pack.targets) for pack in packs)
     total = 0.0
     for pack in share_of(model).of(packs, computed_tokens):

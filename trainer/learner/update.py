@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bridle.trainer.batch.packing import computed_tokens
+from bridle.trainer.batch.packing import computed_tokens, longest_branch
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.batches import (
@@ -27,6 +27,7 @@ from bridle.trainer.losses.losses import LossSums, policy_loss
 from bridle.trainer.policy.lora import without_adapters
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
+from bridle.trainer.policy.sparse import require_within_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,9 @@ def update_policy(
         pack_minibatch(part, config)
         for part in deal_minibatches(items, config.minibatches, (config.seed, step))
     ]
+    packs = [pack for minibatch in packed for pack in minibatch]
+    # Before they are dealt out, so that every process refuses the same.
+    require_within_index(model, max((longest_branch(pack.pack) for pack in packs), default=0))
     share = share_of(model)
     dealt = [share.of(minibatch, _size) for minibatch in packed]
     minibatches: list[Turns] = [*dealt]
@@ -130,7 +134,6 @@ def update_policy(
             minibatches = [with_reference_logprobs(reference, m, block_tokens) for m in minibatches]
     if len(minibatches) * config.epochs > 1:
         minibatches = [with_old_logprobs(model, m, block_tokens) for m in minibatches]
-    packs = [pack for minibatch in packed for pack in minibatch]
     stats = UpdateStats(
         computed_tokens=sum(map(_size, packs)),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),

@@ -27,7 +27,7 @@ from bridle.engine.embedded.model import not_loadable
 from bridle.engine.embedded.truncation import Truncation
 from bridle.errors import BridleError
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_tree
-from bridle.trainer.batch.packing import IDLE, Index, Pack
+from bridle.trainer.batch.packing import IDLE, Index, Pack, longest_branch
 from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
 from bridle.trainer.config import ComputeConfig, LoraConfig
 from bridle.trainer.policy.compute import (
@@ -41,6 +41,7 @@ from bridle.trainer.policy.head import Head, why_not_its_own
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
 from bridle.trainer.policy.rounding import rounded_as
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
+from bridle.trainer.policy.sparse import require_within_index
 
 DType = Literal["float32", "float64", "bfloat16"]
 
@@ -216,8 +217,10 @@ def score_pack(
 
     ``drawn`` is ``float64[M, 4]`` on the CPU: the temperature, top-p, top-k and min-p that each
     target was drawn at; ``None``: all were drawn from the policy's own distribution. The set that
-    may be drawn is that of this model's logits, with the target in any case.
+    may be drawn is that of this model's logits, with the target in any case. Raises
+    :class:`bridle.trainer.policy.sparse.SequenceTooLong`.
     """
+    require_within_index(model, longest_branch(pack))
     return TokenScores(*within_forward(model, _score_pack, model, pack, block_tokens, drawn))
 
 
@@ -248,6 +251,7 @@ def _score_pack(
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
     """Logprob of each of ``T`` ids given its predecessors, alone and unpacked: ``float[T-1]``."""
+    require_within_index(model, len(token_ids) - 1)
     return within_forward(model, _score_sequence, model, token_ids)
 
 
@@ -346,14 +350,16 @@ def _drawn_from(
     logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Logits of what each target was drawn from, ``-inf`` outside the set, and each target's row:
-    a row for each pair of a state and a sampler."""
+    a row for each different state, sampler and, where the sampler truncates, target."""
     keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
+    if Truncation.of(drawn).truncates:
+        keyed = torch.cat([keyed, targets[:, None].double()], dim=1)
     pairs, places = torch.unique(keyed, dim=0, return_inverse=True)
     scores = _at_least_float32(logits)[pairs[:, 0].long()]
-    sampler = Truncation.of(pairs[:, 1:])
+    sampler = Truncation.of(pairs[:, 1:5])
     scores = scores / sampler.temperature[:, None].to(scores.dtype)
     if sampler.truncates:
-        kept = sampler.kept(scores.detach())
+        kept = sampler.kept(scores.detach(), pairs[:, 5].long())
         # Rounding may put a token at the set's edge outside of it here; the engine drew it.
         kept[places, targets] = True
         scores = scores.masked_fill(~kept, -torch.inf)
