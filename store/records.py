@@ -304,7 +304,7 @@ class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How these are written."""
     tools: bytes
     ask: bytes
-    """What else makes two requests the same question: tool choice and response format."""
+    """What else makes two requests the same question: tool choice, response format, prefill."""
     units: tuple[bytes, ...]
     """The steps after the base's reply (all steps when there is no base)."""
     forms: tuple[bytes, ...]
@@ -315,6 +315,9 @@ class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The harness' own name of the (sub-)agent, when its headers give one."""
     arguments: str | None = None
     """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
+    prefill: str = ""
+    """The beginning of the reply, which the request has as its last message. It is no step of the
+    request: a later one repeats it and the reply as one message."""
 
 
 class LineageState(msgspec.Struct, frozen=True, gc=False):

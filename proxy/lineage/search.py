@@ -49,7 +49,9 @@ class Search:
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.head = index.digester.system(request.messages)
-        self.units = index.digester.units(request.messages, self.head)
+        prefill = _prefill(request, index)
+        steps = request.messages[:-1] if prefill else request.messages
+        self.units = index.digester.units(steps, self.head)
         self.digests = tuple([unit.digest for unit in self.units])
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
@@ -57,14 +59,15 @@ class Search:
             system=system,
             system_form=system_form,
             tools=value_digest(request.tools) if request.tools else _NO_TOOLS,
-            ask=value_digest([request.tool_choice, request.response_format])
-            if asked
+            ask=value_digest([request.tool_choice, request.response_format, *prefill])
+            if asked or prefill
             else _PLAIN_ASK,
             units=self.digests,
             forms=tuple([unit.form for unit in self.units]),
             depth=len(self.units),
             agent=agent,
             arguments=json.dumps(arguments, sort_keys=True) if arguments else None,
+            prefill="".join(prefill),
         )
         self.cut: list[Place] = []
         """Replies of which the request echoes only a part, their history standing unchanged."""
@@ -367,6 +370,20 @@ class Search:
         if self.previous is not None and self.previous not in self.index.turns:
             ids.append(self.previous)
         return tuple(dict.fromkeys(ids))
+
+
+def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
+    """The text that the reply goes on from; empty when it begins a turn of its own, or goes on from
+    a recorded reply."""
+    if not request.extra.get("continue_final_message") or not request.messages:
+        return ()
+    last = request.messages[-1]
+    if last.role != "assistant" or index.replied(index.digester.reply(last)[0]):
+        return ()
+    content = last.content
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
+    return (content,) if content else ()
 
 
 def _merged(*names: Iterable[str]) -> tuple[str, ...]:

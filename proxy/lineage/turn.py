@@ -52,7 +52,8 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call."""
 
     message: Message
-    """The reply in chat shape, tool-call ids as the client was sent them."""
+    """The reply in chat shape, tool-call ids as the client was sent them, after the beginning that
+    the request gave it."""
     digest: bytes
     form: bytes
     """Digests of its meaning, and of its form when it is echoed unchanged."""
@@ -295,6 +296,14 @@ def _keys(turn: Turn) -> dict[Key, None]:
         for text in quotable(spoken_text(message)):
             keys["opening", text[:SUMMARY_LENGTH]] = None
     return keys
+
+
+def prefilled(reply: Message, prefill: str) -> Message:
+    """The ``reply`` after the beginning that its request gave it, as a client repeats it."""
+    if not prefill:
+        return reply
+    text = reply.content if isinstance(reply.content, str) else ""
+    return msgspec.structs.replace(reply, content=prefill + text)
 
 
 def calls_alone(message: Message) -> bytes:

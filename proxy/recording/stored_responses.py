@@ -18,6 +18,7 @@ import msgspec
 from bridle.proxy.dialects.messages import request as messages_request
 from bridle.proxy.dialects.messages.thread import thread_not_found
 from bridle.proxy.dialects.responses.request import with_history
+from bridle.proxy.lineage.turn import prefilled
 from bridle.proxy.recording.stored_items import DELETED, NOT_STORED, Readable, StoredItems, is_gone
 from bridle.proxy.wire.canonical import ApiError, DialectName, Message, Request
 from bridle.proxy.wire.minting import call_id_of
@@ -170,7 +171,10 @@ class StoredResponses:
                 if at is None and conversation.instructions
                 else conversation.tail
             )
-            pieces.append((*tail, row.replies[choice]))
+            prefill = "" if conversation.lineage is None else conversation.lineage.digests.prefill
+            if prefill:
+                tail = tail[:-1]
+            pieces.append((*tail, prefilled(row.replies[choice], prefill)))
             choice = 0 if conversation.lineage is None else conversation.lineage.base_choice
         whole = tuple(message for piece in reversed(pieces) for message in piece)
         self._known[call_id] = whole

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 
 from bridle.proxy.lineage.search import Search
-from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex
+from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex, prefilled
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
@@ -133,7 +133,8 @@ class Session:
         if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
             prompt = Point(tip, prompt_length)
         choices: list[Sampled] = []
-        for index, message in enumerate(messages):
+        for index, sampled in enumerate(messages):
+            message = prefilled(sampled, link.seen.prefill)
             digest, form = self.turns.digester.reply(message)
             node = None if prompt is None else nodes.get(f"{call_id}.s{index}")
             choices.append(Sampled(message, digest, form, node))

@@ -24,6 +24,9 @@ from bridle.store.records import BreakReason, CallKind, CallStatus
 _CODEX_COMPACTIONS: Final = ('"request_kind":"compaction"', '"request_kind":"compact"')
 """Codex's own words in its ``x-codex-turn-metadata``."""
 
+_ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
+"""The statuses of calls whose client got the whole reply."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -169,7 +172,9 @@ def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
-    """Calls that leave a conversation under another head, while it goes on without them."""
+    """Calls that leave a conversation under another head, while it goes on without them. A reply
+    that was cut and that nothing continues is no such going on: the call under another head may
+    resume what was interrupted."""
     children: dict[str, list[CallRow]] = {}
     for call in calls:
         if call.parent_call_id is not None:
@@ -181,7 +186,11 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
         for call in siblings
         if call.break_reason in changed
         and call.id not in children
-        and any(other.break_reason not in changed for other in siblings)
+        and any(
+            other.break_reason not in changed
+            and (other.status in _ANSWERED or other.id in children)
+            for other in siblings
+        )
     ]
 
 

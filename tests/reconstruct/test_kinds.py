@@ -253,6 +253,25 @@ def test_a_call_that_leaves_the_conversation_under_other_tools_is_a_side_call(ca
     assert kinds() == [CallKind.MAIN, CallKind.SIDE, CallKind.MAIN]
 
 
+@pytest.mark.parametrize("status", [CallStatus.PARTIAL, CallStatus.FAILED, CallStatus.INTERRUPTED])
+@pytest.mark.parametrize("reason", [BreakReason.SYSTEM_CHANGED, BreakReason.TOOLS_CHANGED])
+def test_a_call_that_resumes_after_a_cut_reply_does_the_work(call, kinds, status, reason):
+    first = call()
+    call(parent=first, status=status)
+    call(asked("go on", tools=()), parent=first, break_reason=reason)
+
+    assert kinds()[-1] is CallKind.MAIN
+
+
+def test_a_cut_reply_that_the_conversation_went_on_from_still_shows_a_digression(call, kinds):
+    first = call()
+    cut = call(parent=first, status=CallStatus.PARTIAL)
+    call(asked("as JSON", tools=()), parent=first, break_reason=BreakReason.TOOLS_CHANGED)
+    call(parent=cut)
+
+    assert kinds() == [CallKind.MAIN, CallKind.MAIN, CallKind.SIDE, CallKind.MAIN]
+
+
 def test_a_failed_call_that_was_asked_again_is_a_retry_and_the_one_that_worked_is_not(
     call, kinds, recording
 ):
