@@ -143,8 +143,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        if name is not None:
-            set_thread_defaults(name)
+        set_thread_defaults(name or "")
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
 
     def invoke(self, ctx: Any) -> Any:
