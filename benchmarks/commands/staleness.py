@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.cli.extras import require
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
+from bridle.extras import require
 
 if TYPE_CHECKING:
     from bridle.bench.staleness import StalenessRun
