@@ -16,9 +16,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
+from bridle.store import processes
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import control, writers
-from bridle.store.writing import liveness
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +106,5 @@ class ControlLog:
         return [
             Member(row.id, row.pid, row.host, row.control_revision, row.control_report)
             for row in connection.execute(query)
-            if liveness.alive(row)
+            if processes.alive(row)
         ]

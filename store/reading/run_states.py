@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Row, func, select
 
+from bridle.store.processes import alive
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.schema.tables import attempts, calls, sessions, writers
-from bridle.store.writing.liveness import alive
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ is gone (``attempts.py``). It goes on if the writer was judged too early.
 from __future__ import annotations
 
 import os
-import socket
 import time
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from bridle.store.processes import alive, host, process
 from bridle.store.records import CallStatus, new_id
 from bridle.store.schema.tables import calls, writers
 from bridle.store.writing import attempts
@@ -56,14 +55,6 @@ RENEW: Final = (
 """Renews a writer's lease and notes the number of its latest transaction."""
 
 
-def alive(row: Row[Any]) -> bool:
-    """Whether the process of a row of ``writers`` still runs: its lease is valid, and on this
-    machine the process exists."""
-    if row.seen_at + row.lease < time.time():
-        return False
-    return bool(row.host != host() or process(row.pid) == row.process)
-
-
 def interrupt_orphans(connection: Connection) -> int:
     """Marks the open calls and attempts of writers that are gone; returns how many calls there
     were."""
@@ -84,27 +75,3 @@ def retire(connection: Connection, writer_id: str) -> int:
     """Removes a writer; what it left open is interrupted. Returns how many calls that were."""
     connection.execute(delete(writers).where(writers.c.id == writer_id))
     return interrupt_orphans(connection)
-
-
-def host() -> str:
-    """This machine and process-id namespace, within which a process id means something."""
-    namespace = Path("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{os.readlink(namespace) if namespace.exists() else ''}"
-
-
-def process(pid: int) -> str:
-    """Names the process that has ``pid`` now; another value once the number is used anew.
-
-    Where there is no ``/proc`` a living process is named by its number alone.
-    """
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        if Path("/proc/self/stat").exists():
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return f"{boot}:{pid}:{stat.read_text().rsplit(')', 1)[1].split()[19]}"
-        os.kill(pid, 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"
-    except PermissionError:
-        pass
-    return str(pid)

@@ -12,11 +12,11 @@ import time
 import pytest
 from sqlalchemy import insert, update
 
+from bridle.store import processes
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 from bridle.store.schema.database import connect, migrate, transaction
 from bridle.store.schema.tables import writers
-from bridle.store.writing import liveness
 from bridle.store.writing.writer import Writer
 
 pytestmark = pytest.mark.loop
@@ -179,13 +179,13 @@ async def test_an_idle_writer_keeps_its_lease(url, reader, calls):
 
 
 def test_a_process_number_used_anew_is_another_process():
-    assert liveness.process(os.getpid()) == liveness.process(os.getpid())
+    assert processes.process(os.getpid()) == liveness.process(os.getpid())
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    name = liveness.process(sleeper.pid)
-    assert name != liveness.process(os.getpid())
+    name = processes.process(sleeper.pid)
+    assert name != processes.process(os.getpid())
     sleeper.kill()
     sleeper.wait()
-    assert liveness.process(sleeper.pid) == "gone"
+    assert processes.process(sleeper.pid) == "gone"
 
 
 def test_migrating_an_old_url_form_is_the_same_store(tmp_path):

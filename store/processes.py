@@ -1,0 +1,43 @@
+"""Names of processes that no later process has, by which a store knows whether its writers run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row
+
+
+def alive(row: Row[Any]) -> bool:
+    """Whether the process of a row of ``writers`` still runs: its lease is valid, and on this
+    machine the process exists."""
+    if row.seen_at + row.lease < time.time():
+        return False
+    return bool(row.host != host() or process(row.pid) == row.process)
+
+
+def host() -> str:
+    """This machine and process-id namespace, within which a process id means something."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()}/{os.readlink(namespace) if namespace.exists() else ''}"
+
+
+def process(pid: int) -> str:
+    """Names the process that has ``pid`` now; another value once the number is used anew.
+
+    Where there is no ``/proc`` a living process is named by its number alone.
+    """
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        if Path("/proc/self/stat").exists():
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return f"{boot}:{pid}:{stat.read_text().rsplit(')', 1)[1].split()[19]}"
+        os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    except PermissionError:
+        pass
+    return str(pid)
