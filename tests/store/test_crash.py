@@ -179,7 +179,7 @@ async def test_an_idle_writer_keeps_its_lease(url, reader, calls):
 
 
 def test_a_process_number_used_anew_is_another_process():
-    assert processes.process(os.getpid()) == liveness.process(os.getpid())
+    assert processes.process(os.getpid()) == processes.process(os.getpid())
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = processes.process(sleeper.pid)
     assert name != processes.process(os.getpid())
