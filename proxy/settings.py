@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bridle.store import processes
 from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
 from bridle.store.schema.database import Synchronous
-from bridle.store.writing import liveness
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -269,7 +269,7 @@ class ProxySettings:
         """Names the proxies that serve one policy from one store: those with the same first engine.
         A loopback URL is another engine on each machine."""
         url = engine_base(self.upstream_url)
-        return f"{url} of {liveness.host()}" if is_loopback(urlsplit(url).hostname) else url
+        return f"{url} of {processes.host()}" if is_loopback(urlsplit(url).hostname) else url
 
     @property
     def engine_urls(self) -> tuple[str, ...]:
