@@ -102,7 +102,7 @@ class _AllowedTools(msgspec.Struct, gc=False):
 
 
 def _is_text_alone(value: Any) -> bool:
-    return value == ["text"]
+    return bool(value == ["text"])
 
 
 REFUSED: Final[Mapping[str, Unsupported]] = {
