@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.trainer.batch.batches import pack_minibatch
+from bridle.trainer.learner.batches import pack_minibatch
 from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig, PackingConfig
