@@ -91,8 +91,7 @@ def export_lines(
     with report.path.open("wb") as file:
         file.write(heading)
         for session in select(reader, selection, report):
-            # Messages hold their images and files themselves; only exports of tokens lack them.
-            decided = rulings(session, replace(selection.rules, media=True))
+            decided = rulings(session, selection.rules)
             if not any(ruling.whole for ruling in decided.values()):
                 report.leave_out("session_without_trained_tokens")
             shown: set[ReplyId] = set()

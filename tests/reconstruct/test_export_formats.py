@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
 from bridle.reconstruct.exports.message_csv import inert, recorded
 from bridle.reconstruct.exports.selection import Selection
+from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.records import CallKind, Reward
 
 TOOLS = [
@@ -388,9 +389,9 @@ def test_what_a_format_cannot_say_is_left_out_and_counted(
     for form in forms:
         if form is ExportFormat.TRL and any(m["role"] == "assistant" for m in messages):
             continue
-        lines, report = written(form)
+        lines, report = written(form, rules=SampleRules(media=True))
         assert (lines, report.left_out) == ([], {reason: 1})
-    assert len(written(ExportFormat.CHAT)[0]) == 1
+    assert len(written(ExportFormat.CHAT, rules=SampleRules(media=True))[0]) == 1
 
 
 @pytest.mark.parametrize("form", LINES)

@@ -11,10 +11,10 @@ from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.optimizer import make_optimizer
+from bridle.trainer.learner.sft_update import fit_batch
 from bridle.trainer.learner.update import update_policy
 from bridle.trainer.policy.model import load_policy, score_pack, score_sequence
 from bridle.trainer.policy.sparse import SequenceTooLong, index_limit
-from bridle.trainer.learner.sft_update import fit_batch
 
 LIMIT = 16
 

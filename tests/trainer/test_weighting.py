@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.trainer.learner.batches import pack_minibatch
 from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig, PackingConfig
 from bridle.trainer.credit.weighting import branch_token_weights
+from bridle.trainer.learner.batches import pack_minibatch
 
 branches = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1)
 

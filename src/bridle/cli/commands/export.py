@@ -75,7 +75,8 @@ def export(
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     conditions = [Condition.parse(text) for text in where or []]
     chosen = _format(path, form)
-    chosen_rules = sample_rules(rules, imitation=chosen is not ExportFormat.TOKENS)
+    text = chosen is not ExportFormat.TOKENS
+    chosen_rules = sample_rules(rules, imitation=text, messages=text)
     chosen_rules = replace(
         chosen_rules,
         where=(*chosen_rules.where, *(c for c in conditions if c.of == "call")),
