@@ -27,7 +27,8 @@ from sqlalchemy import (
     true,
 )
 
-from bridle.store.reading.queries import Reader
+from bridle.store.reading.damage import json_value, number
+from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.schema.tables import (
     call_kinds,
@@ -163,7 +164,7 @@ def session_lines(
     offset: int = 0,
 ) -> list[SessionLine]:
     """A page of the sessions that match."""
-    query = matching(wanted, select(sessions)).order_by(*_ORDERS[order])
+    query = matching(wanted, SESSIONS).order_by(*_ORDERS[order])
     with reader.engine.connect() as connection:
         rows = connection.execute(query.limit(limit).offset(offset)).all()
     return lines_of(reader, [reader.session_record(row) for row in rows])
@@ -201,7 +202,7 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
         if found is None:
             lines.append(SessionLine(record, rewards=given))
             continue
-        known = found.oldest is not None
+        oldest, newest = number(found.oldest), number(found.newest)
         lines.append(
             SessionLine(
                 record,
@@ -210,10 +211,10 @@ def lines_of(reader: Reader, records: Sequence[SessionRecord]) -> list[SessionLi
                 failed=int(found.failed),
                 breaks=int(found.breaks),
                 sampled=int(found.sampled or 0),
-                model=found.model,
-                versions=(found.oldest, found.newest) if known else None,
-                started_at=found.started_at,
-                ended_at=found.ended_at,
+                model=None if found.model is None else str(found.model),
+                versions=None if oldest is None or newest is None else (oldest, newest),
+                started_at=number(found.started_at),
+                ended_at=number(found.ended_at),
                 rewards=given,
                 preview=" ".join(shown.get(record.id, "").split()),
             )
@@ -331,7 +332,7 @@ _first_call = (
     .correlate(sessions)
     .scalar_subquery()
 )
-_FIRST_PART: Final = call_messages.c.content_json[0]["text"].as_string()
+_FIRST_PART: Final = json_value(call_messages.c.content_json, 0, "text").as_string()
 """Of a message whose content is a list of parts."""
 _PREVIEWS: Final = select(
     sessions.c.id.label("session_id"),
@@ -405,7 +406,17 @@ def placed_sessions(reader: Reader, wanted: SessionFilter) -> list[Placed]:
         ),
     ).order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
-        return [Placed._make(row) for row in connection.execute(query)]
+        return [
+            Placed(
+                row.id,
+                row.group_id,
+                row.task_id,
+                number(row.created_at) or 0.0,
+                number(row.reward),
+                number(row.version),
+            )
+            for row in connection.execute(query)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,7 +355,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
 def _fate_bars(fates: Mapping[tuple[str, str], int]) -> Any:
     order = {"trained": 0, "masked": 1, "dropped": 2}
-    ordered = sorted(fates.items(), key=lambda item: (order[item[0][0]], -item[1]))
+    ordered = sorted(fates.items(), key=lambda item: (order.get(item[0][0], 3), -item[1]))
     named = {f"{fate}: {reason}" if reason else fate: tokens for (fate, reason), tokens in ordered}
     return list(zip([key for key, _ in ordered], bar(named), strict=True))
 
