@@ -24,7 +24,8 @@ from bridle.reconstruct.rewards import (
 )
 from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.errors import NotFound
-from bridle.store.reading.queries import CallRow, Reader, SpanRow
+from bridle.store.reading.damage import DamagedRows, RowDamage
+from bridle.store.reading.queries import CallRow, DamagedSession, Reader, SpanRow
 from bridle.store.records import Reward, SessionRecord, SpanKind
 
 AT_ONCE: Final = 16
@@ -35,7 +36,7 @@ class Damage(NamedTuple):
     """Stored values of a session that cannot be read."""
 
     rule: str
-    """``span_damaged`` or ``texts_damaged``: the audit's word for it."""
+    """``row_unreadable``, ``span_damaged`` or ``texts_damaged``: the audit's word for it."""
     detail: str
 
 
@@ -75,14 +76,20 @@ class LoadedSession:
         """
         waiting = iter(records)
         while batch := list(islice(waiting, AT_ONCE)):
-            rewards = reader.rewards_of([record.id for record in batch])
+            damage: dict[str, list[RowDamage]] = {}
+            rewards = reader.rewards_of([record.id for record in batch], damage)
             if counted is not None:
                 rewards = {one.id: counted.of(one, rewards[one.id]) for one in batch}
             if wanted is not None:
                 batch = [one for one in batch if wanted(one, rewards[one.id])]
             found = _recorded(reader, [record.id for record in batch])
             for record in batch:
-                yield cls._classified(reader, record, *found.pop(record.id), rewards[record.id])
+                calls, spans, damaged = found.pop(record.id)
+                own = record.damage if isinstance(record, DamagedSession) else ()
+                unread = tuple(_unreadable(each) for each in (*own, *damage.get(record.id, ())))
+                yield cls._classified(
+                    reader, record, calls, spans, (*unread, *damaged), rewards[record.id]
+                )
 
     @classmethod
     def _classified(
@@ -189,6 +196,23 @@ class LoadedSession:
 _Recorded = tuple[list[CallRow], list[SpanRow], tuple[Damage, ...]]
 
 
+def _unreadable(damage: RowDamage) -> Damage:
+    return Damage("row_unreadable", str(damage))
+
+
+def _damaged(reader: Reader, session_id: str, error: ValueError) -> _Recorded:
+    """The calls of a session whose spans are damaged; none where its calls are."""
+    rows = error.damage if isinstance(error, DamagedRows) else ()
+    if all(row.table == "spans" for row in rows):
+        damage = [Damage("span_damaged", str(error))]
+    else:
+        damage = [_unreadable(row) for row in rows]
+    try:
+        return reader.calls(session_id), [], tuple(damage)
+    except ValueError:
+        return [], [], tuple(damage)
+
+
 def _recorded(reader: Reader, ids: Sequence[str]) -> dict[str, _Recorded]:
     """Calls and spans by session; a session whose spans are damaged has none."""
     try:
@@ -196,5 +220,5 @@ def _recorded(reader: Reader, ids: Sequence[str]) -> dict[str, _Recorded]:
     except ValueError as error:
         if len(ids) > 1:
             return {key: _recorded(reader, [key])[key] for key in ids}
-        return {ids[0]: (reader.calls(ids[0]), [], (Damage("span_damaged", str(error)),))}
+        return {ids[0]: _damaged(reader, ids[0], error)}
     return {key: (calls.pop(key), spans.pop(key), ()) for key in ids}

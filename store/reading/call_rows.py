@@ -11,6 +11,7 @@ import msgspec
 import orjson
 from sqlalchemy import Connection, Row, null, select
 
+from bridle.store.reading.damage import Shapes
 from bridle.store.reading.loading import SPANS as SPANS
 from bridle.store.reading.loading import Said, json_as_text, messages_of, read_span
 from bridle.store.records import (
@@ -145,12 +146,17 @@ _STATUSES: Final = {status.value: status for status in CallStatus}
 _decode_sampler: Final = msgspec.json.Decoder(Sampler).decode
 _decode_digests: Final = msgspec.msgpack.Decoder(RequestDigests).decode
 
+_SHAPES: Final = Shapes(CALLS.selected_columns)
+_SPAN_SHAPES: Final = Shapes(SPANS.selected_columns)
+
 ToolSets = Mapping[tuple[str, bytes], tuple[Mapping[str, Any], ...]]
 """Definitions by session and identifier."""
 
 
 def read_calls(connection: Connection, rows: Sequence[Row[Any]]) -> list[CallRow]:
     """Rows of ``CALLS`` with what their calls said."""
+    for row in rows:
+        _SHAPES.check(row)
     said = messages_of(connection, [row[_ID] for row in rows])
     tools = _tool_sets(connection, {row[_SESSION_ID] for row in rows})
     return [_read_call(row, said[row[_ID]], tools) for row in rows]
@@ -205,6 +211,7 @@ def _read_conversation(row: Row[Any], said: Said, tools: ToolSets) -> Conversati
 
 def read_span_row(row: Row[Any]) -> SpanRow:
     """A row of ``SPANS``."""
+    _SPAN_SHAPES.check(row)
     choice = row[_CHOICE]
     return SpanRow(
         read_span(row),

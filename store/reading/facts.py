@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, select
 
 from bridle.store.reading.accounts import TokenAccount, stored_account
+from bridle.store.reading.damage import json_value
 from bridle.store.reading.pages import (
     Placed,
     SessionFilter,
@@ -36,7 +37,7 @@ _NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
     "quarantined": calls.c.status == CallStatus.QUARANTINED,
     "without_ids": _COMPLETE & (func.coalesce(calls.c.sampled_tokens, 0) == 0),
     "length": _COMPLETE & (calls.c.finish_reason == "length"),
-    "greedy": _COMPLETE & (calls.c.sampling["temperature"].as_float() == 0),
+    "greedy": _COMPLETE & (json_value(calls.c.sampling, "temperature").as_float() == 0),
     "broken": calls.c.break_reason.is_not(None),
 }
 """Conditions on calls, which are counted in one pass over them."""

@@ -31,6 +31,7 @@ from bridle.store.encoding.bodies import (
 )
 from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
 from bridle.store.errors import NotFound, RecordRejected
+from bridle.store.reading.damage import Shapes
 from bridle.store.records import (
     OBSERVED,
     Message,
@@ -164,6 +165,7 @@ _MESSAGES: Final = (
     .where(call_messages.c.call_id.in_(bindparam("calls", expanding=True)))
     .order_by(call_messages.c.call_id, call_messages.c.choice, call_messages.c.position)
 )
+_MESSAGE_SHAPES: Final = Shapes(_MESSAGES.selected_columns)
 _AT_ONCE: Final = 500
 """Identifiers per statement: databases bound the number of parameters."""
 
@@ -176,7 +178,9 @@ def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Sa
     replies: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     for start in range(0, len(call_ids), _AT_ONCE):
         rows = connection.execute(_MESSAGES, {"calls": call_ids[start : start + _AT_ONCE]})
-        for call_id, choice, _, role, content, other, reasoning, tools, tool_id, name in rows:
+        for row in rows:
+            _MESSAGE_SHAPES.check(row)
+            call_id, choice, _, role, content, other, reasoning, tools, tool_id, name = row
             message = Message(
                 role,
                 content if other is None else orjson.loads(other),

@@ -26,7 +26,8 @@ from sqlalchemy import (
     select,
 )
 
-from bridle.store.reading.queries import Reader
+from bridle.store.reading.damage import json_value, number_or_none
+from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.titles import title
 from bridle.store.records import OBSERVED, CallKind, CallStatus, Reward, RewardKind, SessionRecord
 from bridle.store.schema.accounts import account_rows, in_account
@@ -164,10 +165,10 @@ def session_lines(
         sign = -1 if order is SessionOrder.REWARD else 1
         placed.sort(key=lambda one: (one.reward is None, sign * (one.reward or 0.0), one.id))
         page = {one.id: place for place, one in enumerate(placed[offset : offset + limit])}
-        query = select(sessions).where(sessions.c.id.in_(page))
+        query = SESSIONS.where(sessions.c.id.in_(page))
     else:
         page = {}
-        query = matching(wanted, select(sessions)).order_by(*_ORDERS[order])
+        query = matching(wanted, SESSIONS).order_by(*_ORDERS[order])
         query = query.limit(limit).offset(offset)
     with reader.engine.connect() as connection:
         records = [reader.session_record(row) for row in connection.execute(query)]
@@ -207,7 +208,7 @@ def lines_of(
         if found is None:
             lines.append(SessionLine(record, given=given, reward=reward))
             continue
-        known = found.oldest is not None
+        oldest, newest = number_or_none(found.oldest), number_or_none(found.newest)
         lines.append(
             SessionLine(
                 record,
@@ -216,10 +217,10 @@ def lines_of(
                 failed=int(found.failed),
                 breaks=int(found.breaks),
                 sampled=int(found.sampled or 0),
-                model=found.model,
-                versions=(found.oldest, found.newest) if known else None,
-                started_at=found.started_at,
-                ended_at=found.ended_at,
+                model=None if found.model is None else str(found.model),
+                versions=None if oldest is None or newest is None else (oldest, newest),
+                started_at=number_or_none(found.started_at),
+                ended_at=number_or_none(found.ended_at),
                 given=given,
                 reward=reward,
                 title=title(asked.get(record.id, ())),
@@ -377,7 +378,10 @@ _ASKED: Final = (
             func.substr(text, 1, _LOOKED_AT)
             for text in (
                 call_messages.c.content,
-                *(call_messages.c.content_json[at]["text"].as_string() for at in range(_PARTS)),
+                *(
+                    json_value(call_messages.c.content_json, at, "text").as_string()
+                    for at in range(_PARTS)
+                ),
             )
         ),
     )
@@ -450,6 +454,13 @@ def placed_sessions(reader: Reader, wanted: SessionFilter, number: SessionNumber
     given = reader.rewards_among(matching(wanted, select(sessions.c.id)))
     with reader.engine.connect() as connection:
         return [
-            Placed(name, group, task, at, number(run, given.get(name, ())), version)
-            for name, group, task, at, run, version in connection.execute(query)
+            Placed(
+                row.id,
+                row.group_id,
+                row.task_id,
+                number_or_none(row.created_at) or 0.0,
+                number(row.run_id, given.get(row.id, ())),
+                number_or_none(row.version),
+            )
+            for row in connection.execute(query)
         ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -18,6 +20,7 @@ from sqlalchemy import (
     ExceptionContext,
     Row,
     Select,
+    Table,
     bindparam,
     case,
     event,
@@ -31,6 +34,16 @@ from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
 from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
+from bridle.store.reading.damage import (
+    READ_ERRORS,
+    DamagedRows,
+    RowDamage,
+    as_stored,
+    damage_of,
+    json_value,
+    mended,
+    number_or_none,
+)
 from bridle.store.reading.reward_rows import REWARDS, REWARDS_OF, SCORE_NAMES, read_rewards
 from bridle.store.records import (
     OBSERVED,
@@ -69,6 +82,8 @@ _PAGE: Final = 200
 _AT_ONCE: Final = 500
 """Sessions in one query: databases bound how many values it may name."""
 
+SESSIONS: Final[Select[Any]] = select(*as_stored(sessions))
+"""What :meth:`Reader.session_record` reads."""
 # Built once: a statement that is built anew costs more than most reads.
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
@@ -107,8 +122,8 @@ _VERSIONS_OF: Final = (
 _SPANS_OF: Final[Select[Any]] = SPANS.where(calls.c.session_id.in_(_SESSIONS))
 
 
-_BY_NAME: Final = select(sessions).where(sessions.c.name == bindparam("name"))
-_BY_KEY_HASH: Final = select(sessions).where(sessions.c.key_hash == bindparam("key_hash"))
+_BY_NAME: Final = SESSIONS.where(sessions.c.name == bindparam("name"))
+_BY_KEY_HASH: Final = SESSIONS.where(sessions.c.key_hash == bindparam("key_hash"))
 
 
 def _unreadable(context: ExceptionContext) -> StoreUnavailable:
@@ -141,7 +156,7 @@ class Reader:
     # -- sessions --------------------------------------------------------------------------------
 
     def session(self, session_id: str) -> SessionRecord:
-        found = self._session(select(sessions).where(sessions.c.id == session_id))
+        found = self._session(SESSIONS.where(sessions.c.id == session_id))
         if found is None:
             raise NotFound(f"no session {session_id}")
         return found
@@ -175,7 +190,7 @@ class Reader:
         ``anonymous``: only those with neither name nor key. ``where``: an SQL condition on the
         columns of ``sessions``, as the reader's owner writes it.
         """
-        query = select(sessions)
+        query = SESSIONS
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
         for column, value in (wanted | {"outcome": outcome}).items():
             if value is not None:
@@ -202,7 +217,7 @@ class Reader:
         ``after`` is the ``(sealed_at, id)`` of the last one that is known already.
         """
         sealed, identifier = sessions.c.sealed_at, sessions.c.id
-        query = select(sessions).where(sealed < until)
+        query = SESSIONS.where(sealed < until)
         if run is not None:
             query = query.where(sessions.c.run_id == run)
         while True:
@@ -226,10 +241,14 @@ class Reader:
         """A session's rewards, oldest first."""
         return self.rewards_of([session_id])[session_id]
 
-    def rewards_of(self, session_ids: Sequence[str]) -> dict[str, list[Reward]]:
-        """Several sessions' rewards by session, each one's oldest first."""
+    def rewards_of(
+        self, session_ids: Sequence[str], damage: dict[str, list[RowDamage]] | None = None
+    ) -> dict[str, list[Reward]]:
+        """Several sessions' rewards by session, each one's oldest first. Those that cannot be read
+        are left out, and put into ``damage`` by session."""
         with self.engine.connect() as connection:
-            found = read_rewards(connection, _in_pieces(connection, REWARDS_OF, session_ids))
+            rows = _in_pieces(connection, REWARDS_OF, session_ids)
+            found = read_rewards(connection, rows, damage)
         return {session_id: found.get(session_id, []) for session_id in session_ids}
 
     def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
@@ -239,6 +258,11 @@ class Reader:
             rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
             return read_rewards(connection, rows.all())
 
+    def damage_of(self, session_ids: Sequence[str]) -> list[RowDamage]:
+        """Every value of these sessions and of their calls that cannot be read."""
+        with self.engine.connect() as connection:
+            return damage_of(connection, session_ids)
+
     def reward_names(self) -> list[str]:
         """Every name that any session has a score under."""
         return [row.name for row in self._rows(SCORE_NAMES)]
@@ -247,7 +271,7 @@ class Reader:
 
     def calls(self, session_id: str) -> list[CallRow]:
         """A session's calls in the order of their start."""
-        with snapshot(self.engine) as connection:
+        with snapshot(self.engine) as connection, _named(connection, [session_id]):
             return read_calls(connection, _in_pieces(connection, _CALLS_OF, [session_id]))
 
     def call_ids(self, session_id: str) -> list[str]:
@@ -259,11 +283,14 @@ class Reader:
         """Status and reason of the session's call that began last; ``None`` before the first."""
         query = select(calls.c.status, calls.c.reason).where(calls.c.session_id == session_id)
         row = self._first(query.order_by(calls.c.started_at.desc(), calls.c.id.desc()).limit(1))
-        return None if row is None else (CallStatus(row.status), row.reason)
+        return None if row is None else (_status(row.status), row.reason)
 
     def call(self, call_id: str) -> CallRow:
+        of_call = select(calls.c.session_id).where(calls.c.id == call_id)
         with snapshot(self.engine) as connection:
-            found = read_calls(connection, connection.execute(_CALL, {"call": call_id}).all())
+            session_ids = connection.execute(of_call).scalars().all()
+            with _named(connection, session_ids):
+                found = read_calls(connection, connection.execute(_CALL, {"call": call_id}).all())
         if not found:
             raise NotFound(f"no call {call_id}")
         return found[0]
@@ -290,14 +317,15 @@ class Reader:
         """By session, how many of its calls stand where."""
         counts: dict[str, dict[CallStatus, int]] = {session_id: {} for session_id in session_ids}
         for row in self._rows_of(_COUNTS_OF, session_ids):
-            counts[row.session_id][CallStatus(row.status)] = row.number
+            own, status = counts[row.session_id], _status(row.status)
+            own[status] = own.get(status, 0) + row.number
         return counts
 
     def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
         """By session, the newest policy version that one of its calls began at; sessions without
         such a call are left out."""
         rows = self._rows_of(_VERSIONS_OF, session_ids)
-        return {row.session_id: int(row.version) for row in rows}
+        return {row.session_id: int(number_or_none(row.version) or 0) for row in rows}
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By session, how many tokens its tree has, each once: observed ones and sampled ones."""
@@ -305,16 +333,16 @@ class Reader:
         for row in self._rows_of(_TOKENS_OF, session_ids):
             observed, sampled = counts[row.session_id]
             if row.choice == OBSERVED:
-                counts[row.session_id] = int(row.tokens), sampled
+                counts[row.session_id] = int(row.tokens or 0), sampled
             else:
-                counts[row.session_id] = observed, sampled + int(row.tokens)
+                counts[row.session_id] = observed, sampled + int(row.tokens or 0)
         return counts
 
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
         """How many calls of the session are over, those of ``aside`` not counted, and the tokens
         that all of them sampled. Counts and calls refused for the budget spend nothing."""
         sampled = func.nullif(calls.c.sampled_tokens, 0)
-        reported = calls.c.usage["completion_tokens"].as_integer()
+        reported = json_value(calls.c.usage, "completion_tokens").as_integer()
         query = select(
             func.sum(case((calls.c.id.in_(aside), 0), else_=1)).label("number"),
             func.sum(func.coalesce(sampled, reported, 0)).label("tokens"),
@@ -386,33 +414,31 @@ class Reader:
         """Several sessions' calls (in the order of their start) and spans by session, all of one
         moment: those of a session that goes on would contradict each other else.
 
-        Raises ``ValueError`` when a stored span is damaged.
+        Raises :class:`DamagedRows` where one of them cannot be read.
         """
-        with snapshot(self.engine) as connection:
-            made = read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids))
-            tokens = _in_pieces(connection, _SPANS_OF, session_ids)
         calls_of: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
-        for call in made:
-            calls_of[call.session_id].append(call)
         spans_of: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
-        for row in map(read_span_row, tokens):
-            spans_of[row.span.session_id].append(row)
+        with snapshot(self.engine) as connection, _named(connection, session_ids):
+            for call in read_calls(connection, _in_pieces(connection, _CALLS_OF, session_ids)):
+                calls_of[call.session_id].append(call)
+            for row in map(read_span_row, _in_pieces(connection, _SPANS_OF, session_ids)):
+                spans_of[row.span.session_id].append(row)
         return calls_of, spans_of
 
     # -- runs and training -----------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunRecord:
-        row = self._first(select(runs).where(runs.c.id == run_id))
-        if row is None:
+        found = self._mended(runs, select(*as_stored(runs)).where(runs.c.id == run_id))
+        if not found:
             raise NotFound(f"no run {run_id}")
-        return RunRecord(**row._mapping)
+        return RunRecord(**found[0])
 
     def runs(self, kind: str | None = None) -> list[RunRecord]:
         """Runs, oldest first."""
-        query = select(runs).order_by(runs.c.started_at, runs.c.id)
+        query = select(*as_stored(runs)).order_by(runs.c.started_at, runs.c.id)
         if kind is not None:
             query = query.where(runs.c.kind == kind)
-        return [RunRecord(**row._mapping) for row in self._rows(query)]
+        return [RunRecord(**values) for values in self._mended(runs, query)]
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         """The attempts at a run, oldest first; none for one that another program runs."""
@@ -422,45 +448,43 @@ class Reader:
     def task_of(self, session: SessionRecord) -> TaskRecord | None:
         """What the session was asked to do, if that was a task."""
         key = (tasks.c.suite, session.task_suite), (tasks.c.split, session.task_split)
-        query = select(tasks).where(tasks.c.id == session.task_id)
-        row = self._first(query.where(*(column == value for column, value in key)))
-        return None if row is None else TaskRecord(**row._mapping)
+        query = select(*as_stored(tasks)).where(tasks.c.id == session.task_id)
+        found = self._mended(tasks, query.where(*(column == value for column, value in key)))
+        return TaskRecord(**found[0]) if found else None
 
     def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
         """Tasks by suite and split, in the order of these and their identifiers."""
-        query = select(tasks).order_by(*tasks.primary_key)
+        query = select(*as_stored(tasks)).order_by(*tasks.primary_key)
         if suite is not None:
             query = query.where(tasks.c.suite == suite)
         if split is not None:
             query = query.where(tasks.c.split == split)
-        return [TaskRecord(**row._mapping) for row in self._rows(query)]
+        return [TaskRecord(**values) for values in self._mended(tasks, query)]
 
     def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
         """What a run has published: its policies by name, the versions of each oldest first.
 
         ``name``: those of one policy only.
         """
-        query = select(policies).where(policies.c.run_id == run_id)
+        query = select(*as_stored(policies)).where(policies.c.run_id == run_id)
         if name is not None:
             query = query.where(policies.c.name == name)
         ordered = query.order_by(policies.c.name, policies.c.version)
-        return [PolicyRecord(**row._mapping) for row in self._rows(ordered)]
+        return [PolicyRecord(**values) for values in self._mended(policies, ordered)]
 
     def served(self) -> dict[str, ServedPolicy]:
         """What each engine was last reported to serve, by its URL."""
-        rows = self._rows(select(served))
-        return {row.engine: ServedPolicy(**row._mapping) for row in rows}
+        rows = self._mended(served, select(*as_stored(served)))
+        return {row["engine"]: ServedPolicy(**row) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """A run's numbers by step; NaN where a value was not a number."""
-        query = select(metrics).where(metrics.c.run_id == run_id)
+        query = select(*as_stored(metrics)).where(metrics.c.run_id == run_id)
         if name is not None:
             query = query.where(metrics.c.name == name)
         ordered = query.order_by(metrics.c.step, metrics.c.name)
-        return [
-            Metric(r.run_id, r.step, r.name, math.nan if r.value is None else r.value, r.at)
-            for r in self._rows(ordered)
-        ]
+        found = [Metric(**values) for values in self._mended(metrics, ordered)]
+        return [replace(m, value=math.nan) if m.value is None else m for m in found]
 
     # -- plumbing --------------------------------------------------------------------------------
 
@@ -471,6 +495,10 @@ class Reader:
     def _rows_of(self, query: Select[Any], session_ids: Sequence[str]) -> Sequence[Row[Any]]:
         with self.engine.connect() as connection:
             return _in_pieces(connection, query, session_ids)
+
+    def _mended(self, table: Table, query: Select[Any]) -> list[dict[str, Any]]:
+        """Rows of :func:`as_stored`, with neutral values where a value is damaged."""
+        return [mended(table, row)[0] for row in self._rows(query)]
 
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
         with self.engine.connect() as connection:
@@ -500,6 +528,19 @@ class Reader:
             last = rows[-1]
 
 
+@contextmanager
+def _named(connection: Connection, session_ids: Sequence[str]) -> Iterator[None]:
+    """Raises :class:`DamagedRows`, which names rows and columns, where a row cannot be read."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        found = damage_of(connection, session_ids)
+        if not found:  # Each value can be read, and what they name is not there.
+            problem = f"name something that is missing: {error}"
+            found = [RowDamage("sessions", ", ".join(session_ids), "calls", problem)]
+        raise DamagedRows(found) from error
+
+
 def _in_pieces(
     connection: Connection, query: Select[Any], session_ids: Sequence[str]
 ) -> list[Row[Any]]:
@@ -518,8 +559,28 @@ def _after(last: Row[Any], newest_first: bool) -> Any:
 
 
 def _session(row: Row[Any]) -> SessionRecord:
-    columns = dict(row._mapping)
-    return SessionRecord(**columns | {"continuation": Continuation(row.continuation)})
+    values, damage = mended(sessions, row)
+    values["continuation"] = Continuation(values["continuation"])
+    task = [values[name] for name in ("task_suite", "task_split", "task_id")]
+    if any(task) and not all(task):
+        values |= {"task_suite": None, "task_split": None, "task_id": None}
+        damage.append(RowDamage("sessions", values["id"], "task_id", "names no task"))
+    return DamagedSession(**values, damage=tuple(damage)) if damage else SessionRecord(**values)
+
+
+def _status(stored: Any) -> CallStatus:
+    """A status that cannot be read is that of a call which is not to be trusted."""
+    return CallStatus(stored) if stored in _STATUSES else CallStatus.QUARANTINED
+
+
+_STATUSES: Final = frozenset(CallStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSession(SessionRecord):
+    """A session of whose row some values cannot be read: neutral ones stand in their place."""
+
+    damage: tuple[RowDamage, ...] = ()
 
 
 def _required(logprobs: Any, span_id: str) -> Any:

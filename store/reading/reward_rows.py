@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, select
 
+from bridle.store.reading.damage import RowDamage, as_stored, mended
 from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource
 from bridle.store.schema.tables import calls, rewards
 
 log = logging.getLogger(__name__)
 
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
-REWARDS: Final[Select[Any]] = select(rewards).order_by(rewards.c.created_at, rewards.c.id)
+REWARDS: Final[Select[Any]] = select(*as_stored(rewards)).order_by(
+    rewards.c.created_at, rewards.c.id
+)
 """Every reward, oldest first."""
 REWARDS_OF: Final[Select[Any]] = REWARDS.where(rewards.c.session_id.in_(_SESSIONS))
 SCORE_NAMES: Final = (
@@ -35,12 +38,21 @@ _CALL_IDS: Final = (
 )
 
 
-def read_rewards(connection: Connection, rows: Iterable[Row[Any]]) -> dict[str, list[Reward]]:
-    """The rewards of ``rows``, by session and in the order of the rows."""
+def read_rewards(
+    connection: Connection,
+    rows: Iterable[Row[Any]],
+    damage: dict[str, list[RowDamage]] | None = None,
+) -> dict[str, list[Reward]]:
+    """The rewards of ``rows``, by session and in the order of the rows. Those that cannot be read
+    are left out, and put into ``damage`` by session."""
     found: dict[str, list[Reward]] = {}
     by_turn: set[str] = set()
     for row in rows:
-        reward = _reward(row)
+        reward, problems = _reward(row)
+        if reward is None:
+            if damage is not None:
+                damage.setdefault(row.session_id, []).extend(problems)
+            continue
         found.setdefault(reward.session_id, []).append(reward)
         if reward.call_id is None and reward.turn is not None:
             by_turn.add(reward.session_id)
@@ -65,16 +77,18 @@ def _at_its_call(reward: Reward, call_ids: list[str]) -> Reward:
     return reward
 
 
-def _reward(row: Row[Any]) -> Reward:
-    return Reward(
-        session_id=row.session_id,
-        name=row.name,
-        value=row.value,
-        created_at=row.created_at,
-        call_id=row.call_id,
-        turn=row.turn,
-        source=RewardSource(row.source),
-        kind=RewardKind(row.kind),
-        mode=None if row.mode is None else FindingMode(row.mode),
-        detail=row.detail,
-    )
+def _reward(row: Row[Any]) -> tuple[Reward | None, list[RowDamage]]:
+    values, damage = mended(rewards, row)
+    identifier = values.pop("id")
+    if damage:
+        return None, damage
+    mode = values["mode"]
+    values |= {
+        "source": RewardSource(values["source"]),
+        "kind": RewardKind(values["kind"]),
+        "mode": None if mode is None else FindingMode(mode),
+    }
+    try:
+        return Reward(**values), []
+    except ValueError as error:
+        return None, [RowDamage("rewards", identifier, "value", str(error))]

@@ -21,7 +21,9 @@ class Digest(TypeDecorator[str]):
         return digest_bytes(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
-        return None if value is None else bytes(value).hex()
+        if isinstance(value, bytes | memoryview):
+            return bytes(value).hex()
+        return value
 
 
 def digest_bytes(value: str | None) -> bytes | None:
@@ -35,3 +37,16 @@ def digest_bytes(value: str | None) -> bytes | None:
         return bytes.fromhex(value)
     except ValueError:
         return value.encode()
+
+
+class Undecodable(bytes):
+    """A text of the database that is no UTF-8."""
+
+
+def decoded(text: bytes) -> str | Undecodable:
+    """A text of SQLite. One that is no UTF-8 is returned as its bytes: the driver would end the
+    whole query."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return Undecodable(text)

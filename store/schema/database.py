@@ -30,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
+from bridle.store.schema.columns import decoded
 from bridle.store.schema.files import (
     APPLICATION_ID,
     check_file,
@@ -339,6 +340,7 @@ def _sqlite(
     def prepare(connection: Any, _record: object) -> None:
         # The driver's own transaction control would begin too late to lock for writing at once.
         connection.isolation_level = None
+        connection.text_factory = decoded
         cursor = connection.cursor()
         for pragma in (
             f"page_size={_PAGE_SIZE}",

@@ -15,7 +15,7 @@ from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
 from bridle.reconstruct.transcript import lasted
 from bridle.store.reading.pages import SessionLine, lines_of
-from bridle.store.reading.queries import Reader
+from bridle.store.reading.queries import DamagedSession, Reader
 from bridle.store.reading.run_states import run_state
 from bridle.store.records import Reward, SessionRecord
 
@@ -67,9 +67,10 @@ def _cells(line: SessionLine) -> list[str]:
 
 
 def _about(line: SessionLine) -> str:
-    """Harness, model and title."""
+    """Harness, model and title, and what of the session cannot be read."""
     parts = (line.record.harness, line.model, line.title or line.record.task_id)
-    return " · ".join(part for part in parts if part)
+    damage = line.record.damage if isinstance(line.record, DamagedSession) else ()
+    return " · ".join((*(part for part in parts if part), *map(str, damage)))
 
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:

@@ -60,6 +60,8 @@ def show(
         return
     if turn is None:
         _print_head(about)
+        for damage in loaded.damage:
+            out.print(Text(damage.detail, style="bold red"), soft_wrap=True)
     if table:
         _print_table(rows)
     else:
