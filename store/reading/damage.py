@@ -243,7 +243,7 @@ def _value(column: Column[Any], stored: Any) -> Any:
     if not isinstance(stored, (str,) if text else _types(kind)):
         raise ValueError(f"it is a value of type {type(stored).__name__}")
     if isinstance(kind, JSON):
-        value = orjson.loads(stored)
+        value = orjson.loads(str(stored))
         wanted: Any = list if column in _LISTS else dict
         if column in _DECODED:
             _DECODED[column](stored)

@@ -419,4 +419,4 @@ def test_a_difference_that_a_page_shows(is_linear, name):
         old, new = LINES[name](n)
         return lambda: _compared(old, new)
 
-    is_linear(show, 64)
+    is_linear(show, 512)

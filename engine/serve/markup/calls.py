@@ -17,6 +17,9 @@ _ENVELOPE: Final = re.compile(
     re.DOTALL,
 )
 _FIRST_KEY: Final = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_LONGEST_HEAD: Final = 4096
+"""Characters from which on a body that is no call yet is judged when it is whole. Judged anew with
+each piece, a name that does not end would take the square of its length."""
 _CALL_KEYS: Final = frozenset(("name", "id", "type", "tool_call_id", *_KEYS))
 _NAME: Final = re.compile(r"\s*[\w.:/-]+\s*")
 
@@ -92,6 +95,8 @@ class JsonCall:
     def push(self, text: str) -> Iterable[Delta]:
         if self.shown is None:
             self._body += text
+            if len(self._body) - len(text) > _LONGEST_HEAD:
+                return
             envelope = _ENVELOPE.match(self._body)
             name = parsed(envelope["name"]) if envelope else None
             if envelope is not None and is_text(name):
