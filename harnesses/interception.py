@@ -80,7 +80,7 @@ def intercepted(session: Session, hosts: Sequence[str] = HOSTS) -> Iterator[dict
         # JSON is YAML. The folder is ours alone; a command line would be for everyone to read.
         (directory / "config.yaml").write_text(json.dumps(options))
         log = directory / "log"
-        with open(log, "wb", opener=_private) as output:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 [program, "--quiet", "--set", f"confdir={directory}", "--scripts", str(ADDON)],
                 stdin=subprocess.DEVNULL,
@@ -135,8 +135,3 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that its owner alone may read when it is made."""
-    return os.open(path, flags, 0o600)
