@@ -351,7 +351,7 @@ def test_calls_that_an_engine_of_ours_reads(is_linear, name, step):
 
             return work
 
-        is_linear(read, 512)
+        is_linear(read, 2048)
 
 
 SECRETS = {

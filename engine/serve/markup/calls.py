@@ -17,7 +17,7 @@ _ENVELOPE: Final = re.compile(
     re.DOTALL,
 )
 _FIRST_KEY: Final = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_LONGEST_HEAD: Final = 4096
+_LONGEST_HEAD: Final = 1024
 """Characters from which on a body that is no call yet is judged when it is whole. Judged anew with
 each piece, a name that does not end would take the square of its length."""
 _CALL_KEYS: Final = frozenset(("name", "id", "type", "tool_call_id", *_KEYS))
