@@ -12,11 +12,11 @@ from bridle.engine.serve.markup.reading import BracketScanner, content
 
 _KEYS: Final = ("arguments", "parameters")
 _ENVELOPE: Final = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,\s*'
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"[^"\\]*+(?:\\.[^"\\]*+)*+")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
-_FIRST_KEY: Final = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_FIRST_KEY: Final = re.compile(r'\s*\{\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
 _LONGEST_HEAD: Final = 1024
 """Characters from which on a body that is no call yet is judged when it is whole. Judged anew with
 each piece, a name that does not end would take the square of its length."""
