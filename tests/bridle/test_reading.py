@@ -417,7 +417,7 @@ def test_audit_fails_on_a_damaged_store(
 def test_a_store_that_cannot_be_read_costs_one_line(bridle: Bridle, tmp_path: Path) -> None:
     refused = bridle("sessions", "--store", tmp_path)
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("bridle: the store cannot be read")
+    assert "is a folder, not a store" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 
@@ -434,8 +434,8 @@ UNREACHABLE = "postgresql://someone:hunter2@127.0.0.1:1/x"
         ("sqlite://u:hunter2@h/bridle.db", "names a file"),
         ("sqlite://", "names a file"),
         ("sqlite:///:memory:", "names a file"),
-        ("/proc/none/bridle.db", "folder cannot be made"),
-        ("/", "unable to open database file"),
+        ("/proc/none/bridle.db", "the store cannot be made"),
+        ("/", "is a folder, not a store"),
     ],
 )
 def test_a_store_that_cannot_be_made_is_told_without_a_traceback_or_its_password(

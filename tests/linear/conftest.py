@@ -20,7 +20,6 @@ Prepare = Callable[[int], Callable[[], object]]
 
 def cpu_s(work: Callable[[], object]) -> float:
     """CPU time of this process for ``work``, in seconds."""
-    gc.collect()
     gc.disable()
     try:
         started = time.process_time()
@@ -30,7 +29,7 @@ def cpu_s(work: Callable[[], object]) -> float:
         gc.enable()
 
 
-def growth(prepare: Prepare, size: int, most: int = 1 << 22) -> tuple[float, int]:
+def growth(prepare: Prepare, size: int, most: int = 1 << 17) -> tuple[float, int]:
     """The growth per doubling from n to 4n, where n is the first size from ``size`` on, doubled,
     that takes :data:`LEAST_S`; and n. The growth is 1.0 where size ``most`` takes less."""
     while (taken := cpu_s(prepare(size))) < LEAST_S:

@@ -351,7 +351,7 @@ def test_calls_that_an_engine_of_ours_reads(is_linear, name, step):
 
             return work
 
-        is_linear(read, 512)
+        is_linear(read, 2048)
 
 
 SECRETS = {
@@ -419,4 +419,4 @@ def test_a_difference_that_a_page_shows(is_linear, name):
         old, new = LINES[name](n)
         return lambda: _compared(old, new)
 
-    is_linear(show, 64)
+    is_linear(show, 512)

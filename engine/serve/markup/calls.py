@@ -12,11 +12,14 @@ from bridle.engine.serve.markup.reading import BracketScanner, content
 
 _KEYS: Final = ("arguments", "parameters")
 _ENVELOPE: Final = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,\s*'
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"[^"\\]*+(?:\\.[^"\\]*+)*+")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
-_FIRST_KEY: Final = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_FIRST_KEY: Final = re.compile(r'\s*\{\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
+_LONGEST_HEAD: Final = 1024
+"""Characters from which on a body that is no call yet is judged when it is whole. Judged anew with
+each piece, a name that does not end would take the square of its length."""
 _CALL_KEYS: Final = frozenset(("name", "id", "type", "tool_call_id", *_KEYS))
 _NAME: Final = re.compile(r"\s*[\w.:/-]+\s*")
 
@@ -92,6 +95,8 @@ class JsonCall:
     def push(self, text: str) -> Iterable[Delta]:
         if self.shown is None:
             self._body += text
+            if len(self._body) - len(text) > _LONGEST_HEAD:
+                return
             envelope = _ENVELOPE.match(self._body)
             name = parsed(envelope["name"]) if envelope else None
             if envelope is not None and is_text(name):

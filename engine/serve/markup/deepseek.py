@@ -44,7 +44,7 @@ def _call(feed: Feed, calls: Calls, shown: str) -> Reading[bool]:
             opened = (yield from feed.accept("{")) if tag == FENCE else ""
             shown += name + tag
         if opened:
-            feed.text = "{" + feed.text
+            feed.unread("{")
             shown += opened[:-1]
         if opened and is_name(name):
             yield calls.begin(name.strip())

@@ -19,7 +19,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
         name, tag = yield from feed.until((">", "\n"))
         brace = (yield from feed.accept("{")) if tag == ">" and is_name(name) else ""
         if brace:
-            feed.text = "{" + feed.text
+            feed.unread("{")
             yield calls.begin(name.strip())
             yield from feed.value(emit=calls.arguments)
             yield from feed.accept(CLOSE)

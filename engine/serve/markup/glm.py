@@ -24,7 +24,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
         name, tag = yield from feed.until((KEY, CLOSE, OPEN))
         if tag not in (KEY, CLOSE) or not is_name(name):
             yield from content(OPEN + name + ("" if tag == OPEN else tag))
-            feed.text = (OPEN if tag == OPEN else "") + feed.text
+            feed.unread(OPEN if tag == OPEN else "")
             continue
         yield calls.begin(name.strip())
         arguments = ArgumentsWriter(calls, name.strip())

@@ -16,7 +16,7 @@ TAG: Final = "<|python_tag|>"
 def read(feed: Feed, calls: Calls) -> Reading[None]:
     before = yield from feed.accept(TAG)
     while opened := (yield from feed.accept("{")):
-        feed.text = "{" + feed.text
+        feed.unread("{")
         call = JsonCall(calls, before + opened[:-1])
         yield from feed.value(emit=call.push)
         yield from call.end()

@@ -29,7 +29,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
 def read_array(feed: Feed, calls: Calls, before: str) -> Reading[None]:
     """The calls of a JSON array whose bracket, with what stands before it, is ``before``."""
     while opened := (yield from feed.accept("{")):
-        feed.text = "{" + feed.text
+        feed.unread("{")
         call = JsonCall(calls, before + opened[:-1])
         yield from feed.value(emit=call.push)
         yield from call.end()
@@ -50,7 +50,7 @@ def _named(feed: Feed, calls: Calls) -> Reading[None]:
         opened = yield from feed.accept("{")
         shown, tag = shown + ARGUMENTS + opened[:-1], opened[-1:]
     if tag in ("{", OPEN):
-        feed.text = tag + feed.text
+        feed.unread(tag)
     if tag == "{" and is_name(name):
         yield calls.begin(name.strip(), id.strip() or None)
         yield from feed.value(emit=calls.arguments)

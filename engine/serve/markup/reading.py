@@ -7,8 +7,10 @@ cut, because no method of the feed decides on less text than it needs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TypeVar
+from functools import cache
+from typing import Final, TypeVar
 
 from bridle.engine.serve.deltas import Content, Delta
 from bridle.engine.serve.stopping import partial_suffix
@@ -20,27 +22,54 @@ Emit = Callable[[str], Iterable[Delta]]
 """Deltas for the next piece of a text."""
 
 
+_BLANKS: Final = re.compile(r"\s*")
+
+
+@cache
+def _first_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the first of ``tags``; of two at one place, the one that the other begins with."""
+    return re.compile("|".join(map(re.escape, sorted(tags))))
+
+
 def content(text: str) -> Iterable[Delta]:
     return (Content(text),) if text else ()
 
 
 class Feed:
-    """The text of a reply that has come and is not yet read."""
+    """The text of a reply that has come and is not yet read.
+
+    What has been read is passed over by an index and dropped when more comes: a long text is not
+    copied again for each tag in it.
+    """
 
     def __init__(self) -> None:
-        self.text = ""
         self.ended = False
+        self._text = ""
+        self._at = 0
+        """Where the unread text begins."""
+
+    def add(self, text: str) -> None:
+        """More of the reply."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def unread(self, text: str) -> None:
+        """Takes back the end of what was just read."""
+        self._at -= len(text)
 
     def until(self, tags: Sequence[str], emit: Emit | None = None) -> Reading[tuple[str, str]]:
         """Read up to the first of ``tags``, and the tag: the text and the tag, which is empty at
         the end of the reply. With ``emit`` the text is emitted piece by piece and not returned."""
         read: list[str] = []
+        first = _first_of(tuple(tags)) if tags else None
         while True:
-            found = [(at, tag) for tag in tags if (at := self.text.find(tag)) >= 0]
-            at, tag = min(found) if found else (len(self.text), "")
-            if not found and not self.ended:
-                at -= partial_suffix(self.text, *tags)
-            piece, self.text = self.text[:at], self.text[at + len(tag) :]
+            found = None if first is None else first.search(self._text, self._at)
+            start, tag = self._at, "" if found is None else found[0]
+            end = len(self._text) if found is None else found.start()
+            if found is None and not self.ended:
+                longest = max((len(tag) for tag in tags), default=0)
+                end -= partial_suffix(self._text[max(start, end - longest) :], *tags)
+            piece, self._at = self._text[start:end], end + len(tag)
             if emit is None:
                 read.append(piece)
             elif piece:
@@ -53,12 +82,14 @@ class Feed:
         """Read one of ``starts`` and, with ``blanks``, white space before it; what was read is
         returned. When none of them comes next, nothing is read."""
         while True:
-            rest = self.text.lstrip() if blanks else self.text
+            blank = _BLANKS.match(self._text, self._at) if blanks else None
+            at = self._at if blank is None else blank.end()
             for start in starts:
-                if rest.startswith(start):
-                    read = self.text[: len(self.text) - len(rest) + len(start)]
-                    self.text = rest[len(start) :]
+                if self._text.startswith(start, at):
+                    read = self._text[self._at : at + len(start)]
+                    self._at = at + len(start)
                     return read
+            rest = self._text[at : at + max(map(len, starts))]
             if self.ended or not any(start.startswith(rest) for start in starts):
                 return ""
             yield None
@@ -68,10 +99,9 @@ class Feed:
         it was closed before the reply ended."""
         scanner = BracketScanner()
         while True:
-            piece = scanner.push(self.text)
-            self.text = self.text[len(piece) :]
-            if piece:
-                yield from emit(piece)
+            start, self._at = self._at, scanner.end(self._text, self._at)
+            if self._at > start:
+                yield from emit(self._text[start : self._at])
             if scanner.closed or self.ended:
                 return scanner.closed
             yield None
@@ -91,9 +121,14 @@ class BracketScanner:
         self._escaped = False
 
     def push(self, text: str) -> str:
+        return text[: self.end(text, 0)]
+
+    def end(self, text: str, start: int) -> int:
+        """Where the value ends in ``text[start:]``; the text's end when it goes on."""
         if self.closed:
-            return ""
-        for position, character in enumerate(text):
+            return start
+        for position in range(start, len(text)):
+            character = text[position]
             if self._in_string:
                 if self._escaped:
                     self._escaped = False
@@ -109,8 +144,8 @@ class BracketScanner:
                 self._depth -= 1
                 if self._depth == 0:
                     self.closed = True
-                    return text[: position + 1]
-        return text
+                    return position + 1
+        return len(text)
 
 
 class MarkupReader:
@@ -130,7 +165,7 @@ class MarkupReader:
         """Whether content has come since the beginning, or since the last call."""
 
     def push(self, text: str) -> list[Delta]:
-        self._feed.text += text
+        self._feed.add(text)
         return self._run()
 
     def flush(self) -> list[Delta]:

@@ -61,7 +61,7 @@ class Service:
         inherited = {
             name: value for name, value in without_rank(os.environ).items() if name not in KEYS
         }
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=_private) as log:
             self._process = subprocess.Popen(
                 # -P: no file of the folder it starts in replaces a module.
                 [sys.executable, "-P", "-m", "bridle", *self._arguments, "--json"],
@@ -132,3 +132,8 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
     lines.put(stream.readline())
     while stream.read(65536):
         pass
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that its owner alone may read when it is made."""
+    return os.open(path, flags, 0o600)
