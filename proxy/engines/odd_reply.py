@@ -115,11 +115,6 @@ class OddReply:
                 text[key] = self._joined(place, text[key], over)
             elif over and place in self._held:
                 text[key] = self._joined(place, "", over)
-        for position, call in enumerate(text.get("tool_calls", ())):
-            function = call.get("function") if isinstance(call, dict) else None
-            if function and isinstance(function.get("arguments"), str):
-                call_place = (choice, "arguments", call.get("index", position))
-                function["arguments"] = self._joined(call_place, function["arguments"], over)
         return text
 
     def _read_parts(self, text: Json) -> None:
@@ -233,7 +228,8 @@ class OddReply:
         return text
 
     def _without_surrogates(self, value: Any) -> Any:
-        """``value`` with U+FFFD for each half of a character in its texts."""
+        """``value`` with U+FFFD for each half of a character in its texts. Those in the arguments
+        of calls stay: only who knows the call of a piece can put them together."""
         if isinstance(value, str):
             try:
                 value.encode()
@@ -243,7 +239,9 @@ class OddReply:
             return value
         if isinstance(value, dict):
             return {
-                self._without_surrogates(name): self._without_surrogates(one)
+                self._without_surrogates(name): one
+                if name == "arguments" and isinstance(one, str)
+                else self._without_surrogates(one)
                 for name, one in value.items()
             }
         if isinstance(value, list):

@@ -66,6 +66,7 @@ class _Call:
         "closed",
         "engine_id",
         "extra",
+        "half",
         "name",
         "named_again",
         "ordinal",
@@ -79,6 +80,8 @@ class _Call:
         self.name: str | None = None
         self.named_again = False
         """Whether its name was sent once more when it was whole."""
+        self.half = ""
+        """The first half of a character, whose second half the next piece has."""
         self.pieces: list[str] = []
         self.sent = 0
         """How many of the pieces have left as events."""
@@ -153,7 +156,11 @@ class ToolCalls:
         if call is not None and engine_id and call.engine_id not in (None, engine_id):
             call = None
             self._note("tool_call_by_id", "parallel calls with one index or none")
-        elif call is not None and name and call.name is not None:
+        elif call is not None and name and call.name is None:
+            if call.whole and not (engine_id or call.engine_id):
+                # Nothing shows that the name is that of the arguments before it.
+                call = None
+        elif call is not None and name:
             if self._repeats(call, engine_id, name, arguments):
                 return []
             if self._another(call, name, arguments):
@@ -280,9 +287,25 @@ class ToolCalls:
             if not arguments.strip():
                 return
             raise _unreadable(f"more of the tool call {call.name!r} after its end")
+        if call.half or not arguments.isascii():
+            arguments = self._whole_characters(call, arguments)
         call.pieces.append(arguments)
         if _ANOTHER.search(arguments) is not None and call.several:
             raise _unreadable(f"the arguments of several calls of {call.name!r} as one text")
+
+    def _whole_characters(self, call: _Call, arguments: str) -> str:
+        """``arguments`` after the half of a character that the call's last piece ended with. Their
+        own last half is kept for the next piece, and other halves become U+FFFD."""
+        if call.half:
+            self._note("surrogate_pair_joined")
+        wide = (call.half + arguments).encode("utf-16-le", "surrogatepass")
+        text, call.half = wide.decode("utf-16-le", "surrogatepass"), ""
+        if "\ud800" <= text[-1] <= "\udbff":
+            call.half, text = text[-1], text[:-1]
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            self._note("surrogate_replaced")
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return text
 
     def _advance(self) -> list[Event]:
         """What can leave now: the open call's new pieces, and what follows it once it is whole."""

@@ -123,6 +123,8 @@ class Reply:
             habits.discard("names_on_each_piece")
         if "objects" in habits:
             habits.discard("pieces")
+        if "merged" in self.spoils:
+            habits.discard("names_on_each_piece")  # the name would tell the two calls apart
         if "legacy_call" in habits:
             habits -= {"same_index", "alternating", "late_names", "flat_calls"}
         self.habits = frozenset(habits)
