@@ -207,7 +207,7 @@ class Call:
 
     def _pack(self) -> None:
         """Compress the recorded bytes of the stream. Raises :class:`ApiError` if they, or all bytes
-        of the running calls, are too many."""
+        that the running calls hold, are too many."""
         self._sent += self._unpacked
         self._unpacked = 0
         limit = self._services.settings.limits.reply_bytes

@@ -52,7 +52,7 @@ log = logging.getLogger("bridle.proxy")
 
 
 class DataPlane:
-    """A server of the requests of harnesses."""
+    """The handler of harnesses' requests on the data routes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

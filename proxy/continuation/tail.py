@@ -108,8 +108,8 @@ class TailRenderer:
         return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
     def closing(self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE) -> str | None:
-        """Return the text after the reply's last word if nothing follows the reply, or ``None`` if
-        the template does not render a conversation that ends in a reply. A token that ends the
+        """Return the text after the reply's last word in a conversation that ends with the reply,
+        or ``None`` if the template does not render such a conversation. A token that ends the
         conversation and not the turn (an end-of-text token) is left out."""
         kwargs = orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS)
         key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs, shape)

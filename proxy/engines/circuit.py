@@ -4,8 +4,8 @@ A ``closed`` circuit lets every call through. It becomes ``open`` when the engin
 times in a row: no call goes there during a cool-down, which doubles with every trial that fails. It
 is ``half_open`` when the cool-down is over or a health check has succeeded: one call may then try
 the engine, and its result decides. A reply that breaks off counts as a failure; only a complete
-reply resets the count. Failures within one session never open the circuit, because that session's
-requests may be the cause. An engine that cannot be reached at all fails every session.
+reply resets the count. Failures within one session never open a closed circuit, because that
+session's requests may be the cause. An engine that cannot be reached at all fails every session.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Circuit:
             self._trial = False
 
     def checked(self, well: bool) -> None:
-        """Record the result of a health check. A bad one counts as a failed call, and prolongs the
-        cool-down if there is one; a good one lets the next call try."""
+        """Record the result of a health check. A bad one counts as a failed call, or restarts the
+        cool-down if the circuit is not closed. A good one lets the next call try."""
         if self._until is None:
             if not well:
                 self.failed()

@@ -1,5 +1,4 @@
-"""The proxy's requests to one engine besides the calls themselves, and the errors for its
-failures."""
+"""The proxy's requests to one engine besides calls, and the errors for its failures."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _HEALTH_TIMEOUT_S: Final = 15.0
 """A long timeout, because an engine that is loading weights or compiling is busy, not gone."""
 _SAMPLING_TIMEOUT_S: Final = 2.0
 _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
-"""The routes and fields in which engines report their weights: our own engines' first, then
+"""The routes and fields in which engines report their weights: first our own engines', then
 vLLM's."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
 REMOVED: Final = b"[a key of the proxy]"

@@ -117,12 +117,13 @@ class EnginePool:
     ) -> None:
         """Create the pool; no engine is asked yet.
 
-        ``model`` is the model name that the engines are asked for; with ``None`` it is the first
-        that they list. ``external`` is true for the engines of another provider, which have no
-        health route and are asked for the model that the client named. ``api_key`` is sent to the
-        engines of ``urls``, never to an engine that is added later. ``trained`` is true if the
-        tokens of these engines may be trained. They are then asked how they sample: at the start,
-        and after connections to them have broken.
+        ``model`` is the model name that the engines are asked for. With ``None`` it is the client's
+        if the engines list it, else the first that they list. ``external`` is true for the engines
+        of another provider, which have no health route and are asked for the client's model name
+        unless ``model`` is given. ``api_key`` is sent to the engines of ``urls``, never to an
+        engine that is added later. ``trained`` is true if the tokens of these engines may be
+        trained. They are then asked how they sample: at the start, and after connections to them
+        have broken.
         """
         self.gate = gate
         self.model = model
