@@ -165,7 +165,7 @@ class EngineEndpoint:
     async def fingerprint(self) -> str | None:
         """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none.
 
-        Raises :class:`ApiError` if it could not be read, and ``TimeoutError``.
+        Raises :class:`ApiError` if it could not be read.
         """
         for path, name in _FINGERPRINTS:
             with _reading("the engine's report of its weights"):
