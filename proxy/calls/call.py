@@ -1,8 +1,8 @@
 """One call, from its admission to the commit of its record.
 
-Streaming or not, the events go the same way: the recording takes them, the emitter turns them into
-client bytes (or nothing, when the client wants the reply whole), the record is committed, and only
-then the client gets the terminal event.
+Streaming or not, the events take the same path: the recording takes them, the emitter turns them
+into client bytes (or nothing, if the client wants the reply whole), the record is committed, and
+only then the client gets the terminal event.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log = logging.getLogger("bridle.proxy")
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """Why a call did not complete."""
+    """The failure of a call that did not complete."""
 
     reason: str
     error: ApiError | None
-    """What the client gets; ``None`` when there is no client any more."""
+    """The error that the client gets; ``None`` if there is no client any more."""
 
 
 _TOKEN_BYTES: Final = 160
-"""Of a sampled token in memory: its id, its logprob, its text."""
+"""Bytes of a sampled token in memory: its id, its logprob and its text."""
 
 CLIENT_GONE: Final = CallFailure(CLIENT_DISCONNECTED, None)
 PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
@@ -111,11 +111,11 @@ class Call:
             held=held,
         )
         self._unpacked = self._sent = self._sampled = 0
-        """Bytes that were sent since they were last packed, all bytes that were sent, and tokens
-        that were sampled until then."""
+        """Number of bytes that were sent since they were last packed, of bytes that were sent until
+        then, and of tokens that were sampled until then."""
 
     async def serve(self) -> None:
-        """Serves the client and keeps the record, whatever happens on either side."""
+        """Serve the client and keep the record, whatever happens on either side."""
         try:
             ending = await self._converse()
             if isinstance(ending, CallFailure):
@@ -127,12 +127,12 @@ class Call:
             self._stream.close()
 
     async def refuse(self, error: ApiError) -> None:
-        """Sends and records ``error`` without asking an engine."""
+        """Send and record ``error`` without asking an engine."""
         await self._fail(CallFailure(error.kind, error))
 
     async def _converse(self) -> CallFailure | bytes:
-        """The engine's events to record and client; the client's last bytes, not yet sent, when
-        the reply is whole, else how it failed."""
+        """Pass the engine's events to the record and to the client. Return the client's last bytes,
+        not yet sent, if the reply is whole, else the failure."""
         watch, client, gate = self._services.watch, self._client, self._gate
         client_left = False
         try:
@@ -165,7 +165,8 @@ class Call:
             return CallFailure("internal", ApiError("internal", "the proxy failed", status=500))
 
     def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
-        """To the record, and to the client of a stream; what to wait for when it reads slowly."""
+        """Pass ``events`` to the record, and to the client of a stream. Return a future to await if
+        the client reads slowly, else ``None``."""
         engine = self._stream.engine
         assert engine is not None, "it answers"  # noqa: S101 - a programming error
         self._recording.take(events, engine.serves.version)
@@ -183,19 +184,20 @@ class Call:
         return waiting
 
     def _keep_alive(self) -> None:
-        """Sends a sign of life to a streaming client that has heard nothing for long."""
+        """Send a sign of life to a streaming client that has received nothing for long."""
         if self._emitter is not None and not self._client.closed:
             self._write(b"".join((*self._opening(), self._emitter.keep_alive())))
 
     def _opening(self) -> list[bytes]:
-        """The stream's first bytes, once; an emitter begins before it gets any event."""
+        """Return the stream's first bytes, once; an emitter begins before it gets any event."""
         if self._begun or self._emitter is None:
             return []
         self._begun = True
         return [self._emitter.begin()]
 
     def _write(self, body: bytes) -> asyncio.Future[None] | None:
-        """``body`` to the client of a stream, after the status line if that has not left yet."""
+        """Send ``body`` to the client of a stream, after the status line if that has not been sent
+        yet."""
         if not self._client.started:
             self._client.start_stream(self._content_type, self._headers)
         if not body:
@@ -204,8 +206,8 @@ class Call:
         return self._client.write(body)
 
     def _pack(self) -> None:
-        """Keeps what the client was sent in fewer bytes. Raises :class:`ApiError` when it, or all
-        that the running calls hold, is too much."""
+        """Compress the recorded bytes of the stream. Raises :class:`ApiError` if they, or all bytes
+        that the running calls hold, are too many."""
         self._sent += self._unpacked
         self._unpacked = 0
         limit = self._services.settings.limits.reply_bytes
@@ -216,7 +218,7 @@ class Call:
         self._stream.hold(self._recording.pack() + _TOKEN_BYTES * tokens)
 
     def _last_bytes(self) -> bytes:
-        """The terminal bytes: the whole reply, or the end of the stream."""
+        """Return the terminal bytes: the whole reply, or the end of the stream."""
         if self._emitter is None:
             return self._dialect.reply(self._request, self._minted, self._recording.fold.reply())
         return b"".join((*self._opening(), self._emitter.end()))
@@ -242,8 +244,8 @@ class Call:
         await client.finish(last)
 
     def _compare_rendering(self, ended: CallEnded) -> None:
-        """Compares the prompt of a call that continues nothing with the rendering here. Engines of
-        other models have another template."""
+        """Compare the prompt of a call that continues no other with the local rendering. Engines of
+        other models have another template and are not compared."""
         check, engine = self._services.rendering_checks.get(self._to.engines), self._stream.engine
         if check is not None and engine is not None:
             check.begin(engine, self._ask, ended, self._recording.begun.started_at)
@@ -289,7 +291,7 @@ class Call:
         return {"session": begun.session_id, "call": begun.id}
 
     def _error_bytes(self, error: ApiError) -> HttpError:
-        """``error`` inside the stream when it has begun, else as a response of its own."""
+        """Return ``error`` inside the stream if it has begun, else as a response of its own."""
         if self._emitter is not None and self._client.started:
             return HttpError(200, self._emitter.fail(error))
         return self._dialect.error(error)

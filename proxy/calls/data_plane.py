@@ -52,13 +52,13 @@ log = logging.getLogger("bridle.proxy")
 
 
 class DataPlane:
-    """Serves the requests of harnesses."""
+    """The handler of harnesses' requests on the data routes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def serve(self, route: Route, client: Client) -> None:
-        """Replies to one request on a data route; every error has the dialect's own form."""
+        """Reply to one request on a data route; every error has the dialect's own form."""
         if route.action is Action.MODELS:
             route = route._replace(dialect=models_dialect(route.dialect, client.headers))
         try:
@@ -102,7 +102,8 @@ class DataPlane:
         await client.refuse(DIALECTS[route.dialect].error(error), encoded(headers))
 
     async def _refuse_method(self, route: Route, client: Client) -> bool:
-        """Refuses WebSocket and a method that the route does not take; returns whether it did."""
+        """Refuse WebSocket and a method that the route does not take. Return True if the request
+        was refused."""
         method, path = client.scope["method"], client.scope["path"]
         if client.headers.get("upgrade", "").lower() == "websocket":
             error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
@@ -186,7 +187,8 @@ class DataPlane:
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[Session, Link]:
-        """The session of the request, and the request's link to the call that it continues."""
+        """Return the session of the request, and the request's link to the call that it
+        continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
@@ -202,7 +204,7 @@ class DataPlane:
         return session, link
 
     async def _count(self, route: Route, client: Client) -> None:
-        """Replies with the exact number of prompt tokens by the engine's own template."""
+        """Reply with the exact number of prompt tokens by the engine's own template."""
         held = Held(self._services.in_flight)
         try:
             await self._count_tokens(route, client, held)
@@ -264,7 +266,7 @@ class DataPlane:
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
     async def _stored(self, route: Route, client: Client) -> None:
-        """Replies with a stored response as its client got it, or deletes it. A deleted response is
+        """Reply with a stored response as its client got it, or delete it. A deleted response is
         hidden from clients and stays in the record."""
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
@@ -331,7 +333,7 @@ def _allowed(method: str, route: Route) -> bool:
 
 
 def _storable(request: Request) -> Request:
-    """``request``. Raises :class:`ApiError` for a model name that no database can store."""
+    """Return ``request``. Raises :class:`ApiError` for a model name that no database can store."""
     if "\0" in request.model:
         message = "a model's name cannot contain a NUL character"
         raise ApiError("invalid_request", message, status=400, param="model")

@@ -19,20 +19,20 @@ from bridle.store.records import Note
 
 
 class EngineForm(NamedTuple):
-    """What the prompt is made of."""
+    """The request and the link from which the prompt is made."""
 
     request: Request
     link: Link
-    """With its tail and the count of leading system messages as in ``request``."""
+    """The link, with its tail and its count of leading system messages as in ``request``."""
     notes: tuple[Note, ...]
 
 
 def engine_form(
     request: Request, link: Link, engine_ids: Mapping[str, str], rules: RoleRules | None
 ) -> EngineForm:
-    """``request`` and ``link`` as the engine gets them. ``engine_ids``: by the tool-call ids that
-    clients were sent, the engine's own. ``rules`` is ``None`` where the template's are not
-    known."""
+    """Return ``request`` and ``link`` as the engine gets them. ``engine_ids`` has the engine's own
+    tool-call ids, by the ids that clients were sent. ``rules`` is ``None`` if the template's are
+    not known."""
     notes: tuple[Note, ...] = ()
     if engine_ids:
         request = structs.replace(request, messages=with_engine_ids(request.messages, engine_ids))

@@ -11,7 +11,7 @@ from bridle.proxy.wire.canonical import ApiError, DialectName
 
 
 def models_dialect(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
-    """The dialect of a list of models and its refusals: several providers share the path of
+    """Return the dialect of a list of models and its refusals: several providers share the path of
     ``dialect``, and their clients are recognised by their headers."""
     if dialect == "google" or "x-goog-api-key" in headers:
         return "google"
@@ -24,9 +24,10 @@ def models_reply(
     aliases: Mapping[str, str],
     wanted: str | None,
 ) -> bytes:
-    """The engine's model ``cards`` and the ``aliases`` of them; one model when ``wanted``.
+    """Return the engine's model ``cards`` and the ``aliases`` of them, or only the model ``wanted``
+    if it is given.
 
-    Raises :class:`ApiError` (404) when ``wanted`` is none of them.
+    Raises :class:`ApiError` (404) if ``wanted`` is none of them.
     """
     served = [_model(card["id"], card) for card in cards]
     by_name = {model.id: card for model, card in zip(served, cards, strict=True)}

@@ -1,10 +1,10 @@
-"""Why a rendered prompt does not continue its parent's ids: the first difference, explained.
+"""The reason why a rendered prompt does not continue its parent's ids, from the first difference.
 
-The prompt that the engine rendered is compared with what the parent's engine call saw and sampled.
-The place where they part shows which reply (or which observed turn) was rewritten, and the echo of
-that turn shows the cause: the harness, the template, or only the tokenizer. Further losses of that
-reply are named after the first difference. Without the model's tokenizer the texts cannot be read;
-then the echo alone is judged, which is an inference.
+The prompt that the engine rendered is compared with the ids that the parent's engine call saw and
+sampled. The place where they part shows which reply (or which observed turn) was rewritten, and the
+echo of that turn shows the cause: the harness, the template, or only the tokenizer. Further losses
+of that reply are named after the first difference. Without the model's tokenizer the texts cannot
+be read. The echo alone is then judged, which is an inference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bridle.engine.contract.tokenizer import Tokenizer
 
 _ROOM = 64
-"""Ids by which a rewritten reply may be longer than the sampled one and still be read whole."""
+"""Number of ids by which a rewritten reply may be longer than the sampled one and still be read
+whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,11 @@ class _Reply:
 def explain(
     tokenizer: Tokenizer | None, link: Link, request: Request, ids: TokenIds, parted: int
 ) -> tuple[BreakReason, ...]:
-    """The reasons why ``ids`` (the prompt of ``request`` as the engine used it) leave the path of
-    the link's base after ``parted`` tokens: that of the first difference, then those of others in
-    the same reply.
+    """Return the reasons why ``ids`` (the prompt of ``request`` as the engine used it) leave the
+    path of the link's base after ``parted`` tokens: that of the first difference, then those of
+    others in the same reply.
 
-    ``tokenizer`` is ``None`` where the model's cannot be had.
+    ``tokenizer`` is ``None`` if the model's cannot be had.
     """
     base = link.base
     path = None if base is None else base.path_ids(link.choice)
@@ -85,7 +86,7 @@ def explain(
 
 
 def _parted_reply(base: Turn, choice: int, parted: int) -> _Reply:
-    """The first reply on the path that ends after the place where the ids part."""
+    """Return the first reply on the path that ends after the place where the ids part."""
     found = at = _Reply(base, choice)
     while at.turn.base is not None:
         above = _Reply(at.turn.base, at.turn.base_choice)
@@ -108,7 +109,7 @@ def _continues(turn: Turn, reply: _Reply) -> bool:
 
 
 def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakReason:
-    """The ids part in what the engine was given before the reply of ``turn``."""
+    """Return the reason for ids that part before the reply of ``turn``, in the engine's input."""
     if turn.seen.system_form != system_form:
         return BreakReason.SYSTEM_CHANGED
     first = turn.seen.depth - len(turn.seen.forms)
@@ -119,8 +120,8 @@ def _observed(turn: Turn, units: Sequence[Unit], system_form: bytes) -> BreakRea
 
 
 def _first(message: Message, echo: Message, said: str, now: str) -> BreakReason:
-    """The first difference within a reply: ``said`` is its sampled text, ``now`` what is rendered
-    there."""
+    """Return the reason for the first difference within a reply. ``said`` is its sampled text, and
+    ``now`` is the text that is rendered there."""
     parted = _common_text(said, now)
     if message.reasoning and parted <= _reasoning_end(message.reasoning, said):
         return _reasoning(message, echo)
@@ -139,7 +140,7 @@ def _first(message: Message, echo: Message, said: str, now: str) -> BreakReason:
 
 
 def _all(message: Message, echo: Message, said: str, now: str) -> list[BreakReason]:
-    """Everything in a reply that ``now`` says otherwise than ``said``, in the order in which a
+    """Return the reasons for all differences between ``said`` and ``now``, in the order in which a
     template writes a reply."""
     found = []
     reasoning = (message.reasoning or "").strip()
@@ -156,7 +157,8 @@ def _all(message: Message, echo: Message, said: str, now: str) -> list[BreakReas
 
 
 def _reasoning(message: Message, echo: Message) -> BreakReason:
-    """Who changed the reasoning that was sampled and is not rendered."""
+    """Return the reason that names who changed the reasoning that was sampled and is not
+    rendered."""
     if not echo.reasoning:
         return BreakReason.REASONING_DROPPED
     same = echo.reasoning.split() == (message.reasoning or "").split()
@@ -170,8 +172,9 @@ def _arguments_changed(message: Message, match: Match, now: str) -> bool:
 
 
 def _inferred(message: Message, echo: Message) -> tuple[BreakReason, ...]:
-    """The ids part within a reply whose texts cannot be read: by what the echo leaves out or writes
-    anew, in the order in which a template would come upon it."""
+    """Return the reasons for ids that part within a reply whose texts cannot be read. They are
+    inferred from the parts that the echo leaves out or writes anew, in the order in which a
+    template would come upon them."""
     found = []
     if message.reasoning and (echo.reasoning or "").split() != message.reasoning.split():
         found.append(_reasoning(message, echo))
@@ -204,7 +207,7 @@ def _rewritten(arguments: str) -> bool:
 
 
 def _reasoning_end(reasoning: str, said: str) -> int:
-    """Where in the sampled text the reasoning and its closing mark end."""
+    """Return the place in the sampled text where the reasoning and its closing mark end."""
     words = reasoning.strip()
     start = said.find(words)
     if start < 0:
@@ -215,7 +218,7 @@ def _reasoning_end(reasoning: str, said: str) -> int:
 
 
 def _calls_start(message: Message, said: str) -> int:
-    """Where in the sampled text the first tool call's arguments may begin."""
+    """Return the place in the sampled text where the first tool call's arguments may begin."""
     text = message.content.strip() if isinstance(message.content, str) else ""
     after_text = max(0, said.find(text) + len(text)) if text else 0
     return max(0, said.find(message.tool_calls[0].name, after_text))

@@ -1,11 +1,11 @@
-"""Exact continuation: the engine is sent what it saw and sampled, plus only what is new.
+"""Exact continuation: the engine is sent the ids that it saw and sampled, plus only the new ones.
 
 ``prompt = ids of the base's prompt + its sampled ids + missing end-of-turn + rendered tail``. The
 history is neither rendered nor tokenised again, whatever the harness echoes back, so a conversation
 that is one line stays one line in tokens. A request whose lineage broke below an intact base still
-keeps the base's ids; without a base, or where the template cannot be proven to render tails on
-their own (``proxy/continuation/probe.py``), the engine renders the messages and the prompt says
-why.
+keeps the base's ids. Without a base, or if the template cannot be proven to render tails on their
+own (``proxy/continuation/probe.py``), the engine renders the messages, and the prompt has the
+reason.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _OF_THE_RENDERER: Final = frozenset(
 """Template arguments that the renderer sets; the engine decides what a client's values mean."""
 
 _LONG_TAIL: Final = 16_384
-"""Characters from which on a tail takes longer to tokenise than a thread takes to wake up."""
+"""Characters of a tail that takes longer to tokenise than a thread takes to wake up."""
 _BEFORE_END: Final = 8
-"""Ids of a tail among which a repeated end of the reply is looked for."""
+"""Number of a tail's first ids among which a repeated end of the reply is looked for."""
 _TAILS_KEPT: Final = 128
 _LONGEST_KEY: Final = 65_536
-"""Bytes of a request's setting and tail, from which on its tail is not remembered."""
+"""Bytes of a request's setting and tail at which the tail is no longer remembered."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Continuer:
-    """Makes prompts for one model's template."""
+    """A maker of prompts for one model's template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -71,7 +71,7 @@ class Continuer:
         return length >= _LONG_TAIL
 
     def prompt(self, link: Link, request: Request) -> CallPrompt:
-        """The prompt of a request that has this ``link``."""
+        """Return the prompt of a request that has this ``link``."""
         if isinstance(request.prompt, tuple):
             return CallPrompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
         base = link.base
@@ -94,8 +94,8 @@ class Continuer:
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
 
     def _sampled_already(self, new: TokenIds, last: int) -> int:
-        """How many of the new ids repeat the reply's last token: it ends a reply in some templates
-        as the next turn's first token, white space before it aside."""
+        """Return the number of new ids that repeat the reply's last token. In some templates, the
+        next turn's first token ends a reply; white space may stand before it."""
         (found,) = np.nonzero(new[:_BEFORE_END] == last)
         if not len(found):
             return 0
@@ -103,8 +103,8 @@ class Continuer:
         return at + 1 if not self.tokenizer.decode(new[:at].tolist()).strip() else 0
 
     def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
-        """The tail that the request renders after ``reply``, or ``None`` when it cannot be rendered
-        on its own; the latest are remembered, for calls that ask the same again."""
+        """Return the tail that the request renders after ``reply``, or ``None`` if it cannot be
+        rendered on its own. The latest tails are remembered, for calls that ask the same again."""
         for message in request.messages:
             if type(message.content) is list and not _only_text(message.content):
                 return None
@@ -139,8 +139,9 @@ class Continuer:
             return None
 
     def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
-        """Whether the template, which was given the arguments ``before``, says something else
-        before the first user turn with those of ``request``: a reasoning effort, for one."""
+        """Return True if the arguments of ``request`` make the template write another text before
+        the first user turn than the arguments ``before`` did: another reasoning effort, for
+        example."""
         now = link.seen.arguments
         head = [message.to_chat() for message in request.messages[: link.head]]
         try:
@@ -159,7 +160,7 @@ class Continuer:
 
 
 def _as_sampled(reply: Message) -> Message:
-    """The reply with the engine's own ids of its calls."""
+    """Return the reply with the engine's own ids of its calls."""
     if not reply.tool_calls:
         return reply
     calls = [

@@ -1,11 +1,9 @@
-"""Explains breaks off the path of calls: after the commit, in a thread.
-
-Other work about a call that is done after its commit (:meth:`Explanations.run`) is waited for with
-it.
+"""The explanation of breaks, off the path of calls: after the commit, in a thread.
 
 A call that leaves its parent's ids is committed as ``unexplained``, and its row is updated when the
 texts have been compared, a moment later. A session is sealed, and the store closed, only after
-that. What a crash leaves behind stays ``unexplained``.
+that. Other work that is done about a call after its commit (:meth:`Explanations.run`) is awaited in
+the same way. A break that a crash leaves behind stays ``unexplained``.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Count = Callable[[BreakReason, tuple[Note, ...]], None]
 
 
 class Explanations:
-    """One at a time for each break; :meth:`drain` waits for them."""
+    """The tasks that explain breaks, one for each; :meth:`drain` waits for them."""
 
     def __init__(self, writer: Writer, tokenizer: Tokenizer | None, count: Count) -> None:
         """``count`` gets every break's reason and the notes that came with it."""
@@ -39,22 +37,22 @@ class Explanations:
         self._tokenizer = tokenizer
         self._count = count
         self._pending: dict[asyncio.Task[None], str] = {}
-        """By task, the session of its call."""
+        """The session of the call that each task is about, by task."""
 
     def begin(self, ended: CallEnded, link: Link, request: Request) -> None:
-        """The call has been committed as ``UNEXPLAINED``."""
+        """Start the explanation of a call that has been committed as ``UNEXPLAINED``."""
         self.run(self._explain(ended, link, request), ended.session_id)
 
     def run(self, work: Coroutine[Any, Any, None], session_id: str) -> asyncio.Task[None]:
-        """Starts ``work`` about a call of the session."""
+        """Start ``work`` about a call of the session."""
         task = asyncio.create_task(work, name="after-commit")
         self._pending[task] = session_id
         task.add_done_callback(self._pending.pop)
         return task
 
     async def drain(self, session_id: str | None = None) -> None:
-        """Returns when the breaks so far of the session (of all when ``None``) are explained, and
-        what was run about its calls is done."""
+        """Wait until the breaks so far of the session (of every session if ``None``) are explained,
+        and the other work about its calls is done."""
         waiting = [task for task, of in self._pending.items() if session_id in (None, of)]
         if waiting:
             await asyncio.wait(waiting)

@@ -1,8 +1,8 @@
-"""What a chat template does to a conversation, found out by trying it on made-up ones.
+"""The effects of a chat template on a conversation, found by trying it on made-up ones.
 
-:meth:`Prober.report` runs at start-up and is what ``bridle doctor`` prints. :meth:`Prober.proven`
-asks, for one shape of reply and tail, whether the tail rendered on its own is exactly what the full
-rendering ends with, in text and in token ids; each shape is tried once.
+:meth:`Prober.report` runs at start-up and is printed by ``bridle doctor``. :meth:`Prober.proven`
+tests, for one shape of reply and tail, whether the tail rendered on its own is exactly the end of
+the full rendering, in text and in token ids; each shape is tried once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SHORT_ID, LONG_ID = "a1b2c3d4{}", "call_abcdefghijklmnopqrstuvwx0{}"
 
 
 class _Objection(str):
-    """Why tails of one kind do not render on their own."""
+    """The reason why tails of one kind do not render on their own."""
 
     __slots__ = ()
 
 
 class Prober:
-    """Tries one tokenizer's template; remembers what it found."""
+    """A tester of one tokenizer's template, which remembers its results."""
 
     def __init__(self, tokenizer: Tokenizer, tails: TailRenderer) -> None:
         self._tokenizer = tokenizer
@@ -44,13 +44,14 @@ class Prober:
     # — tails —
 
     def proven(self, reply: Message, tail: Sequence[Message], setting: Setting) -> Shape | None:
-        """The shape of surrogate by which a tail like this renders on its own after such a reply;
-        ``None`` when none is proven."""
+        """Return the shape of surrogate by which a tail like this renders on its own after such a
+        reply, or ``None`` if none is proven."""
         found = self._tried(reply, tail, setting)
         return found if isinstance(found, Shape) else None
 
     def objection(self, reply: Message, tail: Sequence[Message], setting: Setting) -> str | None:
-        """Why a tail like this cannot be rendered on its own; ``None`` when it can."""
+        """Return the reason why a tail like this cannot be rendered on its own, or ``None`` if it
+        can."""
         found = self._tried(reply, tail, setting)
         return None if isinstance(found, Shape) else str(found)
 
@@ -74,7 +75,8 @@ class Prober:
     def _ladder(
         self, kind: str, roles: tuple[str, ...], setting: Setting, long_ids: bool
     ) -> Shape | _Objection:
-        """The first shape of surrogate that is proven; else the objection to the likest one."""
+        """Return the first shape of surrogate that is proven, else the objection to the most likely
+        one."""
         objections = []
         for shape in shapes_for(_reply(kind, SHORT_ID)):
             found = self._try(kind, roles, setting, long_ids, shape)
@@ -124,7 +126,7 @@ class Prober:
     # — the report —
 
     def report(self) -> TemplateReport:
-        """Try the template on everything; takes well under a second."""
+        """Try the template on every kind of conversation; this takes well under a second."""
         user, answer = Message("user", "What is a café?"), Message("assistant", "A house. ☕")
         usable = self._renders(user)
         system = self._says(str(SYSTEM.content), SYSTEM, user)
@@ -174,7 +176,8 @@ class Prober:
             return None
 
     def _with_call(self, kind: str, results: str, id_form: str) -> str | None:
-        """A conversation with a reply of that kind and its results; ``None`` when refused."""
+        """Return a rendered conversation with a reply of that kind and its results, or ``None`` if
+        the template refuses it."""
         reply = _reply(kind, id_form)
         new = _tail((results,), reply, id_form)
         try:
@@ -230,7 +233,8 @@ class Prober:
         return "stripped" if shown else "not rendered"
 
     def _rewrites(self, tools: bool, thinking: Thinking) -> tuple[str, ...]:
-        """Replies that a growing conversation renders differently than when they were last."""
+        """Return the names of the replies that a growing conversation renders differently than when
+        they were last."""
         found = []
         thought = None if thinking == "not rendered" else THOUGHT
         cases: list[tuple[str, tuple[Message, ...]]] = [
@@ -318,7 +322,7 @@ def _kind(reply: Message) -> str:
 
 
 def _roles(tail: Sequence[Message]) -> tuple[str, ...]:
-    """The tail's shape: tool results in a row count as one or as many."""
+    """Return the roles of the tail in order; several tool results in a row become ``tools``."""
     roles: list[str] = []
     for message in tail:
         role = _kind(message) if message.role == "assistant" else message.role
@@ -362,13 +366,13 @@ def _tail(roles: Sequence[str], reply: Message, id_form: str) -> tuple[Message, 
 
 
 def _words(tail: Sequence[Message]) -> list[str]:
-    """A word of each new turn that stands in no other."""
+    """Return a word of each new turn that stands in no other."""
     texts = (message.content for message in tail if isinstance(message.content, str))
     return [words[0].rstrip(":") for text in texts if (words := text.split())]
 
 
 def _histories(id_form: str, tools: bool) -> list[tuple[Message, ...]]:
-    """What may stand before the reply: little, and more."""
+    """Return the conversations that may stand before the reply: a short and a longer one."""
     user = Message("user", "What is a café?")
     more: tuple[Message, ...] = (user, Message("assistant", "A house.", reasoning=THOUGHT))
     if tools:

@@ -1,4 +1,4 @@
-"""The prompt of a call, and whether the engine's own ids continue the parent's."""
+"""The prompt of a call, and the verdict on whether the engine's own ids continue the parent's."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from bridle.store.records import BreakReason, Growth, Note, TokenIds
 
 @dataclass(frozen=True, slots=True)
 class CallPrompt:
-    """What is sent to the engine as the prompt."""
+    """The prompt that is sent to the engine."""
 
     token_ids: TokenIds | None
-    """``uint32``: the exact prompt; ``None``: the messages are sent, and the engine renders
-    them."""
+    """The ids of the exact prompt (``uint32``), or ``None`` if the messages are sent and the engine
+    renders them."""
     break_reason: BreakReason | None = None
     tail_token_count: int = 0
-    """Ids at the prompt's end that are new, i.e. were rendered now."""
+    """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
-        """Why the ids that the engine used do not continue those of the link's base, if they do
-        not. They are not the ones that it was sent; ``growth`` is their place in the token tree.
-        ``UNEXPLAINED`` where texts have to be compared for that
-        (:mod:`bridle.proxy.continuation.explanations`)."""
+        """Return the reason why the ids that the engine used do not continue those of the link's
+        base, or ``None`` if they do, and the notes. The ids differ from those that the engine was
+        sent; ``growth`` is their place in the token tree. The reason is ``UNEXPLAINED`` if texts
+        have to be compared to find it (:mod:`bridle.proxy.continuation.explanations`)."""
         if link.base is None:
             return link.break_reason, ()
         notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)

@@ -1,4 +1,4 @@
-"""The verdict on a chat template, and what it means, in words for ``bridle doctor``."""
+"""The verdict on a chat template and its consequences, in words for ``bridle doctor``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class TemplateReport:
     usable: bool
     """Whether it renders a plain conversation at all."""
     prefix_preserving: bool
-    """Whether a reply, once rendered, is rendered the same for ever after."""
+    """Whether a rendered reply stays the same in every later rendering."""
     tails_local: bool
     """Whether every tail that was tried renders on its own as it does at the end of the whole."""
     thinking: Thinking
     arguments_reserialised: bool
     """Whether tool-call arguments are written anew rather than as sampled."""
     system: bool
-    """Whether it takes a leading system message; ``late_system``: also a later one."""
+    """Whether it takes a leading system message; ``late_system`` is the same for a later one."""
     late_system: bool
     alternation: bool
     """Whether it refuses two user turns in a row."""
@@ -47,13 +47,13 @@ class TemplateReport:
     roles: RoleRules
     """The orders of roles that it takes; requests are brought into one of them."""
     reasons: tuple[str, ...] = ()
-    """What was found, in words, and what it means for recording and training."""
+    """The findings and their consequences for recording and training, in words."""
 
 
 def in_words(
     report: TemplateReport, rewrites: Sequence[str], failures: Sequence[str]
 ) -> tuple[str, ...]:
-    """What ``report`` means for recording and training.
+    """Put the consequences of ``report`` for recording and training into words.
 
     ``rewrites`` names the replies that later renderings change, ``failures`` the tails that do not
     render on their own.

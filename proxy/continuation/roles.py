@@ -30,7 +30,7 @@ from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.store.records import Note
 
 Rendering = Sequence[object]
-"""Text or token ids."""
+"""A rendering, as text or as token ids."""
 Content = str | list[dict[str, Any]] | None
 
 SYSTEMS_MERGED: Final = "system_messages_merged"
@@ -58,7 +58,7 @@ class RoleRules:
     system: bool = True
     """A system message at the beginning."""
     several_systems: bool = True
-    """More than one at the beginning."""
+    """Several system messages at the beginning."""
     late_system: bool = True
     """A system message between the turns, in its place."""
     users_in_a_row: bool = True
@@ -80,18 +80,20 @@ class RoleRules:
         return self == _ALL
 
     def shape(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Note, ...]]:
-        """``messages`` in a form that the template takes, and a note for each kind of change."""
+        """Return ``messages`` in a form that the template takes, and a note for each kind of
+        change."""
         if self.takes_all:
             return tuple(messages), ()
         shaper = _Shaper(self)
         return shaper.whole(messages), tuple(shaper.notes)
 
     def shape_tail(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages after a reply, as :meth:`shape` leaves them at the end of the whole."""
+        """Return the messages after a reply as :meth:`shape` leaves them at the end of the
+        whole."""
         return tuple(messages) if self.takes_all else _Shaper(self).turns(messages)
 
     def in_words(self) -> tuple[str, ...]:
-        """The changes that the rules make, for ``bridle doctor``."""
+        """Return the changes that the rules make, for ``bridle doctor``."""
         return tuple(_WORDS[one.name] for one in fields(self) if not getattr(self, one.name))
 
 
@@ -118,8 +120,8 @@ _MAY_FOLLOW: Final[Mapping[str, frozenset[str]]] = {
 
 
 def refusal_hint(rules: RoleRules | None, messages: Sequence[Message]) -> str:
-    """A likely cause and the remedy, to be added to an engine's refusal of ``messages``; empty
-    where there is none. ``rules`` is ``None`` where the template's are not known."""
+    """Return a likely cause and the remedy, to be added to an engine's refusal of ``messages``; the
+    text is empty if there is none. ``rules`` is ``None`` if the template's are not known."""
     if rules is None:
         return "" if is_ordinary(messages) else _UNKNOWN_TEMPLATE
     if not rules.results and any(one.tool_calls or one.role == "tool" for one in messages):
@@ -151,7 +153,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 class _Shaper:
-    """One conversation on its way."""
+    """The shaping of one conversation."""
 
     def __init__(self, rules: RoleRules) -> None:
         self._rules = rules
@@ -180,7 +182,8 @@ class _Shaper:
         return (*head, *turns)
 
     def turns(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages after the leading system messages."""
+        """Return the messages after the leading system messages in a form that the template
+        takes."""
         rules = self._rules
         shaped: list[Message] = []
         for given in messages:
@@ -229,7 +232,7 @@ def _combined(one: Message, other: Message) -> Message:
 
 
 def _marked(content: Content, mark: str) -> Content:
-    """``content`` between tags that name its real role."""
+    """Return ``content`` between tags that name its real role."""
     if isinstance(content, list):
         opening, closing = ({"type": "text", "text": f"<{end}{mark}>"} for end in ("", "/"))
         return [opening, *content, closing]
@@ -237,7 +240,7 @@ def _marked(content: Content, mark: str) -> Content:
 
 
 def _joined(contents: Any) -> Content:
-    """Contents as one, a blank line between them; ``None`` where all are empty."""
+    """Return contents joined by blank lines, or ``None`` if all are empty."""
     given = [content for content in contents if content]
     if not given:
         return None
@@ -265,7 +268,7 @@ _TOOL: Final[Mapping[str, Any]] = {
 }
 TOOLS: Final = (_TOOL,)
 _CALL_ID: Final = "a1b2c3d4e"
-"""Of the only form that every template takes."""
+"""A tool-call id of the only form that every template takes."""
 
 
 def _message(role: str, number: int) -> Message:
@@ -301,12 +304,13 @@ _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "system_after_results": ("user", "text+call", "tool", "system"),
 }
 _CALLING: Final = frozenset({"call", "text+call"})
-"""Roles of conversations that are tried with tools alone."""
+"""The roles whose conversations are only tried with tools declared."""
 _DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user", 0),), tools=True))
 
 
 def _variants(roles: Sequence[str], tools: bool) -> list[Question]:
-    """The conversation of these roles, and for each message the same with other words there."""
+    """Return the conversation of these roles and, for each message, the same conversation with
+    other words there."""
     messages = tuple(_message(role, number) for number, role in enumerate(roles))
     found = [Question(messages, tools)]
     for at, message in enumerate(messages):
@@ -330,8 +334,8 @@ _ASKED: Final[Mapping[tuple[str, bool], list[Question]]] = {
     for tools in (False, True)
     if tools or _CALLING.isdisjoint(roles)
 }
-"""By the name of the form, and whether tools are declared: with tools some templates expect the
-first user turn in a certain place."""
+"""The conversations of each form, by the name of the form and whether tools are declared: with
+tools, some templates expect the first user turn in a certain place."""
 QUESTIONS: Final[tuple[Question, ...]] = (
     *_DECLARED,
     *(question for variants in _ASKED.values() for question in variants),
@@ -340,9 +344,9 @@ QUESTIONS: Final[tuple[Question, ...]] = (
 
 
 def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
-    """The rules of a template by its renderings of :data:`QUESTIONS`, in their order; ``None``
-    where it refused one. A template that does not render a plain conversation has no rules: its
-    own refusal says more than ours could."""
+    """Return the rules of a template, read from its renderings of :data:`QUESTIONS` in their order.
+    A rendering is ``None`` if the template refused the conversation. A template that does not
+    render a plain conversation has no rules: its own refusal says more than ours could."""
     bare, declared = renderings[: len(_DECLARED)]
     taken: dict[tuple[str, bool], bool] = {}
     refused: set[str] = set()
@@ -358,7 +362,7 @@ def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
     results = "bare_results" if "bare_results" not in refused else "results"
 
     def takes(*names: str) -> bool:
-        """Whether it takes all of these forms, also with tools if it takes any tools."""
+        """Return True if it takes all of these forms, also with tools if it takes any tools."""
         shown = [False, True] if taken["plain", True] else [False]
         return all(taken.get((name, tools), True) for name in names for tools in shown)
 
@@ -378,8 +382,8 @@ def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
 
 
 def _in_order(answers: Sequence[Rendering | None]) -> bool:
-    """Whether the whole was rendered, and each message's words stand after those of the message
-    before. The first answer is of the whole, each further one of the same with one message
+    """Return True if the whole was rendered and each message's words stand after those of the
+    message before. The first answer is of the whole, each further one of the same with one message
     changed."""
     whole = answers[0]
     if whole is None:

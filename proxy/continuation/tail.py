@@ -1,9 +1,9 @@
-"""What a chat template writes after a reply, without rendering what stands before it.
+"""The text that a chat template writes after a reply, made without rendering the history.
 
-Works for any template: a short surrogate conversation is rendered that ends in an assistant turn of
-the same shape, followed by the new messages and the generation prompt. The assistant's text is a
-marker word; the end of the turn and then the tail follow it. Nothing model-specific is known here
-except the tokenizer's own data: which tokens are special, which of them end a reply.
+This works for any template. A short surrogate conversation is rendered that ends in an assistant
+turn of the same shape, followed by the new messages and the generation prompt. The assistant's text
+is a marker word; the end of the turn and then the tail follow it. Nothing model-specific is known
+here except the tokenizer's own data: which tokens are special, and which of them end a reply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bridle.store.records import TokenIds
 
 MARKER = "XbridleX"
 _MARKERS = re.compile(f"{MARKER}+")
-"""The marker, and the longer words that are taken where a message contains it."""
+"""A pattern for the marker, and for the longer words that replace it if a message contains it."""
 
 
 class SeamError(BridleError, ValueError):
@@ -34,17 +34,17 @@ class SeamError(BridleError, ValueError):
 
 
 class Shape(StrEnum):
-    """What the reply in a surrogate conversation has of the one that it stands for."""
+    """The parts of a reply that stand in its surrogate conversation."""
 
     WHOLE = "text and calls"
     CALLS = "calls alone"
     TEXT = "text alone"
-    """Templates that drop calls show no more than that."""
+    """The shape for templates that drop calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stands around a conversation in its prompt, besides its turns."""
+    """The parts of a prompt around a conversation's turns."""
 
     head: tuple[Message, ...] = ()
     """The leading system messages; some templates repeat them before the last user turn."""
@@ -57,17 +57,17 @@ class Tail:
     """The rendered new messages, with the generation prompt."""
 
     text: str
-    """From after the end-of-turn token on."""
+    """The text after the end-of-turn token."""
     token_ids: TokenIds
-    """``uint32``: ``text`` tokenised, as it would be after that token."""
+    """The ids of ``text`` (``uint32``), tokenised as it is after that token."""
     end_text: str
-    """The template's end-of-turn token for this reply; empty when it has none (the next turn's
-    first token ends a reply then)."""
+    """The template's end-of-turn token for this reply. It is empty if there is none, and the next
+    turn's first token then ends a reply."""
     end_id: int | None
 
 
 class TailRenderer:
-    """Renders tails for one model directory."""
+    """A renderer of tails for one model directory."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -88,10 +88,10 @@ class TailRenderer:
         setting: Setting,
         shape: Shape = Shape.WHOLE,
     ) -> Tail:
-        """The tail that ``messages`` make after ``reply``, of which the surrogate has ``shape``.
+        """Return the tail that ``messages`` make after ``reply``, whose surrogate has ``shape``.
 
-        Raises :class:`TemplateError` when the template refuses the messages, :class:`SeamError`
-        when the end of the reply is not to be found.
+        Raises :class:`TemplateError` if the template refuses the messages, :class:`SeamError` if
+        the end of the reply cannot be found.
         """
         marker = _unused_marker(messages)
         conversation = surrogate(reply, setting.head, marker, shape)
@@ -108,9 +108,9 @@ class TailRenderer:
         return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
     def closing(self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE) -> str | None:
-        """What follows the reply's last word when nothing follows the reply; ``None`` when the
-        template does not render a conversation that ends in a reply. What ends the conversation and
-        not the turn (an end-of-text token) is no part of it."""
+        """Return the text after the reply's last word in a conversation that ends with the reply,
+        or ``None`` if the template does not render such a conversation. A token that ends the
+        conversation and not the turn (an end-of-text token) is left out."""
         kwargs = orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS)
         key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs, shape)
         if key not in self._closings:
@@ -126,8 +126,8 @@ class TailRenderer:
     def _of_the_turn(
         self, closing: str, conversation: list[dict[str, Any]], setting: Setting
     ) -> str:
-        """What of ``closing`` stands there too when the conversation goes on; all of it where that
-        has no special token."""
+        """Return the part of ``closing`` that also stands there if the conversation goes on. Return
+        all of ``closing`` if that part has no special token."""
         more = [*conversation, {"role": "user", "content": "Xmore?"}]
         try:
             followed = _after(self._text(more, setting, ends=False), MARKER)
@@ -138,8 +138,9 @@ class TailRenderer:
         return shared if self._special.search(shared) else closing
 
     def ends_of(self, text: str) -> list[str]:
-        """A conversation that ends in a reply up to the reply's end: all of it, and, where two
-        special tokens end it, without the one that may end the conversation instead."""
+        """Return the texts that may be a conversation up to the end of its last reply. The first is
+        all of it; if two special tokens end it, the second lacks the last token, which may end the
+        conversation instead."""
         ends = [text.rstrip()]
         specials = list(self._special.finditer(text))
         if len(specials) > 1 and specials[-1].end() == len(ends[0]):
@@ -149,13 +150,15 @@ class TailRenderer:
         return ends
 
     def end_of_turn(self, closing: str) -> tuple[int, int] | None:
-        """Where the end-of-turn token stands in a closing; ``None`` when it has none."""
+        """Return the start and the end of the end-of-turn token in a closing, or ``None`` if it has
+        none."""
         found = list(self._special.finditer(closing))
         ends = [match for match in found if match.group() in self._eos] or found
         return ends[-1].span() if ends else None
 
     def _seam(self, after: str, closing: str | None) -> tuple[int, int]:
-        """Where in ``after`` the end-of-turn token stands; an empty range when there is none."""
+        """Return the start and the end of the end-of-turn token in ``after``, which are equal if
+        there is none. Raises :class:`SeamError` if the end of the reply cannot be found."""
         end = self.end_of_turn(closing) if closing is not None else None
         if closing is not None and end is None:
             # The reply's own markup is behind the marker; white space after it is the template's.
@@ -183,7 +186,7 @@ class TailRenderer:
 
 
 def shapes_for(reply: Message) -> tuple[Shape, ...]:
-    """The shapes that a surrogate for ``reply`` may have, the likest first."""
+    """Return the shapes that a surrogate for ``reply`` may have, the most likely first."""
     if not reply.tool_calls:
         return (Shape.WHOLE,)
     return (Shape.WHOLE, Shape.CALLS, Shape.TEXT) if reply.content else (Shape.WHOLE, Shape.TEXT)
@@ -192,8 +195,8 @@ def shapes_for(reply: Message) -> tuple[Shape, ...]:
 def surrogate(
     reply: Message, head: Sequence[Message], marker: str, shape: Shape = Shape.WHOLE
 ) -> list[dict[str, Any]]:
-    """A short conversation that ends in an assistant turn like ``reply``: as many calls of the same
-    names and ids, saying ``marker`` last."""
+    """Return a short conversation that ends in an assistant turn like ``reply``: it has as many
+    calls of the same names and ids, and its last word is ``marker``."""
     assistant: dict[str, Any] = {"role": "assistant"}
     if shape is Shape.TEXT or (reply.content and shape is Shape.WHOLE) or not reply.tool_calls:
         assistant["content"] = marker
@@ -214,7 +217,7 @@ def surrogate(
 
 
 def _unused_marker(messages: Sequence[Message]) -> str:
-    """A word that begins like the marker and stands in none of the messages."""
+    """Return a word that begins like the marker and stands in none of the messages."""
     used = [
         len(found[0]) for message in messages for found in _MARKERS.finditer(str(message.to_chat()))
     ]

@@ -1,5 +1,5 @@
-"""The engines that serve a model: connections, replies as canonical events, which engine is asked.
+"""The engines that serve a model: their connections, the choice among them, and their replies.
 
 A call goes ``pool`` (choose) → ``request`` (encode) → ``stream`` (send, retry, follow) → ``reply``
-(decode) over a :mod:`bridle.proxy.engines.transport`.
+(decode to canonical events) over a :mod:`bridle.proxy.engines.transport`.
 """

@@ -14,8 +14,8 @@ _METADATA_ADDRESSES: Final = frozenset(
 
 
 def require_engine_address(url: str) -> None:
-    """Raises ``ValueError`` for a URL that names or resolves to a link-local address or a cloud's
-    metadata service. It asks the resolver, so call it off the event loop."""
+    """Raise ``ValueError`` for a URL that names or resolves to a link-local address or a cloud's
+    metadata service. The resolver is asked, so call this off the event loop."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host in _METADATA:
         raise ValueError(f"{url} is a metadata service, not an engine")

@@ -2,8 +2,8 @@
 
 DeepSeek, Kimi and MiniMax demand the ``reasoning_content`` of a reply with its tool calls, Gemini
 the ``thought_signature`` in ``extra_content``, OpenRouter the ``reasoning_details``; other
-providers refuse a request with such a field. So an upstream is sent the fields that it sent itself
-and those that its refusals ask for, without those that they object to.
+providers refuse a request with such a field. So each upstream gets the fields that it sent itself
+and those that its refusals ask for, except those that its refusals object to.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _MENTIONS: Final = {name: re.compile(rf"(?<![a-z_]){name}(?![a-z_])") for name i
 
 
 class AssistantFields:
-    """The fields that one upstream takes, as far as it has shown."""
+    """The fields that one upstream takes, as learned from its replies and refusals."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
         self._refused: set[str] = set()
 
     def sent(self, names: Iterable[str]) -> None:
-        """The upstream sent these fields."""
+        """Record that the upstream sent these fields."""
         self.taken |= set(names) - self._refused
 
     def learn(self, error: ApiError, offered: frozenset[str]) -> bool:
-        """Learns from the refusal of a request that had the ``offered`` fields to send. Returns
-        whether other fields are sent from now on."""
+        """Learn from the refusal of a request that had the ``offered`` fields to send. Return True
+        if other fields are sent from now on."""
         if error.kind != "invalid_request":
             return False
         text = f"{error.message} {error.param or ''}".lower()
@@ -53,7 +53,7 @@ class AssistantFields:
 
 
 class OpaqueFields(NamedTuple):
-    """What one assistant message could take along, by field name."""
+    """The opaque fields of one assistant message and of its tool calls, by field name."""
 
     position: int
     message: Mapping[str, Any]
@@ -65,7 +65,7 @@ class OpaqueFields(NamedTuple):
 
 
 def opaque_fields(messages: Sequence[Message]) -> tuple[OpaqueFields, ...]:
-    """The fields of all assistant messages that have any."""
+    """Return the opaque fields of all assistant messages that have any."""
     found: list[OpaqueFields] = []
     for position, message in enumerate(messages):
         if message.role != "assistant":
@@ -83,7 +83,7 @@ def opaque_fields(messages: Sequence[Message]) -> tuple[OpaqueFields, ...]:
 def with_opaque_fields(
     messages: Sequence[Mapping[str, Any]], fields: Sequence[OpaqueFields], taken: set[str]
 ) -> list[Mapping[str, Any]]:
-    """Chat messages with those of their ``fields`` that the upstream takes."""
+    """Return the chat messages with those of their ``fields`` that the upstream takes."""
     written = list(messages)
     for one in fields:
         message = {**written[one.position], **_taken(one.message, taken)}

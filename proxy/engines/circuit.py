@@ -1,11 +1,11 @@
-"""Whether an engine may be asked: a circuit breaker over what its last calls and checks showed.
+"""A circuit breaker that decides whether an engine may be asked, by its latest calls and checks.
 
-``closed``: it is asked. ``open``: it failed several times in a row and is left alone for a while,
-twice as long after every trial that fails. ``half_open``: that while is over, or a health check
-found it well; one call may try it, and whether that is answered decides. A reply that breaks off is
-a failure as well: only one that came to its end ends a row of them. Failures that a single session
-meets open nothing: its requests may be what the engine fails on, and others must not pay for that.
-An engine that cannot be reached at all fails every session.
+A ``closed`` circuit lets every call through. It becomes ``open`` when the engine has failed several
+times in a row: no call goes there during a cool-down, which doubles with every trial that fails. It
+is ``half_open`` when the cool-down is over or a health check has succeeded: one call may then try
+the engine, and its result decides. A reply that breaks off counts as a failure; only a complete
+reply resets the count. Failures within one session never open a closed circuit, because that
+session's requests may be the cause. An engine that cannot be reached at all fails every session.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CircuitState(StrEnum):
 
 
 class Circuit:
-    """Each :meth:`begin` is followed by one of :meth:`answered`, :meth:`failed`,
-    :meth:`abandoned`, and an answer by :meth:`succeeded` or :meth:`failed` unless the client was
-    the one who left."""
+    """The circuit breaker of one engine. Each :meth:`begin` is followed by one of :meth:`answered`,
+    :meth:`failed` and :meth:`abandoned`. Each :meth:`answered` is followed by :meth:`succeeded` or
+    :meth:`failed`, unless the client left."""
 
     __slots__ = (
         "_clock",
@@ -46,18 +46,18 @@ class Circuit:
         self, failures_to_open: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.openings = 0
-        """How often it was opened, failed trials not counted."""
+        """Number of times that it was opened, failed trials not counted."""
         self._limit = failures_to_open
         self._clock = clock
         self.calm = True
-        """It is closed and nothing has failed since the last success, which is most of the time:
-        it admits calls, and there is nothing to count for one that succeeds."""
+        """True if it is closed and nothing has failed since the last success, which is most of the
+        time. It then admits calls, and a call that succeeds has nothing to reset."""
         self._failures = 0
         self._sessions: set[str | None] = set()
-        """That met the failures; ``None`` stands for all of them."""
+        """The sessions that met the failures; ``None`` stands for all of them."""
         self._cool_down = COOL_DOWN_S
         self._until: float | None = None
-        """End of the cool-down; ``None`` while closed."""
+        """The end of the cool-down; ``None`` while closed."""
         self._trial = False
 
     @property
@@ -78,26 +78,27 @@ class Circuit:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def begin(self) -> bool:
-        """A call goes to the engine; whether it is the trial, which :meth:`failed` and
-        :meth:`abandoned` want to know."""
+        """Record that a call was sent. Return True if it is the half-open trial; pass the result to
+        :meth:`failed` or :meth:`abandoned`."""
         self._trial = self._until is not None
         return self._trial
 
     def answered(self) -> None:
-        """The engine took the call. After a cool-down, the next failure opens the circuit again."""
+        """Record that the engine took the call. After a cool-down, the next failure opens the
+        circuit again."""
         self._failures = min(self._failures, self._limit - 1)
         self._until = None
         self._trial = False
 
     def succeeded(self) -> None:
-        """The reply is whole."""
+        """Record a complete reply."""
         self._failures = 0
         self._sessions.clear()
         self._cool_down = COOL_DOWN_S
         self.calm = self._until is None
 
     def failed(self, trial: bool = False, session: str | None = None) -> None:
-        """The engine could not be reached, or broke off its reply to ``session``."""
+        """Record that the engine could not be reached, or broke off its reply to ``session``."""
         self.calm = False
         if trial:
             self._trial = False
@@ -111,13 +112,13 @@ class Circuit:
                 self._open()
 
     def abandoned(self, trial: bool) -> None:
-        """The call ended without telling anything about the engine."""
+        """Record that a call ended without evidence about the engine."""
         if trial:
             self._trial = False
 
     def checked(self, well: bool) -> None:
-        """A health check's verdict: bad ones eject as failed calls do and keep ejected; a good one
-        lets the next call try."""
+        """Record the result of a health check. A bad one counts as a failed call, or restarts the
+        cool-down if the circuit is not closed. A good one lets the next call try."""
         if self._until is None:
             if not well:
                 self.failed()

@@ -1,11 +1,11 @@
-"""A small HTTP/1.1 client for one engine: pooled connections on httptools, replies pushed as read.
+"""A small HTTP/1.1 client for one engine, with pooled connections on httptools.
 
-A general client also does redirects, cookies, encodings and a stream reader with task wake-ups of
-its own, which costs a recording proxy more than recording does. Here the bytes of one network read
-go straight to the follower of the response, in the loop's own callback, and everything that arrived
-in that read goes at once. A large read is fed in slices, one in each turn of the event loop, and no
-more is read meanwhile: libuv would read a busy socket up to 32 times before it looks at any other.
-The interface is :mod:`bridle.proxy.engines.transport`.
+A general client also handles redirects, cookies and encodings, and has a stream reader that wakes
+tasks of its own, which costs a recording proxy more than recording does. Here the bytes of one
+network read go straight to the follower of the response, in the loop's own callback and all at
+once. A large read is fed in slices, one in each turn of the event loop, and no more is read
+meanwhile: libuv would read a busy socket up to 32 times before it looks at any other. The interface
+is :mod:`bridle.proxy.engines.transport`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bridle.proxy.engines.transport import (
 
 _HEADER_BYTES: Final = 64 * 1024
 _IDLE_S: Final = 3.0
-"""With the second between two looks shorter than uvicorn's 5 s, so that idle connections are closed
-here before the engine closes them."""
+"""Seconds until an idle connection is closed. Together with the second between two checks, this is
+shorter than uvicorn's 5 s, so that connections are closed here before the engine closes them."""
 
 _SLICE_BYTES: Final = 16 * 1024
-"""As many as are fed in one turn of the event loop: some 200 events of a stream."""
+"""Maximum bytes that are fed in one turn of the event loop, some 200 events of a stream."""
 
 
 class PooledResponse:
@@ -55,9 +55,9 @@ class PooledResponse:
     def __init__(self, connection: _Connection) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        """Lower-case names."""
+        """The response's headers, with lower-case names."""
         self.head: asyncio.Future[None] = connection.loop.create_future()
-        """Done when status and headers are there."""
+        """A future that is done when the status and the headers have arrived."""
         self._connection: _Connection | None = connection
         self._pieces: list[bytes] = []
         self._follower: Follower | None = None
@@ -72,9 +72,10 @@ class PooledResponse:
         return answer.body
 
     async def follow(self, follower: Follower) -> None:
-        """Gives the body to ``follower``, read by read, and returns when it is whole.
+        """Pass the body to ``follower``, read by read, and return when it is whole.
 
-        Raises :class:`ConnectionBroke`, ``TimeoutError``, and whatever ``follower`` raises.
+        Raises :class:`ConnectionBroke`, ``TimeoutError``, and any exception that ``follower``
+        raises.
         """
         self._follower = follower
         pieces, self._pieces = self._pieces, []
@@ -86,15 +87,15 @@ class PooledResponse:
             self._follower = None
 
     def close(self) -> None:
-        """Ends the connection unless the response is whole; the engine then stops generating."""
+        """End the connection unless the response is whole; the engine then stops generating."""
         self._follower = None
         if self._connection is not None:
             self._connection.abandon()
             self._connection = None
 
     def leave(self) -> None:
-        """The follower needs no more. The rest of the response, if it comes soon, is read and
-        dropped, and the connection stays for the next request."""
+        """Stop following the response. Its rest is read and dropped if it comes soon, and the
+        connection stays for the next request."""
         if self._connection is not None:
             self._connection.hurry()
         self._follower, self._left = None, True
@@ -111,7 +112,7 @@ class PooledResponse:
     # -- from the connection ---------------------------------------------------------------------
 
     def arrived(self, pieces: list[bytes], *, whole: bool) -> None:
-        """What one read brought."""
+        """Take the pieces of the body that one read brought; ``whole`` is true if they end it."""
         if whole:
             self._whole = True
             self._connection = None
@@ -152,7 +153,7 @@ class PooledResponse:
 
 
 class EngineConnections:
-    """The connections to one engine. Make it inside the event loop that uses it."""
+    """The connections to one engine. Create it inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -163,10 +164,12 @@ class EngineConnections:
         connect_timeout_s: float,
         stall_timeout_s: float,
     ) -> None:
-        """``base`` is the engine's URL without ``/v1``. ``limit``: connections at a time; more
-        requests wait for one. ``stall_timeout_s``: the longest silence within a response.
+        """Create the client without a connection. ``base`` is the engine's URL without ``/v1``.
+        ``limit`` is the maximum number of connections; further requests wait for one.
+        ``stall_timeout_s`` is the longest silence within a response.
 
-        Raises ``ValueError`` unless it is an HTTP URL."""
+        Raises ``ValueError`` if ``base`` is not an HTTP URL.
+        """
         self.loop = asyncio.get_running_loop()
         self.stall_timeout_s = stall_timeout_s
         self._address = address = EngineAddress.of(base)
@@ -181,11 +184,12 @@ class EngineConnections:
         self._open: set[_Connection] = set()
         self._connecting = 0
         self._idle: list[_Connection] = []
-        """The latest used is the last."""
+        """The idle connections; the one that was used last is at the end."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._look_every_s = min(1.0, stall_timeout_s / 4)
         self._looks: asyncio.TimerHandle | None = None
-        """For stalled and idle connections, while any is open."""
+        """The timer of the next check for stalled and idle connections; it runs while any is
+        open."""
 
     async def request(
         self,
@@ -215,7 +219,7 @@ class EngineConnections:
         return response
 
     async def close(self) -> None:
-        """Ends every connection, running responses included."""
+        """End every connection, running responses included."""
         if self._looks is not None:
             self._looks.cancel()
         for connection in list(self._open):
@@ -229,7 +233,7 @@ class EngineConnections:
         return None
 
     async def _connected(self) -> _Connection:
-        """A new connection, or one that has become free while all were in use."""
+        """Return a new connection, or one that has become free while all were in use."""
         while len(self._open) + self._connecting >= self._limit:
             turn: asyncio.Future[None] = self.loop.create_future()
             self._waiting.append(turn)
@@ -277,7 +281,7 @@ class EngineConnections:
         self._next()
 
     def free(self, connection: _Connection) -> None:
-        """No response is awaited on the connection, and it may be used again."""
+        """Put a connection on which no response is awaited back into use."""
         self._idle.append(connection)
         if self._waiting:
             self._next()
@@ -298,7 +302,7 @@ class EngineConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """A connection, which serves one request at a time."""
 
     def __init__(self, pool: EngineConnections) -> None:
         self.loop = pool.loop
@@ -308,12 +312,12 @@ class _Connection(asyncio.Protocol):
         self.transport: Any = None
         self._timeout_s = 0.0
         self._held = False
-        """The follower wants no more for now."""
+        """True while the follower wants no more."""
         self._later = memoryview(b"")
-        """Of the latest read, what is fed in the next turns of the event loop."""
+        """The rest of the latest read, which is fed in the next turns of the event loop."""
 
     def ask(self, request: bytes, timeout_s: float) -> PooledResponse:
-        """Sends ``request``; its response is to come."""
+        """Send ``request`` and return its response, which is yet to come."""
         response = self._response = PooledResponse(self)
         self._pieces: list[bytes] = []
         self._header_bytes = 0
@@ -324,18 +328,18 @@ class _Connection(asyncio.Protocol):
         return response
 
     def hold(self, waiting: asyncio.Future[Any]) -> None:
-        """Reads no more until ``waiting`` is done."""
+        """Read no more until ``waiting`` is done."""
         if not self._held:
             self._held = True
             self.transport.pause_reading()
             waiting.add_done_callback(self._go_on)
 
     def hurry(self) -> None:
-        """Only the end of the response is still awaited, and not for long."""
+        """Shorten the timeout, because only the end of the response is still awaited."""
         self._timeout_s = min(self._timeout_s, _IDLE_S)
 
     def abandon(self) -> None:
-        """Closes at once. A response that is not whole will not become so."""
+        """Close the connection at once. A response that is not whole fails."""
         response, self._response = self._response, None
         self.transport.abort()
         if response is not None:
@@ -347,7 +351,7 @@ class _Connection(asyncio.Protocol):
         self._turn()
 
     def _turn(self) -> None:
-        """Feeds a slice of what was read, and reads again after the last."""
+        """Feed a slice of the latest read; after the last slice, read again."""
         if self._held or self.transport.is_closing():
             return
         if self._later:
@@ -359,7 +363,7 @@ class _Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def look(self, now: float) -> None:
-        """Ends a response that has stalled, and a connection that has been idle for long."""
+        """End a response that has stalled, or a connection that has been idle for long."""
         silent_s = now - self.last_read
         if self._response is None:
             if silent_s >= _IDLE_S:

@@ -1,4 +1,4 @@
-"""What the proxy asks of one engine beside the replies to calls, and what its failures mean."""
+"""The proxy's requests to one engine besides calls, and the errors for its failures."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from bridle.proxy.wire.canonical import ApiError, Request
 
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
-"""Long: an engine that is loading weights or compiling is busy, not gone."""
+"""A long timeout, because an engine that is loading weights or compiling is busy, not gone."""
 _SAMPLING_TIMEOUT_S: Final = 2.0
 _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_version"))
-"""Where engines report which weights they serve: our own, and vLLM."""
+"""The routes and fields in which engines report their weights: first our own engines', then
+vLLM's."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
 REMOVED: Final = b"[a key of the proxy]"
 CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
@@ -52,18 +53,18 @@ class EngineEndpoint:
         self._settings = settings
         self._api_key = api_key
         self.own_keys = settings.own_keys
-        """What is removed from all that the engine sends."""
+        """The proxy's own keys, which are removed from everything that the engine sends."""
         self.transport: EngineTransport = _NoTransport()
         self.names: Sequence[str] = ()
-        """Of the engine's models, as it listed them last."""
+        """The names of the engine's models, as it listed them last."""
         self.names_until = float("-inf")
-        """``time.monotonic()`` at which they are too old."""
+        """The value of ``time.monotonic()`` at which ``names`` is too old."""
         self.names_epoch = 0
-        """The connection epoch that they were read in: a restarted engine may have others."""
+        """The connection epoch in which ``names`` was read: a restarted engine may have others."""
         self.sampling = UNKNOWN
-        """How it samples, as it reported when :meth:`read_sampling` was last awaited."""
+        """The engine's own sampling, as it reported when :meth:`read_sampling` was last awaited."""
         self._sampling_epoch = -1
-        """The connection epoch that ``sampling`` was read in: a restarted engine may differ."""
+        """The connection epoch in which ``sampling`` was read: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
 
     async def start(self) -> None:
@@ -81,9 +82,9 @@ class EngineEndpoint:
         await transport.close()
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """The engine's model cards, the last known ones while it does not answer.
+        """Return the engine's model cards, or the last known ones while it does not answer.
 
-        Raises :class:`ApiError` when they could never be read.
+        Raises :class:`ApiError` if they could never be read.
         """
         try:
             self._models = await self._read_models()
@@ -104,7 +105,10 @@ class EngineEndpoint:
             return tuple(card for card in cards if "id" in card)
 
     async def count_tokens(self, request: Request, model: str) -> int:
-        """How many prompt tokens the engine's own template makes of ``request``."""
+        """Return the number of prompt tokens that the engine's own template makes of ``request``.
+
+        Raises :class:`ApiError` if the engine cannot count them.
+        """
         body: dict[str, Any] = {
             "model": model,
             "messages": [message.to_chat() for message in request.messages],
@@ -128,8 +132,8 @@ class EngineEndpoint:
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:
-        """The ids that the engine makes of ``messages`` and the beginning of a reply; ``None`` when
-        it refuses them or does not report ids. Raises :class:`ApiError`."""
+        """Return the ids that the engine makes of ``messages`` and the beginning of a reply, or
+        ``None`` if it refuses them or does not report ids. Raises :class:`ApiError`."""
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
         if tools:
             body["tools"] = tools
@@ -144,8 +148,9 @@ class EngineEndpoint:
             return ids
 
     async def fault(self) -> ApiError | str | None:
-        """Why the engine is not well; ``None`` when it is. One that has no health route, or does
-        not open it, is well while it answers at all: its calls show what it cannot do."""
+        """Return the reason why the engine is not healthy, or ``None`` if it is. An engine whose
+        health route is missing or closed is healthy while it answers at all: its calls show what it
+        cannot do."""
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
@@ -158,9 +163,9 @@ class EngineEndpoint:
         return None
 
     async def fingerprint(self) -> str | None:
-        """The fingerprint of the weights that the engine serves; ``None`` when it has none.
+        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none.
 
-        Raises :class:`ApiError` when it could not be read, and ``TimeoutError``.
+        Raises :class:`ApiError` if it could not be read.
         """
         for path, name in _FINGERPRINTS:
             with _reading("the engine's report of its weights"):
@@ -171,12 +176,12 @@ class EngineEndpoint:
 
     @property
     def sampling_known(self) -> bool:
-        """Whether ``sampling`` is of the engine that is connected."""
+        """Whether ``sampling`` was reported by the engine that is connected."""
         return self._sampling_epoch == self.transport.connection_epoch
 
     async def read_sampling(self) -> None:
-        """Reads how the engine samples. An engine that reports nothing, or not in time, samples in
-        a way that is not known."""
+        """Read how the engine samples. If the engine reports nothing, or not in time, its sampling
+        is unknown."""
         found = None
         with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_SAMPLING_TIMEOUT_S):
@@ -195,7 +200,7 @@ class EngineEndpoint:
             return found
 
     async def _get(self, path: str) -> Any:
-        """The JSON that the engine answers; ``None`` when it has no such route."""
+        """Return the JSON that the engine answers, or ``None`` if it has no such route."""
         response = await self.transport.request("GET", path)
         try:
             body = await response.read()
@@ -209,7 +214,8 @@ class EngineEndpoint:
 
 
 class _NoTransport:
-    """Stands for the transport of an endpoint that is not started, or closed."""
+    """The transport of an endpoint that is not started or has been closed; it refuses every
+    request."""
 
     connection_epoch = 0
     any_open = False
@@ -223,7 +229,7 @@ class _NoTransport:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Reads ``what`` from the engine. Raises :class:`ApiError` when that fails."""
+    """Convert the failures of reading ``what`` from the engine to :class:`ApiError`."""
     try:
         yield
     except CONNECTION_ERRORS as error:
@@ -233,7 +239,8 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def connection_error(error: Exception) -> ApiError:
-    """What went wrong on the way to the engine, in neutral terms and without its address."""
+    """Return the error for a failed connection, in neutral terms and without the engine's
+    address."""
     if isinstance(error, TimeoutError):
         return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
     if isinstance(error, ConnectionFailed):
@@ -242,15 +249,16 @@ def connection_error(error: Exception) -> ApiError:
 
 
 def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
-    """What an engine sends, without the proxy's own ``keys``: some engines quote in a refusal the
-    key that they were sent."""
+    """Remove the proxy's own ``keys`` from a body that an engine sent: some engines quote in a
+    refusal the key that they were sent."""
     for key in keys:
         body = body.replace(key, REMOVED)
     return body
 
 
 async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
-    """The engine's error response as an :class:`ApiError`, without the proxy's own ``keys``."""
+    """Return the engine's error response as an :class:`ApiError`, without the proxy's own
+    ``keys``."""
     try:
         body = without_keys(await response.read(), keys)
     except CONNECTION_ERRORS as error:
@@ -263,7 +271,8 @@ async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """``None`` for a date and for what is no time to wait: ``inf`` and ``nan`` are floats, too."""
+    """Return the seconds to wait, or ``None`` for a date and for a value that is no duration:
+    ``inf`` and ``nan`` are floats, too."""
     try:
         seconds = float(retry_after or "nan")
     except ValueError:

@@ -1,4 +1,4 @@
-"""How an engine samples, as it reports it."""
+"""An engine's own sampling, as the engine reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MODES: Final[dict[str, LogprobsOf]] = {PROCESSED_LOGPROBS: "processed", "raw_lo
 
 
 class EngineSampling(msgspec.Struct, frozen=True, gc=False):
-    """How an engine samples, apart from what requests ask for."""
+    """An engine's own sampling, without the parameters of requests."""
 
     logprobs: LogprobsOf
     neutral: bool
@@ -21,7 +21,8 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def reported(cls, report: Any) -> Self | None:
-        """From an engine's JSON; ``None`` when it does not report it."""
+        """Read the sampling from an engine's JSON. Return ``None`` if the engine does not report
+        it."""
         mode = report.get("logprobs_mode") if isinstance(report, dict) else None
         if not isinstance(mode, str):
             return None

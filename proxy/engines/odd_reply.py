@@ -1,7 +1,7 @@
-"""Replies in other shapes than vLLM's, brought into that shape.
+"""Normalisation of replies that have another shape than vLLM's.
 
-Only payloads that the strict decoder refuses come here. What is recognised is rewritten with a
-note; what is not recognised stays as it is, and the strict types refuse it.
+Only payloads that the strict decoder refuses come here. A shape that is recognised is rewritten
+with a note. Any other stays as it is, and the strict types refuse it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _TEXT_PARTS: Final = frozenset({"text", "output_text", "refusal"})
 _THINKING_PARTS: Final = frozenset({"thinking", "reasoning", "reasoning_text", "summary_text"})
 _PARTS_WITHOUT_TEXT: Final = frozenset({"reference", "redacted_thinking"})
 SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape for half of a character."""
+"""The JSON escape of one half of a surrogate pair."""
 _HIGH: Final = ("\ud800", "\udbff")
 
 
 class OddReply:
-    """The payloads of one reply, one after another."""
+    """A normaliser for the payloads of one reply, one after another."""
 
     def __init__(self, notes: dict[Note, None]) -> None:
         """Each normalisation is added to ``notes``."""
         self._notes = notes
         self._held: dict[tuple[Any, ...], str] = {}
-        """The first half of a character whose second half the next chunk has, by its text."""
+        """The first halves of characters whose second halves come with the next chunk, by the place
+        of their text."""
 
     @property
     def holds(self) -> bool:
@@ -43,9 +44,9 @@ class OddReply:
         return bool(self._held)
 
     def body(self, payload: bytes) -> Json:
-        """A payload in the usual shape.
+        """Return a payload in the usual shape.
 
-        Raises :class:`bridle.proxy.wire.canonical.ApiError` when it is no JSON object.
+        Raises :class:`bridle.proxy.wire.canonical.ApiError` if it is not a JSON object.
         """
         halves = self.holds or SURROGATE.search(payload) is not None
         try:
@@ -118,7 +119,7 @@ class OddReply:
         return text
 
     def _read_parts(self, text: Json) -> None:
-        """Puts the parts of a content that is a list where plain texts stand."""
+        """Replace each content that is a list of parts with its plain text."""
         for name in _TEXTS:
             value = text.get(name)
             if not isinstance(value, list | dict):
@@ -133,7 +134,8 @@ class OddReply:
                 text[name] = thought + said
 
     def _parts(self, parts: Sequence[Any]) -> tuple[str, str]:
-        """The text and the thoughts of content parts. Raises ``ApiError`` for other parts."""
+        """Return the text and the thoughts of content parts. Raises ``ApiError`` for other
+        parts."""
         said: list[str] = []
         thought: list[str] = []
         for part in parts:
@@ -182,7 +184,7 @@ class OddReply:
         return function
 
     def _logprobs(self, given: Any) -> Any:
-        """Logprobs with NaN for each that is null or is no number."""
+        """Return logprobs with NaN for each value that is null or not a number."""
         if not isinstance(given, dict):
             return given
         logprobs = {name: value for name, value in given.items() if value is not None}
@@ -197,7 +199,7 @@ class OddReply:
         return logprobs
 
     def _usage(self, given: Any) -> Any:
-        """Usage with whole numbers; what is no number is left out."""
+        """Return usage in whole numbers, without the values that are not numbers."""
         if not isinstance(given, Mapping):
             self._note("usage_odd", type(given).__name__)
             return None
@@ -216,8 +218,8 @@ class OddReply:
         return usage
 
     def _joined(self, place: tuple[Any, ...], text: str, over: bool) -> str:
-        """``text`` after the half of a character that was held of this place. Its own last half is
-        held in turn, unless the text is ``over``."""
+        """Return ``text`` after the half of a character that was held of this place. A half at its
+        own end is held in turn, unless the text is ``over``."""
         if place in self._held:
             text = self._held.pop(place) + text
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -228,8 +230,10 @@ class OddReply:
         return text
 
     def _without_surrogates(self, value: Any) -> Any:
-        """``value`` with U+FFFD for each half of a character in its texts. Those in the arguments
-        of calls stay: only who knows the call of a piece can put them together."""
+        """Return ``value`` with U+FFFD for each half of a character in its texts.
+
+        Halves in the arguments of calls stay: they can only be joined per call.
+        """
         if isinstance(value, str):
             try:
                 value.encode()
@@ -274,7 +278,7 @@ def _top(given: Any) -> Any:
 
 
 def as_logprob(value: Any) -> float:
-    """A logprob as a number; NaN for a missing one."""
+    """Return a logprob as a number, NaN for a missing one."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -282,7 +286,7 @@ def as_logprob(value: Any) -> float:
 
 
 def _shown(value: Any) -> float:
-    """A logprob that is only shown to the client."""
+    """Return a logprob that is only shown to the client, always a finite number."""
     number = as_logprob(value)
     return number if math.isfinite(number) else MISSING_LOGPROB
 

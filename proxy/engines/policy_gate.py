@@ -1,4 +1,4 @@
-"""The policy version of the moment, and the gate where new calls wait during a weight update."""
+"""The current policy version, and the gate at which new calls wait during a weight update."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from bridle.errors import BridleError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the trainer last reported that the engines serve."""
+    """The policy version and model that the trainer reported last."""
 
     version: int = 0
     model: str | None = None
-    """Served model name when it changes with the version (LoRA); else ``None``."""
+    """The served model name if it changes with the version (LoRA), else ``None``."""
 
 
 class StaleVersion(BridleError, ValueError):
-    """A policy version may only grow."""
+    """The published policy version is older than the current one."""
 
 
 class PolicyGate:
-    """Counts running calls and holds new ones back while paused.
+    """A counter of running calls, which holds new calls back while it is paused.
 
-    Plain attributes, so that a call that passes the open gate costs next to nothing: it waits with
-    :meth:`passed` when ``paused``, adds 1 to ``running``, and when it is over takes 1 off and calls
-    :meth:`left` if ``draining``.
+    Its attributes are plain, so that a call that passes the open gate costs next to nothing. A call
+    awaits :meth:`passed` if the gate is ``paused``, then adds 1 to ``running``. When it is over, it
+    subtracts 1 and calls :meth:`left` if ``draining`` is set.
     """
 
     def __init__(self) -> None:
         self.policy = Policy()
         self.version = 0
-        """Of ``policy``."""
+        """The version of ``policy``."""
         self.paused = False
         self.running = 0
         self.waiting = 0
         self._open = asyncio.Event()
         self._open.set()
         self.draining = 0
-        """How many tasks wait until no call is running."""
+        """Number of tasks that wait until no call is running."""
         self._left = asyncio.Event()
 
     def publish(self, policy: Policy, *, back: bool = False) -> None:
-        """Raises :class:`StaleVersion` when the version would go back and ``back`` is not set."""
+        """Make ``policy`` the current one. Raises :class:`StaleVersion` if its version is older
+        than the current one and ``back`` is not set."""
         if policy.version < self.version and not back:
             raise StaleVersion(f"policy version {policy.version} is older than {self.version}")
         self.policy, self.version = policy, policy.version
 
     async def passed(self) -> None:
-        """Returns when the gate is open."""
+        """Wait until the gate is open."""
         self.waiting += 1
         try:
             # The gate may close again before a task that waits here runs.
@@ -59,7 +60,7 @@ class PolicyGate:
             self.waiting -= 1
 
     def left(self) -> None:
-        """A running call is over."""
+        """Wake the tasks in :meth:`drained` after a running call is over."""
         self._left.set()
 
     def pause(self) -> None:
@@ -71,7 +72,7 @@ class PolicyGate:
         self._open.set()
 
     async def drained(self, timeout_s: float) -> bool:
-        """Waits until no call is running; ``False`` when some still are after ``timeout_s``."""
+        """Wait until no call is running. Return ``False`` if some still are after ``timeout_s``."""
         self.draining += 1
         try:
             async with asyncio.timeout(timeout_s):

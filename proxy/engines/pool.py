@@ -1,9 +1,10 @@
-"""The engines that serve one model, and which of them a call goes to.
+"""The engines that serve one model, and the choice of one of them for each call.
 
-A session stays with its engine, whose prefix cache holds its history; a new session goes where the
-fewest calls run. An engine is left out while its circuit is open, while the policy version that it
-serves is not the pool's (its tokens would be stale without anybody having decided so), and while it
-says itself that it serves other weights (:mod:`bridle.proxy.engines.served_weights`).
+A session stays with its engine, whose prefix cache holds its history; a new session goes to the
+engine with the fewest running calls. An engine gets no calls while its circuit is open, while it
+serves another policy version than the pool's (its tokens would be stale although nobody has decided
+so), and while it reports other weights than those published to it
+(:mod:`bridle.proxy.engines.served_weights`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SHORTEST_RETRY_S: Final = 1.0
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
-"""Engines' reports of their weights, by base URL."""
+"""The weights fingerprints that engines reported, by base URL."""
 
 
 class PooledEngine:
@@ -51,19 +52,20 @@ class PooledEngine:
         self.serves = ServedWeights(endpoint, self.name, version)
         self.rendering = EngineRendering()
         self.running = 0
-        """Calls that it serves: add 1 for a call and pair it with :meth:`leave`."""
+        """Number of calls that it serves. Add 1 for a call, and call :meth:`leave` when the call is
+        over."""
         self.removed = False
         """Whether it has been taken out of its pool."""
         self.retries = 0
-        """Calls that went on to another try after this engine failed them."""
+        """Number of calls that were retried after this engine failed them."""
         self.fault: ApiError | str | None = None
-        """What failed last, a call or a health check; ``None`` once either has succeeded."""
+        """The latest failure of a call or a health check; ``None`` once either has succeeded."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def version(self) -> int:
-        """Policy version of the tokens that arrive from it."""
+        """The policy version of the tokens that arrive from it."""
         return self.serves.version
 
     def leave(self) -> None:
@@ -72,7 +74,7 @@ class PooledEngine:
             self._idle.set()
 
     async def retired(self) -> None:
-        """Closes its connections when no call runs there any more."""
+        """Wait until no call runs there any more, then close its connections."""
         while self.running:
             self._idle.clear()
             await self._idle.wait()
@@ -80,7 +82,7 @@ class PooledEngine:
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """What the pool knows of one engine."""
+    """The state of one engine, as the pool knows it."""
 
     name: str
     url: str
@@ -96,11 +98,11 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 Homes = dict["EnginePool", PooledEngine]
-"""By pool, the engine that a session stays with."""
+"""The engine that a session stays with, by pool."""
 
 
 class EnginePool:
-    """Start it inside the event loop that uses it."""
+    """The engines of one model. Start the pool inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -113,17 +115,22 @@ class EnginePool:
         external: bool = False,
         trained: bool = False,
     ) -> None:
-        """``model`` is the name to ask these engines for; ``None``: the first that they list.
-        ``external``: another provider's, without a health route and with the client's names.
-        ``api_key`` goes to the engines of ``urls``, never to one that is added later.
-        ``trained``: tokens of these engines may be trained, so that they are asked how they sample:
-        at the start, and after connections to them have broken."""
+        """Create the pool; no engine is asked yet.
+
+        ``model`` is the model name that the engines are asked for. With ``None`` it is the client's
+        if the engines list it, else the first that they list. ``external`` is true for the engines
+        of another provider, which have no health route and are asked for the client's model name
+        unless ``model`` is given. ``api_key`` is sent to the engines of ``urls``, never to an
+        engine that is added later. ``trained`` is true if the tokens of these engines may be
+        trained. They are then asked how they sample: at the start, and after connections to them
+        have broken.
+        """
         self.gate = gate
         self.model = model
         self.assistant_fields = AssistantFields()
         self._settings = settings
         self.own_keys = settings.own_keys
-        """What is removed from all that the engines send."""
+        """The proxy's own keys, which are removed from everything that the engines send."""
         self.external = external
         self._trained = trained
         self._api_key = api_key
@@ -152,10 +159,11 @@ class EnginePool:
     def choose(
         self, session_id: str, homes: Homes, avoid: Collection[PooledEngine] = ()
     ) -> PooledEngine:
-        """The engine for the session's next call: the one in ``homes`` while it can be used, else
-        another one that it stays with from now on. ``avoid`` is asked only when no other is left.
+        """Return the engine for the session's next call: the one in ``homes`` while it is usable,
+        else another one, which is put into ``homes``. An engine in ``avoid`` is chosen only if no
+        other is left.
 
-        Raises :class:`ApiError` (503) when none is usable.
+        Raises :class:`ApiError` (503) if none is usable.
         """
         home = homes.get(self)
         if home is not None and home not in avoid and self.usable(home):
@@ -202,13 +210,15 @@ class EnginePool:
         engine: str | None = None,
         fingerprints: Fingerprints = MappingProxyType({}),
     ) -> None:
-        """``engine`` (all when ``None``) serves ``version`` from now on; ``fingerprints`` are the
-        ones that engines have reported for it already. Raises ``KeyError``."""
+        """Record that ``engine`` (every engine if ``None``) serves ``version`` from now on.
+        ``fingerprints`` are those that engines have already reported for it. Raises ``KeyError``
+        for an unknown engine."""
         for one in self._meant(engine):
             one.serves.published(version, fingerprints.get(one.endpoint.base))
 
     def restore(self, served: Mapping[str, ServedPolicy]) -> None:
-        """Takes up what the store has of these engines, by base URL."""
+        """Restore the versions and fingerprints that the store has for these engines; ``served`` is
+        keyed by base URL."""
         known = [served[url] for url in self._engines if url in served]
         if not known:
             return
@@ -218,8 +228,8 @@ class EnginePool:
             self.published(one.version, one.engine, {one.engine: one.weights_fingerprint})
 
     def learned(self, version: int, fingerprints: Fingerprints) -> None:
-        """``fingerprints`` are what engines report of the weights of ``version``, where they still
-        serve it."""
+        """Record the ``fingerprints`` that engines reported for the weights of ``version``. Engines
+        that serve another version by now are skipped."""
         for url, fingerprint in fingerprints.items():
             engine = self._engines.get(url)
             if engine is None or engine.version != version:
@@ -228,12 +238,13 @@ class EnginePool:
                 engine.serves.published(version, fingerprint)
 
     def versions(self) -> dict[str, int]:
-        """The version that was last published to each engine, by base URL."""
+        """Return the version that was published last to each engine, by base URL."""
         return {url: one.version for url, one in self._engines.items()}
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
-        """The fingerprint that ``engine`` (all when ``None``) reports of the weights that were just
-        published, by base URL. Raises ``KeyError``."""
+        """Ask ``engine`` (every engine if ``None``) for the fingerprint of the weights that were
+        just published. Return the fingerprints by base URL. Raises ``KeyError`` for an unknown
+        engine."""
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
         return {
@@ -245,14 +256,15 @@ class EnginePool:
         return list(self._engines.values()) if engine is None else [self._named(engine)]
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """Model cards of an engine, a usable one if there is any. Raises :class:`ApiError`."""
+        """Return the model cards of one engine, a usable one if there is any. Raises
+        :class:`ApiError`."""
         return await self._any(lambda one: one.endpoint.models())
 
     def known_model(self, engine: PooledEngine, requested: str) -> str | None:
-        """The engine's name for the model that a client asked for; ``None`` when its list of models
-        has to be read first (:meth:`read_model`).
+        """Return the engine's name for the model that a client asked for, or ``None`` if the
+        engine's list of models has to be read first (:meth:`read_model`).
 
-        Unknown model names of a harness all stand for the policy.
+        A model name that the engine does not know stands for the policy.
         """
         if self.external:
             return self.model or requested
@@ -267,8 +279,9 @@ class EnginePool:
         return requested if requested in endpoint.names else endpoint.names[0]
 
     async def read_model(self, engine: PooledEngine, requested: str) -> str:
-        """:meth:`known_model` after the engine's list of models has been read. When it cannot be
-        read, the call itself will meet the same fault, and is recorded with it."""
+        """Read the engine's list of models and return its name for the model. If the list cannot be
+        read, return ``requested``: the call itself will meet the same fault and is recorded with
+        it. Raises :class:`ApiError` if the engine serves no model yet."""
         try:
             cards = await engine.endpoint.models()
         except ApiError as error:
@@ -281,8 +294,8 @@ class EnginePool:
         return requested if requested in names else names[0]
 
     async def count_tokens(self, request: Request) -> tuple[int, str]:
-        """How many prompt tokens the engines' own template makes of ``request``, and the name of
-        the model that it was asked for."""
+        """Return the number of prompt tokens that the engines' own template makes of ``request``,
+        and the model name that the engine was asked for."""
 
         async def count(engine: PooledEngine) -> tuple[int, str]:
             model = await self._model(engine, request.model)
@@ -308,8 +321,8 @@ class EnginePool:
         return self.known_model(engine, requested) or await self.read_model(engine, requested)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
-        """The answer of the first engine that can be reached; the same one is asked again when a
-        pooled connection to it had died."""
+        """Return the answer of the first engine that can be reached. The first engine is asked a
+        second time at the end, because a pooled connection to it may have died."""
         engines = self.usable_engines() or list(self._engines.values())
         for engine in (*engines, engines[0]):
             try:
@@ -341,7 +354,7 @@ class EnginePool:
         ]
 
     async def check(self) -> bool:
-        """Asks every engine how it is; whether one may be used and is well."""
+        """Check the health of every engine. Return True if at least one is healthy and usable."""
         engines = list(self._engines.values())
         return any(await asyncio.gather(*map(self._check, engines)))
 
@@ -362,9 +375,10 @@ class EnginePool:
     # -- membership ------------------------------------------------------------------------------
 
     async def add(self, url: str, version: int) -> PooledEngine | None:
-        """One engine more, which serves ``version``; ``None`` when it is known.
+        """Add an engine that serves ``version``. Return ``None`` if it is in the pool already.
 
-        Raises ``ValueError`` for a URL that is none of HTTP."""
+        Raises ``ValueError`` if ``url`` is not an HTTP URL.
+        """
         if engine_base(url) in self._engines:
             return None
         engine = self._made(url, version)
@@ -376,12 +390,12 @@ class EnginePool:
         return engine
 
     def url_of(self, name: str) -> str:
-        """The base URL of an engine. Raises ``KeyError``."""
+        """Return the base URL of an engine. Raises ``KeyError`` for an unknown name."""
         return self._named(name).endpoint.base
 
     def take_out(self, name: str) -> PooledEngine:
-        """No further call goes to the engine. Raises ``KeyError`` for an unknown name and
-        ``ValueError`` for the last engine."""
+        """Take the engine out of the pool, so that no further call goes to it. Raises ``KeyError``
+        for an unknown name and ``ValueError`` for the last engine."""
         engine = self._named(name)
         if len(self._engines) == 1:
             raise ValueError("the last engine cannot be removed")
@@ -404,8 +418,8 @@ class EnginePool:
 
 
 def report(engine: PooledEngine, before: CircuitState, cause: ApiError | str | None = None) -> None:
-    """Logs how the engine's circuit changed since ``before``, if it did. ``cause`` is what has
-    failed last; it is kept as the engine's ``fault``."""
+    """Log the change of the engine's circuit since ``before``, if there was one. ``cause`` is the
+    latest failure; it is kept as the engine's ``fault``."""
     engine.fault = cause
     after = engine.circuit.state
     if after is before:
@@ -421,6 +435,7 @@ def _is_unreachable(fault: ApiError | str | None) -> bool:
 
 
 def _rank(engine: PooledEngine, session_id: str) -> bytes:
-    """Settles ties alike in every process: each session has its own order of engines."""
+    """Return the engine's rank in the session's own order of engines, which settles ties alike in
+    every process."""
     text = f"{session_id} {engine.endpoint.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

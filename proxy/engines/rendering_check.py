@@ -1,13 +1,13 @@
-"""Whether an engine makes the same token ids of a conversation as the tokenizer at hand.
+"""Check that an engine turns a conversation into the same token ids as the local tokenizer.
 
-Exact continuation puts new ids behind those of the engine. Made by another model's tokenizer or
-template, or for an engine that does not use the template (vLLM renders gpt-oss by its own code),
-they would be nonsense that nothing else notices: the engine takes any ids.
+Exact continuation appends new ids to those of the engine. If they were made by another model's
+tokenizer or template, or for an engine that does not use the template (vLLM renders gpt-oss by its
+own code), they would be nonsense that nothing else notices: the engine takes any ids.
 
-The prompt that an engine reports for a call that continues nothing is compared with the rendering
-of the same request here, after the call's commit and in a thread. A difference is noted on the
-call, and calls of that engine are rendered in full from then on. A session of which no such call
-has been compared (it was recorded by another process) is continued when the engine's own
+The prompt that an engine reports for a call that continues no other is compared with the local
+rendering of the same request, after the call's commit and in a thread. A difference is noted on the
+call, and calls of that engine are rendered in full from then on. If no such call of a session has
+been compared (another process recorded it), the session is continued if the engine's own
 tokenisation of a probe agrees.
 """
 
@@ -37,34 +37,35 @@ log = logging.getLogger("bridle.proxy")
 PROBE: Final[tuple[dict[str, Any], ...]] = (
     {"role": "user", "content": "Is naïve 3 × 4 = 12, or “twelve”?\n\tdef f(x): return {x: [1.5]}"},
 )
-"""Letters, digits, signs and white space, which no two tokenizers cut alike."""
+"""A message of letters, digits, signs and white space, which no two tokenizers split alike."""
 
 TOKENIZER_DIFFERS: Final = "tokenizer_differs"
 UNCOMPARED: Final = "rendering_uncompared"
 
 _AGAIN_S: Final = 30.0
-"""After which an engine that disagreed about the probe is asked again: it may have been started
-anew."""
+"""Seconds until an engine that disagreed about the probe is asked again, because it may have been
+restarted."""
 _MOST_WAITING: Final = 256
 _SHOWN: Final = 12
-"""Ids on each side whose text a note shows."""
+"""Number of ids on each side whose text a note shows."""
 
 Run = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
-"""Runs something about a session, which is sealed only after that."""
+"""Starts a task for a session, by its id; the session is sealed only after the task has ended."""
 Count = Callable[[Iterable[Note]], None]
 
 
 class RenderingCheck:
-    """One tokenizer against the engines of one pool."""
+    """A comparison of one tokenizer with the engines of one pool."""
 
     def __init__(self, tokenizer: Tokenizer, writer: Writer, run: Run, count: Count) -> None:
-        """``count`` gets the note of every difference."""
+        """Create the check. ``count`` gets the note of every difference, and of every call that
+        could not be compared."""
         self._tokenizer = tokenizer
         self._writer = writer
         self._run = run
         self._count = count
         self._comparing: dict[str, asyncio.Task[None]] = {}
-        """By session, the comparison of its latest call that continues nothing."""
+        """The comparison of a session's latest call that continues no other, by session."""
         self._one_at_a_time = asyncio.Lock()
         self._probe_agreed = False
         self._probe_differs = False
@@ -74,8 +75,8 @@ class RenderingCheck:
     def begin(
         self, engine: PooledEngine, ask: EngineRequest, ended: CallEnded, started_at: float
     ) -> None:
-        """Compares the prompt of a call that has been committed and continues nothing; ``ask`` is
-        what the engine was sent."""
+        """Start the comparison of the prompt of a committed call that continues no other. ``ask``
+        is the request that the engine was sent."""
         prompt = ended.prompt_token_ids
         if prompt is None or not _comparable(ask, started_at):
             return
@@ -90,9 +91,10 @@ class RenderingCheck:
     async def objection(
         self, session_id: str, home: PooledEngine | None, engines: EnginePool, model: str
     ) -> str | None:
-        """The name of what speaks against continuing the session's calls exactly; ``None``:
-        nothing. ``home`` is the engine that the session stays with, ``model`` as the client named
-        it. An engine that cannot be asked, or not just now, is trusted."""
+        """Return the name of the reason against continuing the session's calls exactly, or ``None``
+        if there is none. ``home`` is the engine that the session stays with; ``model`` is the name
+        that the client gave. An engine that cannot be asked, or cannot be asked just now, is
+        trusted."""
         comparing = self._comparing.get(session_id)
         if comparing is not None:
             await asyncio.wait([comparing])
@@ -140,8 +142,9 @@ class RenderingCheck:
             log.warning("note_not_written", extra={"call": ended.id, "error": str(error)})
 
     def _difference(self, sent: Mapping[str, Any], theirs: TokenIds) -> tuple[int, str] | None:
-        """Where the ids that the engine used leave those that are made here, and what stands
-        there on both sides. Raises :class:`TemplateError`."""
+        """Return the index of the first id at which the engine's prompt and the local rendering
+        differ, and a text that shows both sides there; ``None`` if they are equal. Raises
+        :class:`TemplateError`."""
         arguments = sent.get("chat_template_kwargs") or {}
         text = self._tokenizer.render(sent["messages"], sent.get("tools"), **arguments)
         ours = token_array(self._tokenizer.encode(text))
@@ -169,11 +172,12 @@ class RenderingCheck:
 _RENDERING: Final = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "documents"}
 )
-"""Fields of a request by which the engine renders in another way than is done here."""
+"""Request fields that make the engine render in another way than is done here."""
 
 
 def _comparable(ask: EngineRequest, started_at: float) -> bool:
-    """Whether the request is of text alone, and was rendered today: a template may tell the day."""
+    """Return True if the engine's rendering can be repeated here: a chat request of text alone that
+    was rendered today, because a template may contain the date."""
     fields = ask.fields
     if ask.path != CHAT_COMPLETIONS or not _RENDERING.isdisjoint(fields):
         return False

@@ -1,9 +1,9 @@
 """An upstream's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``proxy/engines/reply_body.py``); other shapes are brought into them
+The wire shapes are vLLM's (``proxy/engines/reply_body.py``); other shapes are converted to them
 first (``odd_reply.py``). Tool calls get their minted ids here, once, so that emitters, fold and
-record all see the same; the engine's own are kept beside them. Each normalisation is a note. What
-cannot be understood, and what belongs to another reply, is an error.
+record all see the same ids; the engine's own ids are kept beside them. Each normalisation is a
+note. A payload that cannot be understood, or that belongs to another reply, is an error.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ _ODD_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "tool_call": "tool_calls",
     "tool_use": "tool_calls",
 }
-"""What TGI, llama.cpp, Gemini, Anthropic, Mistral, Bedrock and Zhipu write, in lower case."""
+"""The finish reasons of TGI, llama.cpp, Gemini, Anthropic, Mistral, Bedrock and Zhipu, in lower
+case."""
 
 
 class ReplyDecoder:
-    """Turns the payloads of one reply into events and knows when the reply is whole."""
+    """A decoder of one reply, which turns its payloads into events and knows when the reply is
+    whole."""
 
     def __init__(
         self,
@@ -89,8 +91,8 @@ class ReplyDecoder:
         read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are
-        those of the request, in chat shape."""
+        """Create the decoder. ``read_prompt`` turns the text of a long array of prompt ids into
+        ids; ``tools`` are those of the request, in chat shape."""
         self._minted = minted
         self._choices = choices
         self._detail = detail
@@ -104,29 +106,29 @@ class ReplyDecoder:
         """The id of the reply, which all of its chunks must have."""
         self._finished: dict[int, FinishReason] = {}
         self._failure: ApiError | None = None
-        """Why the reply is an error though it came to an end."""
+        """The error of a reply that came to its end but cannot be used."""
         self._gave_up: str | None = None
-        """How a choice ended that is not finished."""
+        """The engine's finish reason for a choice that it gave up."""
         self._odd: OddReply | None = None
         self._calls: dict[int, ToolCalls] = {}
-        """By choice."""
+        """The tool calls of each choice, by its index."""
         self._call_count = 0
         self._usage: Usage | None = None
         self.notes: dict[Note, None] = {}
-        """What was brought into another shape."""
+        """The notes of the normalisations so far, in order."""
         self.opaque_names: set[str] = set()
-        """The names of the fields that the upstream sent and may demand back: that of reasoning,
-        and those of opaque values."""
+        """The names of the fields that the upstream sent and may demand back: those of reasoning
+        and of opaque values."""
         self.model: str | None = None
         """The model name that the engine answered with."""
         self.contradiction: str | None = None
-        """Why the reply as it came cannot be the reply to the request, as
-        :func:`bridle.store.writing.integrity.contradiction` has it."""
+        """The reason why the reply as it came cannot be the reply to the request, in the form of
+        :func:`bridle.store.writing.integrity.contradiction`; ``None`` if there is none."""
 
     def events(self, payload: bytes) -> list[Event]:
-        """Events of one chunk, or of a whole non-streamed body.
+        """Return the events of one chunk, or of a whole non-streamed body.
 
-        Raises :class:`ApiError` when the payload is malformed, reports an error, or belongs to
+        Raises :class:`ApiError` if the payload is malformed, reports an error, or belongs to
         another reply.
         """
         cut = None
@@ -190,9 +192,10 @@ class ReplyDecoder:
         return events
 
     def last_events(self) -> list[Event]:
-        """The usage, which is whole only now.
+        """Return the usage, which is complete only now.
 
-        Raises :class:`ApiError` when the reply was cut short, or is not understood."""
+        Raises :class:`ApiError` if the reply was cut short or is not understood.
+        """
         if self._failure is not None:
             raise self._failure
         if len(self._finished) < self._choices:
@@ -205,7 +208,7 @@ class ReplyDecoder:
     # -- what the payload is ---------------------------------------------------------------------
 
     def _odd_body(self, payload: bytes) -> Any:
-        """A payload that is not in the usual shape."""
+        """Decode a payload that is not in the usual shape. Raises :class:`ApiError`."""
         given = self._odd_reply().body(payload)
         if error_in(given) is not None:
             raise reported(given)
@@ -220,8 +223,8 @@ class ReplyDecoder:
         return self._odd
 
     def _identify(self, identifier: str, has_choices: bool) -> None:
-        """Takes the reply's id from its first chunk. Raises :class:`ApiError` for a chunk of
-        another reply."""
+        """Take the reply's id from its first chunk. Raises :class:`ApiError` for a chunk of another
+        reply."""
         if not identifier:
             return
         if self._id is None:
@@ -232,7 +235,7 @@ class ReplyDecoder:
             self.notes[Note("id_changed", "in a chunk without choices")] = None
 
     def _check_bare(self, payload: bytes) -> None:
-        """Raises :class:`ApiError` when a payload without anything in it reports an error."""
+        """Raise :class:`ApiError` if a payload without any content reports an error."""
         given = self._odd_reply().body(payload)
         if error_in(given) is not None:
             raise reported(given)
@@ -245,7 +248,8 @@ class ReplyDecoder:
             raise _mixed("two choices with the same index")
 
     def _prompt_events(self, prompt: Any, cut: TokenIds | None) -> list[Event]:
-        """The reply's start. Raises :class:`ApiError` for the ids of another prompt."""
+        """Return the event that starts the reply. Raises :class:`ApiError` for the ids of another
+        prompt."""
         if isinstance(prompt, str):
             if cut is None or prompt != PLACEHOLDER:
                 raise malformed("prompt_token_ids is a text")
@@ -260,8 +264,8 @@ class ReplyDecoder:
         return [Started(None if prompt is None else len(prompt), prompt)]
 
     def _foreign(self, choice: Choice[Any]) -> bool:
-        """Notes a choice that the request did not ask for, and output after a choice's end. Returns
-        whether it must not be merged into what is there."""
+        """Record a choice that the request did not ask for, or output after a choice's end, as a
+        contradiction. Return True if it must not be merged into the reply so far."""
         text = choice.delta or choice.message
         if choice.index >= self._choices:
             found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
@@ -304,7 +308,7 @@ class ReplyDecoder:
     def _add_other_parts(
         self, text: Text, choice: Choice[Any], events: list[Event], start: int
     ) -> None:
-        """Adds the refusal and the tool calls of a text to ``events``, whose part from ``start`` on
+        """Add the refusal and the tool calls of a text to ``events``, whose part from ``start`` on
         is the text's own."""
         if text.refusal:
             self.notes[Note("refusal_as_text")] = None
@@ -342,7 +346,7 @@ class ReplyDecoder:
             )
 
     def _put_in_order(self, choice: int, events: list[Event], start: int) -> None:
-        """Puts the texts from ``start`` on in their place among the choice's tool calls."""
+        """Put the texts from ``start`` on in their place among the choice's tool calls."""
         calls, said = self._calls[choice], events[start:]
         del events[start:]
         for event in said:
@@ -358,8 +362,8 @@ class ReplyDecoder:
         return Opaque(fields, choice)
 
     def _finish(self, choice: Choice[Any]) -> list[Event]:
-        """Nothing for an engine that gave the choice up (``abort``): its tokens are kept, and
-        :meth:`last_events` raises."""
+        """Return the last events of a choice. A choice that the engine gave up (``abort``) has
+        none: its tokens are kept, and :meth:`last_events` raises."""
         word, index = choice.finish_reason or "", choice.index
         reason = _FINISH_REASONS.get(word)
         if reason is None:
@@ -391,12 +395,13 @@ _DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 
 
 def _mixed(found: str) -> ApiError:
-    """The error for what belongs to another reply, and must not be merged into this one."""
+    """Return the error for a part that belongs to another reply and must not be merged into this
+    one."""
     return ApiError("upstream_error", f"the engine mixed replies: {found}", status=502)
 
 
 def _named(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value."""
+    """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value}
 
 
@@ -408,7 +413,7 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _completion_detail(given: Logprobs[Any]) -> list[Mapping[str, Any]]:
-    """Completions' parallel lists as one entry per token."""
+    """Return the parallel lists of a completion as one entry per token."""
     tokens = given.tokens or []
     tops = given.top_logprobs or []
     return [

@@ -61,7 +61,8 @@ class LogprobEntry(msgspec.Struct, gc=False):
 
 
 class Logprobs(msgspec.Struct, Generic[Entry], gc=False):
-    """Chat puts entries under ``content``, completions plain numbers under ``token_logprobs``."""
+    """The logprobs of a choice: chat has entries in ``content``, completions numbers in
+    ``token_logprobs``."""
 
     content: list[Entry] | None = None
     token_logprobs: list[float | None] | None = None
@@ -101,7 +102,7 @@ class Body(msgspec.Struct, Generic[Entry], gc=False):
     choices: list[Choice[Entry]] | None = None
     usage: UsageObject | None = None
     prompt_token_ids: list[TokenId] | str | None = None
-    """A text only where the ids were cut out before (``proxy/wire/cut_ids.py``)."""
+    """The prompt's ids; a text only if the ids were cut out before (``proxy/wire/cut_ids.py``)."""
     error: Any = None
     model: str | None = None
     id: str | None = None
@@ -109,7 +110,8 @@ class Body(msgspec.Struct, Generic[Entry], gc=False):
 
 LeanBody = Body[LogprobEntry]
 DetailedBody = Body[dict[str, Any]]
-"""With the entries of logprobs as the upstream wrote them, for clients that want to see them."""
+"""A body whose logprob entries stay as the upstream wrote them, for clients that want to see
+them."""
 
 
 def malformed(detail: str) -> ApiError:

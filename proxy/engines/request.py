@@ -1,4 +1,5 @@
-"""A canonical request as an engine gets it: always asking for token ids, logprobs and usage."""
+"""A canonical request in the form for an engine, which is asked for token ids, logprobs and
+usage."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _RESHAPING: Final[Mapping[str, Any]] = {
     "thinking_token_budget": None,
     "truncate_prompt_tokens": None,
 }
-"""Fields that change what is sampled from otherwise, with the value at which they do not."""
+"""Other fields that change the distribution that is sampled from, with the value at which they do
+not."""
 _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
@@ -41,18 +43,20 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
 
     path: str
     model: str
-    """As the client named it."""
+    """The model's name, as the client gave it."""
     fields: Mapping[str, Any]
     stream: bool
     choices: int
     detail: bool
     """Whether the client wants to see logprobs, so that their entries are kept."""
     sampling: Mapping[str, Any]
-    """Effective sampling parameters, as sent."""
+    """The effective sampling parameters, as sent."""
     grammar: str = ""
-    """What has the engine shape the reply by a grammar; empty: nothing."""
+    """Names of the request fields that make the engine use constrained decoding; empty if there are
+    none."""
     opaque: tuple[OpaqueFields, ...] = ()
-    """For an external upstream: the fields of assistant messages that it may want back."""
+    """The fields of assistant messages that an external upstream may want back; empty for our
+    engines."""
     reshaping: tuple[str, ...] = ()
     """Further fields of the request that change the distribution that is sampled from."""
     notes: tuple[Note, ...] = ()
@@ -63,10 +67,10 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
         return frozenset(name for one in self.opaque for name in one.names)
 
     def body(self, model: str, taken: set[str] | None = None) -> bytes:
-        """The JSON for an engine that calls the model ``model`` and takes the ``taken`` opaque
-        fields of assistant messages.
+        """Return the JSON for an engine that calls the model ``model`` and takes the ``taken``
+        opaque fields of assistant messages.
 
-        Raises :class:`ApiError` when a value cannot be written (an integer beyond 64 bits).
+        Raises :class:`ApiError` if a value cannot be written (an integer beyond 64 bits).
         """
         fields = self.fields
         if self.opaque and taken:
@@ -80,7 +84,7 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
             ) from error
 
     def sampler(self, engine: EngineSampling) -> Sampler:
-        """What the reply of an ``engine`` that samples so is drawn from."""
+        """Return the sampler that the reply is drawn from, given the engine's own sampling."""
         values: dict[str, Any] = {}
         for name in SAMPLER_PARAMETERS:
             value = self.sampling.get(name)
@@ -99,8 +103,10 @@ def engine_request(
     prompt_token_ids: TokenIds | None = None,
     external: bool = False,
 ) -> EngineRequest:
-    """``prompt_token_ids`` are the exact continuation's; the messages go along all the same, so
-    that an engine that does not know the field still answers, and the record shows it.
+    """Build the request for an engine.
+
+    ``prompt_token_ids`` are the prompt of an exact continuation. The messages are sent all the
+    same, so that an engine that does not know the field still answers, and the record shows it.
     ``external`` upstreams are asked for nothing that only an engine of ours knows.
     """
     effective: dict[str, Any] = msgspec.to_builtins(sampling)
@@ -144,7 +150,8 @@ def _reshaping(request: Request) -> tuple[str, ...]:
 
 
 def constraint(request: Request) -> str:
-    """The parts of a request that have an engine shape its reply by a grammar; empty: none."""
+    """Return the names of the request fields that make the engine use constrained decoding, or an
+    empty text if there are none."""
     extra = request.extra
     shapes: list[str] = []
     if extra:

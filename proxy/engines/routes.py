@@ -1,7 +1,7 @@
-"""Which engines a request goes to, by the model that it names and by who asks.
+"""The choice of a request's engines, by the model that it names and by the role of its caller.
 
-Everything goes to the default policy, whatever a harness calls its model, except what the settings
-send elsewhere: to a further policy, to a frozen model, or to another provider. The calls of a
+Every request goes to the default policy, whatever its harness calls the model, unless the settings
+send it elsewhere: to a further policy, to a frozen model, or to another provider. The calls of a
 further policy are recorded with its name. Those of the frozen models and of providers carry the
 note ``model_frozen``, which keeps them out of training.
 """
@@ -23,15 +23,16 @@ SUBAGENT = "subagent"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where one call goes."""
+    """The destination of one call."""
 
     engines: EnginePool
     policy: str | None = None
-    """The name of the policy, where it is another than the default."""
+    """The name of the policy if it is not the default one, else ``None``."""
     frozen: bool = False
-    """It is no policy: recorded, never trained, its ids continue nothing of ours."""
+    """True if it is not a policy: its calls are recorded and never trained, and its ids continue no
+    ids of ours."""
     external: bool = False
-    """It knows no token ids: it is asked in plain terms of the provider's API."""
+    """True if it knows no token ids and is asked in plain terms of the provider's API."""
     notes: tuple[Note, ...] = ()
 
 
@@ -39,7 +40,7 @@ class ModelRoutes:
     """The engines of the policies and of the other models. Start it inside the event loop."""
 
     def __init__(self, settings: ProxySettings, gates: Mapping[str, PolicyGate]) -> None:
-        """``gates``: one for each policy, by its name."""
+        """Create the pools. ``gates`` has one gate for each policy, by the policy's name."""
         self.policies = {
             DEFAULT_POLICY: EnginePool(
                 settings,
@@ -56,7 +57,7 @@ class ModelRoutes:
                 for name, urls in settings.policies.items()
             },
         }
-        """By name, the default one first."""
+        """The policies' engines by name, the default policy's first."""
         self._settings = settings
         self._default = Destination(self.policies[DEFAULT_POLICY])
         self._others = {
@@ -69,7 +70,7 @@ class ModelRoutes:
             role: self._named(name) or self._default for role, name in settings.role_models.items()
         }
         self.only = None if self._by_name else self._default
-        """Where every call goes, if there is nothing beside the default policy."""
+        """The destination of every call if there is none but the default policy, else ``None``."""
 
     async def start(self) -> None:
         for pool in self._pools():
@@ -83,18 +84,20 @@ class ModelRoutes:
         return [*self.policies.values(), *(other.engines for other in self._others.values())]
 
     def states(self) -> list[EngineState]:
-        """The engines of all policies."""
+        """Return the states of the engines of all policies."""
         return [state for pool in self.policies.values() for state in pool.states()]
 
     def find(self, model: str, role: str | None) -> Destination:
-        """By role first, then by the model's name, then the default policy."""
+        """Return the destination for a role; if none is set, the one for the model's name, else the
+        default policy."""
         to = None
         if role is not None:
             to = self._by_role.get(role) or self._by_role.get(SUBAGENT)
         return to or self._named(model) or self._default
 
     def _named(self, name: str) -> Destination | None:
-        """The further policy or the other model of this name, or whose pattern matches it."""
+        """Return the further policy or the other model that has this name or whose pattern matches
+        it."""
         exact = self._by_name.get(name)
         if exact is not None:
             return exact
@@ -104,7 +107,7 @@ class ModelRoutes:
         return None
 
     def names(self) -> dict[str, str]:
-        """Other names that a client may use, with what each stands for."""
+        """Return the other names that a client may use, and the model that each stands for."""
         named = {
             name: other.model or name
             for name, other in self._settings.other_models.items()

@@ -1,13 +1,14 @@
-"""Which policy version was published to an engine, and whether it still serves those weights.
+"""The policy version published to an engine, and the check that it still serves those weights.
 
 An engine reports a *fingerprint* of the weights that it serves: our own engines a digest of them,
 vLLM the version that it was stamped with. The fingerprint that it reports when a policy version is
-published belongs to that version. An engine that later reports another fingerprint, or none any
-more, has got other weights without a publish, mostly by a restart: its tokens would be stamped with
-a version that is not theirs. It gets no calls until a version is published to it again, or it
-reports the fingerprint again.
+published belongs to that version. If it later reports another fingerprint, or none any more, it has
+got other weights without a publish, mostly by a restart, and its tokens would be stamped with a
+version that is not theirs. It gets no calls until a version is published to it again, or it reports
+the fingerprint again.
 
-An engine that reports no fingerprint is trusted, and one that was never published to is not asked.
+An engine that reports no fingerprint is trusted. An engine that was never published to is not
+asked.
 """
 
 from __future__ import annotations
@@ -22,38 +23,40 @@ from bridle.proxy.wire.canonical import ApiError
 log = logging.getLogger("bridle.proxy")
 
 _PUBLISHING_S: Final = 5.0
-"""A publish waits for the fingerprint, most often with the engine paused."""
+"""Seconds that a publish waits for the fingerprint, most often with the engine paused."""
 _CHECKING_S: Final = 15.0
 
 
 class ServedWeights:
-    """Policy version and fingerprint of one engine."""
+    """The policy version and the fingerprint of one engine."""
 
     def __init__(self, endpoint: EngineEndpoint, name: str, version: int) -> None:
         self.version = version
-        """As it was last published."""
+        """The version that was published last."""
         self.fingerprint: str | None = None
-        """Of the version's weights; ``None``: there is nothing to compare with."""
+        """The fingerprint of the version's weights; ``None`` if there is nothing to compare
+        with."""
         self.changed = False
-        """When last asked, the engine reported another fingerprint."""
+        """True if the engine reported another fingerprint when it was last asked."""
         self.changes = 0
-        """How often that was found anew."""
+        """Number of times that ``changed`` became true."""
         self._endpoint = endpoint
         self._name = name
         self._before: str | None = None
         """The fingerprint before the version was published once more."""
         self.publishes = 0
-        """Distinguishes the last of them from those that it has overtaken."""
+        """Number of publishes; it distinguishes the last one from those that it has overtaken."""
         self.connection_epoch: int | None = None
-        """The epoch of connections in which the engine reported the fingerprint: calls within it
-        may go to the engine without asking it first; ``None``: any call may."""
+        """The connection epoch in which the engine reported the fingerprint: calls within it may go
+        to the engine without asking it first. ``None`` if any call may."""
 
     def _settle(self, fingerprint: str | None, proven: int) -> None:
         self.fingerprint = fingerprint
         self.connection_epoch = None if fingerprint is None else proven
 
     def published(self, version: int, fingerprint: str | None = None) -> None:
-        """The engine serves ``version``; ``fingerprint`` as somebody has asked for it."""
+        """Record that the engine serves ``version``. ``fingerprint`` is the one that it has already
+        reported for it, if it was asked."""
         self._before = self.fingerprint if version == self.version else None
         self.version = version
         self.changed = False
@@ -61,8 +64,9 @@ class ServedWeights:
         self._settle(fingerprint, 0)
 
     async def learn(self) -> str | None:
-        """The fingerprint of what was just published, as the engine reports it. When the engine
-        does not answer, the fingerprint of the same version is kept; another version has none."""
+        """Ask the engine for the fingerprint of the weights that were just published, and return
+        it. If the engine does not answer, the fingerprint of the same version is kept; another
+        version has none."""
         publishes = self.publishes
         try:
             fingerprint, proven = await self._reported(_PUBLISHING_S)
@@ -75,9 +79,9 @@ class ServedWeights:
         return fingerprint
 
     async def compare(self) -> None:
-        """Asks the engine whether it still serves what was published.
+        """Ask the engine whether it still serves the published weights.
 
-        Raises :class:`ApiError` when that cannot be read, and decides nothing then.
+        Raises :class:`ApiError` if its report cannot be read; nothing is decided then.
         """
         if self.fingerprint is None:
             return
@@ -101,7 +105,7 @@ class ServedWeights:
             log.info("engine_recognised", extra=extra)
 
     async def _reported(self, timeout_s: float) -> tuple[str | None, int]:
-        """The engine's fingerprint, and the epoch of connections in which it was read."""
+        """Return the engine's fingerprint and the connection epoch in which it was read."""
         try:
             async with asyncio.timeout(timeout_s):
                 fingerprint = await self._endpoint.fingerprint()
@@ -112,6 +116,6 @@ class ServedWeights:
 
 
 def other_weights(version: int) -> ApiError:
-    """Why no call may go to an engine that has changed."""
+    """Return the error for calls to an engine whose weights have changed."""
     message = f"the engine has been restarted with other weights than policy version {version}"
     return ApiError("overloaded", message, status=503, retry_after=1.0)

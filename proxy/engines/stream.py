@@ -1,8 +1,8 @@
 """A call's reply from a pool of engines, as batches of canonical events.
 
-The engine is chosen when the call leaves, then the model is named as that engine names it. While no
-byte of the reply has come, another engine may be asked instead. Whole replies and streams take the
-same way: a whole reply is one batch.
+The engine is chosen when the call is sent, and the model is then named as that engine names it.
+While no byte of the reply has come, another engine may be asked instead. Whole replies and streams
+take the same path: a whole reply is one batch.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from bridle.proxy.wire.sse import EventTooLarge, SseParser
 from bridle.store.records import Note
 
 Sink = Callable[[list[Event]], "asyncio.Future[Any] | None"]
-"""Takes the events of one network read, at once; returns what to wait for before more is read."""
+"""A callback for the events of one network read. It returns a future to await before more is read,
+or ``None``."""
 
 _DONE: Final = b"[DONE]"
 _BEFORE_A_BODY: Final = b" \t\r\n\xef\xbb\xbf"
 _BODY_STARTS: Final = (b"{", b"[")
 _EVENT_STARTS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 _UNANSWERED: Final = frozenset({502, 503})
-"""Refused, reset before the first byte, or the engine itself unavailable: nothing was generated."""
+"""Statuses of calls for which nothing was generated: the connection was refused, it was reset
+before the first byte, or the engine itself is unavailable."""
 _ANSWERED: Final = frozenset({400, 404, 413, 422, 429})
-"""The engine works and refuses this request."""
+"""Statuses of a working engine that refuses this request."""
 _PAUSES_S: Final = (0.05, 0.2, 0.8)
-"""Before the same engine is asked again."""
+"""Seconds to wait before the same engine is asked again, by attempt."""
 _NO_ROOM: Final = "max_tokens must be at least 1, got 0"
-"""vLLM's refusal of a prompt that fills the whole context, and of a client's own 0."""
+"""The refusal of vLLM for a prompt that fills the whole context, and for a client's own 0."""
 
 
 class EngineStream:
-    """One call's reply: :meth:`open`, :meth:`follow`, :meth:`close`."""
+    """The reply of one call: use :meth:`open`, :meth:`follow`, :meth:`close`, in this order."""
 
     __slots__ = (
         "_asked_version",
@@ -84,8 +86,8 @@ class EngineStream:
         limits: Limits,
         held: Held,
     ) -> None:
-        """Each retry is put into ``notes``, and the limit that ended the reply. ``held`` counts the
-        bytes of a whole reply."""
+        """Create the stream. ``notes`` gets a note for each retry, and for the limit that ended the
+        reply. ``held`` counts the bytes of a whole reply."""
         self.engine: PooledEngine | None = None
         """The engine that was asked last."""
         self._pool = pool
@@ -99,20 +101,20 @@ class EngineStream:
         self._held = held
         self._own_keys = pool.own_keys
         self._received = self._counted = 0
-        """Bytes of the reply, and how many of them have been looked at."""
+        """Bytes of the reply so far, and the number of them that ``held`` has counted."""
         self._response: EngineResponse | None = None
         self._running_at: PooledEngine | None = None
         """The engine that counts this call as running."""
         self._asked_version = 0
-        """The engine's version when it was asked. A reply that comes whole is stamped with that of
-        its arrival; which of its tokens are older, only a stream shows."""
+        """The engine's version when it was asked. A whole reply is stamped with the version at its
+        arrival, because only a stream shows which of its tokens are older."""
         self._failure: ApiError | None = None
         self._broke_off = False
         """Whether the reply ended before the engine had finished it."""
         self._over = False
 
     async def open(self) -> None:
-        """Sends the request; returns when an engine has taken it. Raises :class:`ApiError`."""
+        """Send the request and return when an engine has taken it. Raises :class:`ApiError`."""
         tried: list[PooledEngine] = []
         fields, may_learn = self._pool.assistant_fields, bool(self._request.opaque)
         while True:
@@ -138,11 +140,11 @@ class EngineStream:
                 self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
 
     async def follow(self, sink: Sink) -> None:
-        """Returns when the reply is whole and ``sink`` has all of its events. The reply may come
-        whole or streamed, whatever was asked for.
+        """Pass the events of the reply to ``sink`` and return when the reply is whole. The reply
+        may come whole or streamed, whatever was asked for.
 
-        Raises :class:`ApiError`, after all events that came before the fault, and what ``sink``
-        raises.
+        Raises :class:`ApiError`, after all events that came before the fault, and any exception
+        that ``sink`` raises.
         """
         engine, response = self.engine, self._response
         assert engine is not None, "open() first"  # noqa: S101 - a programming error
@@ -172,7 +174,7 @@ class EngineStream:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
 
     def close(self) -> None:
-        """Closes the connection unless the reply is over; the engine then stops generating."""
+        """Close the connection unless the reply is over; the engine then stops generating."""
         if self._response is not None and (self._failure is not None or not self._over):
             self._response.close()
         if self._running_at is not None:
@@ -219,7 +221,7 @@ class EngineStream:
     def _unanswered(
         self, engine: PooledEngine, error: ApiError, trial: bool, before: CircuitState
     ) -> None:
-        """The engine did not take the call."""
+        """Record that the engine did not take the call."""
         if error.status in _ANSWERED:
             engine.circuit.answered()
             engine.circuit.succeeded()
@@ -241,7 +243,8 @@ class EngineStream:
         return refused
 
     def _may_retry(self, error: ApiError, tried: list[PooledEngine]) -> bool:
-        """An engine that asked for patience is not asked again, but another may be."""
+        """Return True if the call may be tried again. An engine that sent a time to wait is not
+        asked again, but another one may be."""
         if error.status not in _UNANSWERED or len(tried) > self._limits.retries:
             return False
         usable = self._pool.usable_engines()
@@ -286,7 +289,7 @@ class EngineStream:
             raise self.ended_by("event_bytes", self._limits.event_bytes) from None
 
     async def _read(self, response: EngineResponse) -> bytes:
-        """The whole reply. Raises :class:`ApiError` for one beyond the limits."""
+        """Read the whole reply. Raises :class:`ApiError` for one beyond the limits."""
         whole = bytearray()  # pieces of many replies would leave holes in the heap
 
         def arrived(chunk: bytes) -> None:
@@ -297,7 +300,7 @@ class EngineStream:
         return bytes(whole)
 
     def _collect(self, whole: bytearray, chunk: bytes) -> None:
-        """Adds a chunk to a reply that is read whole. Raises :class:`ApiError` for one beyond the
+        """Add a chunk to a reply that is read whole. Raises :class:`ApiError` for one beyond the
         limits."""
         if self._received > self._limits.event_bytes:
             raise self.ended_by("event_bytes", self._limits.event_bytes)
@@ -307,8 +310,8 @@ class EngineStream:
             self._counted = self._received
 
     def hold(self, count: int) -> None:
-        """Counts bytes that are kept of the reply. Raises :class:`ApiError` when the running calls
-        hold too many."""
+        """Count bytes of the reply that are kept in memory. Raises :class:`ApiError` if the running
+        calls hold too many."""
         try:
             self._held.add(count)
         except ApiError:
@@ -316,19 +319,20 @@ class EngineStream:
             raise
 
     def ended_by(self, limit: str, size: int) -> ApiError:
-        """The end of a reply that is larger than a limit allows."""
+        """Note that the reply is larger than a limit allows, and return the error that ends it."""
         self._notes.append(Note(f"limit_{limit}", f"more than {size} bytes"))
         message = f"the engine's reply is larger than {size} bytes ({limit})"
         return ApiError("upstream_error", message, status=502)
 
     def _cleaned(self, payload: bytes) -> bytes:
-        """A payload that has keys of the proxy in it, without them."""
+        """Remove the proxy's own keys from a payload, and note it."""
         if (note := Note("key_removed")) not in self._notes:
             self._notes.append(note)
         return without_keys(payload, self._own_keys)
 
     def _whole(self, body: bytes) -> list[Event]:
-        """Events of a reply that has been read whole: one JSON body, or the events of a stream."""
+        """Return the events of a reply that was read whole, either one JSON body or the events of a
+        stream."""
         events: list[Event] = []
         if not self._request.stream and body.lstrip().startswith(_EVENT_STARTS):
             self._notes.append(Note("streamed_reply_to_whole"))
@@ -351,7 +355,8 @@ class EngineStream:
         return events
 
     def _streamed(self, payloads: list[bytes]) -> list[Event]:
-        """Events of ``payloads``, and of the end when the stream is over with them."""
+        """Return the events of ``payloads``, and the last events if the stream is over with
+        them."""
         events: list[Event] = []
         keys = self._own_keys
         try:
@@ -372,5 +377,5 @@ class EngineStream:
 
 
 def _is_failure(error: ApiError) -> bool:
-    """Whether ``error`` speaks against the engine and not against the request."""
+    """Return True if ``error`` is evidence against the engine and not against the request."""
     return error.status in _UNANSWERED or error.kind == "upstream_timeout"

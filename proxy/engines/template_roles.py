@@ -1,9 +1,8 @@
-"""The rules of roles for the model that a call goes to.
+"""The rules about message roles of the model that a call goes to.
 
-The policies' rules come from the tokenizer at hand. Of a model whose template is not at hand the
-engine is asked: its ``/tokenize`` renders the questions of
-:mod:`bridle.proxy.continuation.roles`, once for each pool of engines, before the first request
-that some template might refuse.
+The policies' rules come from the local tokenizer. If a model's template is not at hand, its engine
+is asked: its ``/tokenize`` renders the questions of :mod:`bridle.proxy.continuation.roles`, once
+for each pool of engines, before the first request that some template might refuse.
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ _PLAIN: Final = Question((Message("user", "Ready?"),))
 
 
 class TemplateRoles:
-    """The rules by destination."""
+    """The role rules of every destination."""
 
     def __init__(self, policies: RoleRules | None) -> None:
-        """``policies``: the rules of the policies' template; ``None`` where it is not at hand."""
+        """Create the table. ``policies`` are the rules of the policies' template, or ``None`` if it
+        is not at hand."""
         self._policies = policies
         self._asked: dict[EnginePool, RoleRules | None] = {}
         self._asking = asyncio.Lock()
 
     async def of(self, to: Destination, request: Request) -> RoleRules | None:
-        """The rules for ``request``; ``None`` where they cannot be found out."""
+        """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
+        engine need not be asked because the messages are ordinary."""
         if request.dialect == "completions" or to.external:
             return RoleRules()
         if self._policies is not None and not to.frozen:
@@ -59,7 +60,7 @@ class TemplateRoles:
 
 
 async def _ask(engines: EnginePool, model: str) -> RoleRules | None:
-    """The rules by the engine's own renderings; ``None`` when it reports none. Raises
+    """Derive the rules from the engine's own renderings. Return ``None`` if it reports none. Raises
     :class:`ApiError`."""
     room = asyncio.Semaphore(_AT_ONCE)
 

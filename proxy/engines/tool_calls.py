@@ -1,10 +1,11 @@
-"""The tool calls of one streamed choice, put together from the pieces of any upstream.
+"""The tool calls of one streamed choice, assembled from the pieces of any upstream.
 
-Upstreams number parallel calls differently: by an index, by one index for all of them, or by none;
-a name may come after the arguments have begun, and the pieces of two calls may alternate. A call is
-recognised here by its index, its id and its name together, and leaves as events one after another:
-nothing that follows a call is passed on before that call's arguments are a whole JSON object. The
-last rule is what every dialect but chat needs, whose clients run a call when the next item begins.
+Upstreams number parallel calls differently: by an index, by one index for all of them, or not at
+all. A name may come after the arguments have begun, and the pieces of two calls may alternate. A
+call is recognised here by its index, its id and its name together. The calls leave as events one
+after another: nothing that follows a call is passed on before that call's arguments are a whole
+JSON object. Every dialect but chat needs this last rule, because its clients run a call when the
+next item begins.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from bridle.store.records import Note
 _STRUCTURE: Final = re.compile(r'["\\{}\[\]]')
 _OPENING: Final = ("{", "[")
 _ANOTHER: Final = re.compile(r"(?:^|[}\]])\s*[{\[]")
-"""A place where a second object may begin; worth a closer look."""
+"""A place where a second object may begin, which is then checked more closely."""
 
 
 class JsonProgress:
-    """How far a JSON object that arrives in pieces has come. Work is linear in the characters."""
+    """The progress of a JSON object that arrives in pieces. Its work is linear in the
+    characters."""
 
     __slots__ = ("_after_escape", "_depth", "_in_string", "complete", "several")
 
@@ -57,7 +59,7 @@ class JsonProgress:
 
 
 class _Call:
-    """One call in the making."""
+    """A call that is being assembled."""
 
     __slots__ = (
         "_progress",
@@ -79,12 +81,12 @@ class _Call:
         self.engine_id: str | None = None
         self.name: str | None = None
         self.named_again = False
-        """Whether its name was sent once more when it was whole."""
+        """Whether its name was sent again after the arguments were whole."""
         self.half = ""
-        """The first half of a character, whose second half the next piece has."""
+        """The first half of a character whose second half is in the next piece."""
         self.pieces: list[str] = []
         self.sent = 0
-        """How many of the pieces have left as events."""
+        """Number of pieces that have left as events."""
         self.extra: dict[str, Any] = {}
         """Opaque fields that have not left yet."""
         self.announced = False
@@ -95,7 +97,7 @@ class _Call:
 
     @property
     def whole(self) -> bool:
-        """Whether the arguments so far are a whole JSON object. Scans each piece once."""
+        """Whether the arguments so far are a whole JSON object. Each piece is scanned once."""
         for piece in self.pieces[self._scanned :]:
             self._progress.feed(piece)
         self._scanned = len(self.pieces)
@@ -116,25 +118,26 @@ class _Call:
 
 
 class ToolCalls:
-    """The calls of one choice: give it pieces and what comes between them, take events."""
+    """The tool calls of one choice: it takes their pieces and the events between them, and returns
+    events."""
 
     def __init__(
         self, choice: int, mint: Callable[[], str], tools: frozenset[str], notes: dict[Note, None]
     ) -> None:
-        """``mint`` makes the id of a further call, ``tools`` are the names that the request offers;
-        each normalisation is added to ``notes``."""
+        """Create an empty list of calls. ``mint`` makes the id of a further call; ``tools`` are the
+        tool names that the request offers; each normalisation is added to ``notes``."""
         self._choice = choice
         self._mint = mint
         self._tools = tools
         self._notes = notes
         self._calls: list[_Call] = []
         self._slots: dict[int, _Call] = {}
-        """By index, the call that pieces with this index belong to."""
+        """The call that pieces with an index belong to, by index."""
         self._by_id: dict[str, _Call] = {}
         self._open: _Call | None = None
         """The call that leaves as its pieces arrive."""
         self._waiting: deque[_Call | Event] = deque()
-        """What follows the open call, in order."""
+        """The calls and events that follow the open call, in order."""
 
     def piece(
         self,
@@ -147,8 +150,8 @@ class ToolCalls:
         position: int = 0,
         alone: bool = True,
     ) -> list[Event]:
-        """Events of one piece of a call. ``position`` is its place among the pieces of its chunk,
-        ``alone``: there is no other.
+        """Return the events of one piece of a call. ``position`` is its place among the pieces of
+        its chunk; ``alone`` is true if it is the only one.
 
         Raises :class:`ApiError` for a piece that can belong to no call.
         """
@@ -192,21 +195,23 @@ class ToolCalls:
     def whole(
         self, engine_id: str | None, name: str | None, arguments: str, extra: Mapping[str, Any]
     ) -> list[Event]:
-        """Events of a call that came in one piece, in a whole message."""
+        """Return the events of a call that came in one piece, in a whole message."""
         call = self._begin(len(self._calls))
         call.engine_id, call.name, call.extra = engine_id, name or None, dict(extra)
         self._add(call, arguments)
         return self._advance()
 
     def between(self, event: Event) -> list[Event]:
-        """``event`` in its place among the calls: a text or a thought."""
+        """Put ``event``, a text or a thought, in its place among the calls. Return the events that
+        may leave now."""
         if self._open is None:
             return [event]
         self._waiting.append(event)
         return self._advance()
 
     def finish(self, *, cut: bool) -> list[Event]:
-        """All that has been held; the choice is over. ``cut``: by the token limit.
+        """End the choice and return all events that were held back. ``cut`` is true if the token
+        limit ended it.
 
         Raises :class:`ApiError` for a call without a name.
         """
@@ -229,7 +234,7 @@ class ToolCalls:
         return events
 
     def _check(self, call: _Call, cut: bool) -> None:
-        """Notes arguments that are no JSON object, and refuses those of several calls."""
+        """Note arguments that are not exactly one JSON object."""
         arguments = call.arguments.strip()
         try:
             value, end = json.JSONDecoder(strict=False).raw_decode(arguments)
@@ -242,7 +247,8 @@ class ToolCalls:
     def _known(
         self, index: int | None, engine_id: str | None, position: int, alone: bool
     ) -> _Call | None:
-        """The call that a piece continues by its index or id; ``None`` if there is none."""
+        """Return the call that a piece continues by its index or id, or ``None`` if there is
+        none."""
         by_id = self._by_id.get(engine_id) if engine_id else None
         if index is None:
             if by_id is not None or not self._calls:
@@ -254,15 +260,16 @@ class ToolCalls:
         return call
 
     def _another(self, call: _Call, name: str, arguments: str) -> bool:
-        """Whether a piece with a name begins another call than ``call``, which has its place."""
+        """Return True if a piece with a name begins another call than ``call``, which has its
+        place."""
         if name == call.name:
             return bool(arguments.strip()) and call.whole
         joins = call.empty and not call.announced and f"{call.name}{name}" in self._tools
         return not joins
 
     def _repeats(self, call: _Call, engine_id: str | None, name: str, arguments: str) -> bool:
-        """Whether a piece is a whole call again. Raises :class:`ApiError` for another call that
-        has the same id."""
+        """Return True if a piece repeats a whole call. Raises :class:`ApiError` for another call
+        that has the same id."""
         if not engine_id or engine_id != call.engine_id or not arguments.strip():
             return False
         if name != call.name or not call.whole:
@@ -308,7 +315,8 @@ class ToolCalls:
         return text
 
     def _advance(self) -> list[Event]:
-        """What can leave now: the open call's new pieces, and what follows it once it is whole."""
+        """Return the events that may leave now: the open call's new pieces, and the events after it
+        once it is whole."""
         events: list[Event] = []
         while (call := self._open) is not None:
             if self._may_leave(call):
@@ -326,7 +334,8 @@ class ToolCalls:
         return events
 
     def _may_leave(self, call: _Call) -> bool:
-        """Whether the call's name is known. One that no tool has may be the beginning of a name."""
+        """Return True if the call's name is known. A name that no tool has may be the beginning of
+        a longer one until arguments follow."""
         if call.announced:
             return True
         if call.name is None:

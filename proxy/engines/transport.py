@@ -1,4 +1,4 @@
-"""What the proxy needs of an HTTP client for one engine.
+"""The interface of the HTTP client that the proxy uses for one engine.
 
 :class:`bridle.proxy.engines.connections.EngineConnections` is the implementation; the tests of the
 interface also run over a plain one, on h11.
@@ -16,10 +16,12 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from bridle.errors import BridleError
 
 ANSWER_BYTES: Final = 16 << 20
-"""Of what :meth:`EngineResponse.read` reads: model lists, token counts, refusals."""
+"""Maximum bytes of a body that :meth:`EngineResponse.read` reads: a model list, a token count or a
+refusal."""
 
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
-"""Takes the bytes of one read; returns what to wait for before more is read, if anything."""
+"""A callback for the bytes of one read. It returns a future to await before more is read, or
+``None``."""
 
 
 class ConnectionFailed(BridleError):
@@ -35,13 +37,13 @@ class ConnectionBroke(BridleError):
 
 
 class ConnectionEpochOver(BridleError):
-    """Connections to the engine were lost meanwhile, all of them; nothing has been sent."""
+    """All connections to the engine were lost since the given epoch; nothing has been sent."""
 
     retryable = True
 
 
 class Answer:
-    """Follows a response whose body is wanted whole."""
+    """A follower that collects the whole body of a response."""
 
     __slots__ = ("_pieces", "_size")
 
@@ -50,7 +52,7 @@ class Answer:
         self._size = 0
 
     def take(self, piece: bytes) -> None:
-        """Raises :class:`ConnectionBroke` beyond :data:`ANSWER_BYTES`."""
+        """Add a piece of the body. Raises :class:`ConnectionBroke` beyond :data:`ANSWER_BYTES`."""
         self._size += len(piece)
         if self._size > ANSWER_BYTES:
             raise ConnectionBroke(f"the answer has more than {ANSWER_BYTES} bytes")
@@ -68,27 +70,28 @@ class EngineResponse(Protocol):
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]:
-        """Lower-case names."""
+        """The response's headers, with lower-case names."""
         ...
 
     async def read(self) -> bytes:
-        """The whole body, once. Raises ``TimeoutError``, and :class:`ConnectionBroke` also for a
-        body of more than :data:`ANSWER_BYTES`."""
+        """Read the whole body, once. Raises ``TimeoutError`` and :class:`ConnectionBroke`, the
+        latter also for a body of more than :data:`ANSWER_BYTES`."""
         ...
 
     async def follow(self, follower: Follower) -> None:
-        """Gives the body to ``follower``, read by read, and returns when it is whole.
+        """Pass the body to ``follower``, read by read, and return when it is whole.
 
-        Raises :class:`ConnectionBroke`, ``TimeoutError``, and whatever ``follower`` raises.
+        Raises :class:`ConnectionBroke`, ``TimeoutError``, and any exception that ``follower``
+        raises.
         """
         ...
 
     def close(self) -> None:
-        """Ends the connection unless the response is whole; the engine then stops generating."""
+        """End the connection unless the response is whole; the engine then stops generating."""
         ...
 
     def leave(self) -> None:
-        """The follower needs no more: :meth:`follow` returns."""
+        """Make :meth:`follow` return, because the follower needs no more."""
         ...
 
 
@@ -96,10 +99,10 @@ class EngineTransport(Protocol):
     """The connections to one engine, made inside the event loop that uses them."""
 
     connection_epoch: int
-    """Grows when a connection is made while no other is open. Within one epoch the same process
-    answers; after it, the engine may have been restarted."""
+    """A number that grows when a connection is made while no other is open. Within one epoch the
+    same process answers; in a later one, the engine may have been restarted."""
     any_open: bool
-    """Whether the epoch continues; otherwise the next request begins another one."""
+    """Whether a connection is open; if none is, the next request begins another epoch."""
 
     async def request(
         self,
@@ -111,8 +114,9 @@ class EngineTransport(Protocol):
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
     ) -> EngineResponse:
-        """The response, its headers read. ``headers`` are whole lines, each with its line end;
-        ``timeout_s`` replaces the stall timeout; ``connection_epoch``: send only within that one.
+        """Send a request and return the response once its headers are read. ``headers`` are whole
+        lines, each with its line end. ``timeout_s`` replaces the stall timeout. With
+        ``connection_epoch``, the request is sent only within that epoch.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
         :class:`ConnectionEpochOver`.
@@ -120,13 +124,13 @@ class EngineTransport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends every connection, running responses included."""
+        """End every connection, running responses included."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """An engine's URL, taken apart."""
+    """The parts of an engine's URL."""
 
     url: SplitResult
     host: str
@@ -137,7 +141,7 @@ class EngineAddress:
 
     @classmethod
     def of(cls, base: str) -> EngineAddress:
-        """Raises ``ValueError`` unless ``base`` is an HTTP URL."""
+        """Parse the URL of an engine. Raises ``ValueError`` unless ``base`` is an HTTP URL."""
         url = urlsplit(base)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"{base!r} is not the URL of an engine")
@@ -146,7 +150,8 @@ class EngineAddress:
         return cls(url, url.hostname, port, tls, quote(url.path, safe="/%:@!$&'()*+,;=~"))
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """The headers of every request. Raises ``ValueError`` for a key with a line end."""
+        """Return the headers of every request. Raises ``ValueError`` for a key or an address with a
+        line end."""
         headers = {
             "host": self.url.netloc.rpartition("@")[2],
             "content-type": "application/json",

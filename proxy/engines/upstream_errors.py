@@ -38,14 +38,14 @@ _STATUS_OF: Final[tuple[tuple[str, int], ...]] = (
     ("overload", 503),
     ("unavailable", 503),
 )
-"""Parts of an error's type or code, and the status that stands for it."""
+"""The parts of an error's type or code, each with the HTTP status that it stands for."""
 _LONGEST: Final = 4000
-"""Characters of a message that are passed on."""
+"""Maximum characters of a message that are passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """An error object, read."""
+    """A parsed error object."""
 
     message: str
     code: Any = None
@@ -65,7 +65,7 @@ class UpstreamError:
         return next((status for part, status in _STATUS_OF if part in self.kind), None)
 
     def overflows(self, status: int | None) -> bool:
-        """Whether it is a context overflow, answered with ``status``."""
+        """Return True if the error, answered with ``status``, is a context overflow."""
         if self.overflow is not None or any(word in overflow.CODES for word in self.kind.split()):
             return True
         if status in (401, 403, 404, 429):
@@ -74,7 +74,7 @@ class UpstreamError:
 
 
 def error_in(given: Any) -> UpstreamError | None:
-    """The error that a body or an event reports; ``None`` for one that reports none."""
+    """Return the error that a body or an event reports, or ``None`` if it reports none."""
     if isinstance(given, list) and len(given) == 1:
         (given,) = given
     if not isinstance(given, Mapping):
@@ -96,7 +96,7 @@ def error_in(given: Any) -> UpstreamError | None:
 
 
 def reported(given: Any) -> ApiError:
-    """The error object inside a reply that was accepted with status 200."""
+    """Return the error for an error object inside a reply that was accepted with status 200."""
     whole = given if isinstance(given, Mapping) and "error" in given else {"error": given}
     error = error_in(whole) or UpstreamError("no message")
     status = error.status
@@ -109,7 +109,7 @@ def reported(given: Any) -> ApiError:
 
 
 def refused(body: bytes, status: int, retry_after: float | None = None) -> ApiError:
-    """The error of a response with the ``status`` of a failure."""
+    """Return the error of a response with the ``status`` of a failure."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
@@ -121,7 +121,7 @@ def refused(body: bytes, status: int, retry_after: float | None = None) -> ApiEr
 
 
 def classified(error: UpstreamError, status: int, retry_after: float | None = None) -> ApiError:
-    """``error`` by its code, type and numbers, then by ``status``."""
+    """Classify ``error`` by its code, type and numbers, then by ``status``."""
     message, param = error.message, error.param
     if error.overflows(status):
         return _overflow(error)
@@ -170,7 +170,7 @@ def _count(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """An error's words. FastAPI gives a list of objects with ``msg``."""
+    """Return the text of an error; FastAPI gives a list of objects with ``msg``."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -183,8 +183,8 @@ def _text(value: Any) -> str:
 
 
 def _unread(given: Any, body: bytes, status: int) -> str:
-    """The words of a body that is no error object: a plain text speaks for itself, a page of
-    markup does not."""
+    """Return the reason in a body that is no error object. A plain text is the reason; a page of
+    markup is not."""
     if isinstance(given, Mapping):
         return "the engine gave no reason"
     text = given if isinstance(given, str) else body[:_LONGEST].decode(errors="replace").strip()

@@ -2,10 +2,10 @@
 
 A :class:`Unit` is one step of a conversation: a message, a run of tool results that answer one
 assistant turn (in any order), or an assistant turn that was split over several messages. Its
-*digest* is equal for every rewrite that harnesses make without meaning anything by it: reasoning
-dropped or renamed, arguments serialised again, white space at line ends, content as ``null``, text
-or blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's
-changing billing block. Its *form* is equal only for the same message written the same way.
+*digest* is equal for every rewrite by which harnesses do not change the meaning: reasoning dropped
+or renamed, arguments serialised again, white space at line ends, content as ``null``, text or
+blocks, ``cache_control`` marks, other call ids, tool calls folded into text, Claude Code's changing
+billing block. Its *form* is equal only for the same message written the same way.
 
 Every message is hashed in its written form; its meaning is digested once for each form.
 """
@@ -25,14 +25,15 @@ from bridle.proxy.wire.canonical import Message, Role, ToolCall
 from bridle.proxy.wire.minting import call_ids
 
 BILLING_MARK = "x-anthropic-billing-header"
-"""Claude Code's first system block starts so and carries a hash that changes on every call."""
+"""The beginning of Claude Code's first system block, which has a hash that changes on every
+call."""
 
 FOLDED_CALLS = "Calling tools:"
-"""How smolagents introduces the Python literal that it writes tool calls as."""
+"""The heading that smolagents writes before its tool calls, which follow as a Python literal."""
 
 _FOLDED_LONGEST = 262_144
 _FORMS_KEPT = 16_384
-"""Ways of writing a message that are remembered; all are forgotten when there are more."""
+"""Maximum number of written forms that are remembered; all are forgotten when there are more."""
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ENCODER = msgspec.msgpack.Encoder()
 _THOUGHTS = ("<think>", "</think>")
@@ -43,12 +44,12 @@ class Unit(msgspec.Struct, frozen=True, gc=False):
 
     role: Role
     digest: bytes
-    """16 bytes: the meaning."""
+    """The digest of the meaning, 16 bytes."""
     form: bytes
-    """16 bytes: the written form."""
+    """The digest of the written form, 16 bytes."""
     start: int
     end: int
-    """The messages it covers: ``messages[start:end]``."""
+    """The end of the messages that it covers, which are ``messages[start:end]``."""
     message: Message | None = None
     """The assistant turn in one piece, tool calls unfolded; ``None`` for other roles."""
     minted: tuple[str, ...] = ()
@@ -56,13 +57,14 @@ class Unit(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Known(msgspec.Struct, frozen=True, gc=False):
-    """What has been found out about a message written in a certain way."""
+    """The results of reading a message in one written form."""
 
     digest: bytes
     minted: tuple[str, ...]
     folded: bool
     alone: bytes = b""
-    """Of a tool's result: the digest of its unit when it answers the first call, alone."""
+    """The digest of the unit of a tool's result that stands alone and answers the first call; empty
+    for other messages."""
 
 
 class _Asked:
@@ -76,20 +78,21 @@ class _Asked:
         self._places: dict[str, int] | None = None
 
     def place(self, call_id: str | None, otherwise: int) -> int:
-        """The place of the call with this id; ``otherwise`` where there is none."""
+        """Return the place of the call with this id, or ``otherwise`` if there is none."""
         if self._places is None:
             self._places = {call.id: at for at, call in enumerate(self.calls)}
         return self._places.get(call_id or "", otherwise)
 
 
 class Digester:
-    """Cuts conversations into units; remembers the meaning of each written form."""
+    """A reader that cuts conversations into units and remembers the meaning of each written
+    form."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
 
     def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
-        """The units of ``messages[first:]``, in order."""
+        """Return the units of ``messages[first:]``, in order."""
         units: list[Unit] = []
         asked = _Asked()
         position = first
@@ -118,13 +121,14 @@ class Digester:
         return tuple(units)
 
     def reply(self, message: Message) -> tuple[bytes, bytes]:
-        """Digest and form of a reply, and the form is known when it is echoed."""
+        """Return the digest and the form of a reply; the form is then known when the reply is
+        echoed."""
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         return known.digest, form
 
     def system(self, messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
-        """:func:`system_digest`, remembered by form."""
+        """Return :func:`system_digest`, which is remembered by form."""
         if not messages or messages[0].role != "system":
             return NO_SYSTEM
         form, count = _system_form(messages)
@@ -134,7 +138,8 @@ class Digester:
         return known.digest, form, count
 
     def _split_reply(self, messages: Sequence[Message], start: int) -> Unit:
-        """An assistant turn that another assistant message follows, which may belong to it."""
+        """Return the unit of an assistant turn that is followed by another assistant message, which
+        may belong to it."""
         end = start + 1
         message, form = messages[start], form_of(messages[start])
         known = self._known.get(form) or self._read(message, form)
@@ -155,8 +160,9 @@ class Digester:
         return Unit("assistant", digest, form_of(whole), start, end, whole, minted)
 
     def _tool_result(self, message: Message, position: int, asked: _Asked) -> Unit:
-        """:meth:`_tool_results` of one: agents call one tool after the other, and all results of a
-        session pass here in every call."""
+        """Return the unit of a single result, as :meth:`_tool_results` does. This is the fast path:
+        agents call one tool after the other, and all results of a session pass here in every
+        call."""
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         digest = known.alone
@@ -165,8 +171,8 @@ class Digester:
         return Unit("tool", digest, form, position, position + 1, minted=known.minted)
 
     def _tool_results(self, messages: Sequence[Message], start: int, asked: _Asked) -> Unit:
-        """A run of results; each is known by the place of its call in the message that ``asked``,
-        whatever the calls' ids."""
+        """Return the unit of a run of results. Each result is known by the place of its call in the
+        message that ``asked``, whatever the calls' ids."""
         end = start
         forms: list[bytes] = []
         results: list[bytes] = []
@@ -200,17 +206,18 @@ class Digester:
 
 
 def _placed(call: int, digest: bytes) -> bytes:
-    """The digest of a tool's result that stands alone and answers the ``call``-th call."""
+    """Return the digest of a tool's result that stands alone and answers the ``call``-th call."""
     return _blake(call.to_bytes(4, "big") + digest, digest_size=16).digest()
 
 
 def form_of(message: Message) -> bytes:
-    """16 bytes that are equal for messages written the same way, ids and anchors included."""
+    """Return 16 bytes that are equal for messages written the same way, ids and anchors
+    included."""
     return _blake(_ENCODER.encode(message), digest_size=16).digest()
 
 
 def digest_of(message: Message) -> bytes:
-    """16 bytes that are equal for messages that say the same."""
+    """Return 16 bytes that are equal for messages of the same meaning."""
     said: list[Any] = [message.role]
     if message.role != "assistant":
         said += meaning_parts(message.content)
@@ -221,7 +228,7 @@ def digest_of(message: Message) -> bytes:
 
 
 def system_digest(messages: Sequence[Message]) -> tuple[bytes, bytes, int]:
-    """Digest and form of the leading system messages, and how many they are."""
+    """Return the digest and the form of the leading system messages, and their number."""
     form, count = _system_form(messages)
     return _system_meaning(messages[:count]), form, count
 
@@ -243,7 +250,8 @@ def _system_meaning(leading: Sequence[Message]) -> bytes:
 
 
 def value_digest(value: Any) -> bytes:
-    """16 bytes of a JSON value, blind to key order and to ``cache_control`` marks."""
+    """Return 16 bytes that are equal for equal JSON values, key order and ``cache_control`` marks
+    aside."""
     encoded = _encoded(value)
     if b'"cache_control"' in encoded:
         encoded = _encoded(_without_cache_marks(value))
@@ -251,7 +259,7 @@ def value_digest(value: Any) -> bytes:
 
 
 def meaning_text(text: str) -> str:
-    """``text`` without white space at its ends, at line ends, and without empty lines."""
+    """Return ``text`` without white space at its ends and at line ends, and without empty lines."""
     text = text.strip()
     if "\n" not in text:
         return text
@@ -260,7 +268,7 @@ def meaning_text(text: str) -> str:
 
 
 def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
-    """Content as a list of texts and of other parts; neighbouring texts are one."""
+    """Return content as a list of texts and of other parts, with neighbouring texts joined."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -285,7 +293,7 @@ def meaning_parts(content: str | list[dict[str, Any]] | None) -> list[Any]:
 
 
 def meaning_arguments(arguments: str) -> Any:
-    """Tool-call arguments as a JSON value; text that is not JSON stands for itself."""
+    """Return tool-call arguments as a JSON value, or as the text itself if it is not JSON."""
     text = arguments.strip()
     if not text:
         return {}
@@ -304,7 +312,7 @@ def meaning_arguments(arguments: str) -> Any:
 
 
 def _decoded(text: str) -> Any:
-    """The JSON value, or what Python's own parser makes of what strict ones refuse: an agent
+    """Return the JSON value of a text, also of one that only Python's own parser accepts: an agent
     written in Python takes raw control characters and ``NaN``, and writes them down in its way.
 
     Raises ``ValueError`` or ``RecursionError``.
@@ -316,7 +324,7 @@ def _decoded(text: str) -> Any:
 
 
 def spoken_text(message: Message) -> str:
-    """What an assistant said aloud: its text without thoughts written into it."""
+    """Return an assistant's text without the thoughts that are written into it."""
     if message.content is None:
         return ""
     parts = meaning_parts(message.content)
@@ -331,7 +339,8 @@ def spoken_text(message: Message) -> str:
 
 
 def unfolded(message: Message) -> Message:
-    """An assistant message with tool calls that were written into its text as calls again."""
+    """Return an assistant message in which tool calls that were written into its text are calls
+    again."""
     if message.tool_calls or message.role != "assistant":
         return message
     if isinstance(message.content, str) and FOLDED_CALLS not in message.content:
@@ -365,8 +374,8 @@ def _minted(message: Message) -> tuple[str, ...]:
 def _same_turn(
     called: bool, minted: tuple[str, ...], following: Message, next_minted: tuple[str, ...]
 ) -> bool:
-    """Whether an assistant message is a piece of the reply before it, which has ``called`` tools
-    or not; ``minted`` and ``next_minted`` are the call ids in the two."""
+    """Return True if an assistant message is a piece of the reply before it. ``called`` is true if
+    that reply has tool calls; ``minted`` and ``next_minted`` are the call ids in the two."""
     if minted and next_minted:
         return minted == next_minted
     return not called and bool(following.tool_calls) and not following.content
@@ -402,7 +411,7 @@ def _without_cache_marks(value: Any) -> Any:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """JavaScript writes 1.0 as 1, so whole floats are integers here."""
+    """Return whole floats as integers, because JavaScript writes 1.0 as 1."""
     if isinstance(value, dict):
         return {key: _plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list):

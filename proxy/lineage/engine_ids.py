@@ -1,8 +1,9 @@
 """Messages as the engine knows them: with its own tool-call ids in place of the minted ones.
 
-Clients are sent ids that name the recorded call. Templates may demand another form (nine characters
-for one), or write the id that the policy sampled, so that a minted one would be a reference to
-nothing. The record keeps what the client sent; only the engine and rendered tails get these.
+Clients are sent ids that name the recorded call. A template may demand another form (nine
+characters for one), or write the id that the policy sampled; a minted id would then refer to
+nothing. The record keeps the ids that the client sent; only the engine and rendered tails get the
+engine's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bridle.proxy.wire.canonical import Message
 def with_engine_ids(
     messages: Sequence[Message], engine_ids: Mapping[str, str]
 ) -> tuple[Message, ...]:
-    """``messages`` with every minted id that ``engine_ids`` knows replaced."""
+    """Return ``messages`` with every minted id that ``engine_ids`` knows replaced."""
     return tuple(
         [_translated(m, engine_ids) if m.tool_calls or m.tool_call_id else m for m in messages]
     )

@@ -1,4 +1,4 @@
-"""Compares an echoed assistant turn with a recorded reply."""
+"""The comparison of an echoed assistant turn with a recorded reply."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Part = Literal["whole", "prefix"]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a reply was echoed, and what was written differently."""
+    """The part of a reply that was echoed, and the differences in its form."""
 
     part: Part
     differs: frozenset[str] = frozenset()
-    """Of ``reasoning``, ``arguments``, ``whitespace``, ``blocks``, ``ids``, ``folded``, ``order``,
-    ``text`` (text beside tool calls dropped)."""
+    """The names of the differences: any of ``reasoning``, ``arguments``, ``whitespace``,
+    ``blocks``, ``ids``, ``folded``, ``order`` and ``text`` (text beside tool calls dropped)."""
 
 
 WHOLE = Match("whole")
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def compare(reply: Message, echo: Message, raw_echo: Message | None = None) -> Match | None:
-    """How ``echo`` repeats ``reply``; ``None`` when it is another reply.
+    """Compare ``echo`` with ``reply``. Return ``None`` if it is another reply.
 
     ``echo`` has its tool calls unfolded; ``raw_echo`` is the message as the harness wrote it.
     """
@@ -120,15 +120,16 @@ def _reasoning(reply: Message, echo: Message) -> frozenset[str]:
 
 
 def same_call(one: Turn | None, other: Turn | None) -> bool:
-    """Whether both are the same call, whenever they were made from its record."""
+    """Return True if both are the same call, even if they were made from its record at different
+    times."""
     if one is None or other is None:
         return one is other
     return one.call_id == other.call_id
 
 
 def names_own_calls(turn: Turn, choice: int, unit: Unit) -> bool:
-    """Whether no tool call of the echo has the id of another sample's: of samples that show the
-    same and thought differently, the client says which one it goes on from."""
+    """Return True if no tool call of the echo has the id of another sample's call. If samples
+    differ only in their thoughts, the ids show which one the client continues."""
     if len(turn.choices) == 1 or unit.message is None:
         return True
     own = _minted_ids(turn.choices[choice].message)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def echoed_last(search: Search, base: Place | None) -> Place | None:
-    """The call whose reply is echoed last after the base, its history not standing there."""
+    """Return the place of the reply that is echoed last after the base without its own history
+    before it, or ``None`` if there is none."""
     start = base.end if base is not None else 0
     for at in range(len(search.units) - 1, start - 1, -1):
         unit = search.units[at]
@@ -33,9 +34,9 @@ def echoed_last(search: Search, base: Place | None) -> Place | None:
 
 
 def summariser(search: Search) -> Turn | None:
-    """The call whose reply, or the end of it inside a tag, stands whole in this new
-    conversation's first messages, when the session knows a longer one with the same
-    instructions."""
+    """Return the call that summarised the history before this new conversation, or ``None``. Its
+    reply, or the end of it inside a tag, stands whole in a user or system message, and the session
+    knows a longer conversation with the same instructions."""
     if search.index.deepest(search.seen) <= search.seen.depth:
         return None
     found = {
@@ -70,7 +71,8 @@ def _minted_here(search: Search, unit: Unit, at: int) -> Place | None:
 
 
 def _worded_here(search: Search, unit: Unit, at: int, base: Place | None) -> Place | None:
-    """A recorded reply in this unit's very words, where that is evidence enough."""
+    """Return the place of a recorded reply that has the same words as this unit, if that is
+    evidence enough, else ``None``."""
     if unit.message is None:
         return None
     for turn in reversed(search.index.replied(unit.digest)):
@@ -99,8 +101,8 @@ def _follows(search: Search, turn: Turn, at: int) -> bool:
 
 
 def _contains(turn: Turn, unit: Unit) -> bool:
-    """Whether the call's own conversation has the step: then its reply repeats that, as a text that
-    needed no correction, and not the other way round."""
+    """Return True if the call's own conversation has the step. The reply then repeats the step, for
+    example a text that needed no correction, and the step does not quote the reply."""
     at: Turn | None = turn
     while at is not None:
         if unit.digest in at.seen.units:
@@ -110,6 +112,6 @@ def _contains(turn: Turn, unit: Unit) -> bool:
 
 
 def _telling(reply: Message) -> bool:
-    """Whether a reply is so long that two calls hardly give the same."""
+    """Return True if a reply is so long that two calls hardly give the same one."""
     arguments = sum(len(call.arguments) for call in reply.tool_calls)
     return len(spoken_text(reply)) + arguments >= SUMMARY_LENGTH

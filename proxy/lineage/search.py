@@ -1,20 +1,21 @@
-"""Which earlier call a request continues, and how we know.
+"""The search for the earlier call that a request continues.
 
-A session's turns form a tree (``proxy/lineage/turn.py``). A request is followed down from the
-roots: its first steps must mean the same as a root's request, the next step must be that call's
+A session's turns form a tree (``proxy/lineage/turn.py``). The search follows a request down from
+the roots: its first steps must mean the same as a root's request, the next step must be that call's
 reply, the steps after it must mean the same as a child's request, and so on. The deepest call whose
 reply is reached is the *base*. Echoed values that the proxy minted decide between equal replies.
-They name the *parent* also where the history above it was edited or compacted away
-(``proxy/lineage/rewritten.py``); then the link is a break and has a reason.
+They also name the *parent* if the history above it was edited or compacted away
+(``proxy/lineage/rewritten.py``); the link is then a break and has a reason.
 
 Agents that share a session cannot adopt each other's calls: a different system prompt, tool set,
 first message or reply is a different path, an echoed id admits only the call that minted it, and
 among equals a path with the same system prompt, tools and agent name wins.
 
-Pure: no I/O, no clocks. A request may echo a call that is not over yet (a client that cut a stream
-and went on at once), or that another process recorded: ``Link.unknown`` names such calls; wait for
-them or load them, add them to the index, and find again. A Responses request with
-``previous_response_id`` is expected with the stored conversation put before its messages.
+The search is pure: it uses no I/O and no clocks. A request may echo a call that is not over yet (a
+client cut a stream and went on at once), or a call that another process recorded. ``Link.unknown``
+names such calls: wait for them or load them, add them to the index, and search again. A Responses
+request with ``previous_response_id`` is expected with the stored conversation put before its
+messages.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from bridle.proxy.wire.minting import call_id_of
 from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
-"""A rewritten history with fewer steps than this share of what it was is a compaction."""
+"""The share of its former steps below which a rewritten history counts as a compaction."""
 
 _NO_TOOLS = value_digest(())
 _PLAIN_ASK = value_digest([None, None])
 
 
 class Search:
-    """Finds the base (history unchanged), then the parent (whose reply is echoed last)."""
+    """The search for a request's base (its history is unchanged) and parent (its reply is echoed
+    last)."""
 
     def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
-        """``agent`` is the harness' own name of the (sub-)agent, when its headers have one."""
+        """Prepare the search. ``agent`` is the harness's own name of the (sub-)agent, if its
+        headers have one."""
         self.index = index
         self.request = request
         named = request.previous_response_id
@@ -70,12 +73,14 @@ class Search:
             prefill="".join(prefill),
         )
         self.cut: list[Place] = []
-        """Replies of which the request echoes only a part, their history standing unchanged."""
+        """The places of replies that the request echoes only in part, after an unchanged
+        history."""
         self.passed_over: list[tuple[Below, Turn]] = []
-        """Calls after whose question, unchanged, something else than a reply stands."""
+        """The calls whose question stands unchanged in the request, but is followed by something
+        else than a reply; each with its place in the tree."""
 
     def link(self) -> Link:
-        """The verdict."""
+        """Return the request's link to its session."""
         base = self._deepest()
         link = self._unbroken(base)
         echoes, named = False, None
@@ -124,7 +129,7 @@ class Search:
         return None
 
     def _latest_first(self, places: list[Place]) -> list[Place]:
-        """The places as their conversations went on, the latest first."""
+        """Return the places in the order in which their conversations went on, the latest first."""
         ids = {place.turn.call_id for place in places}
         order: dict[str, int] = {}
         for call_id in reversed(self.index.turns):
@@ -135,7 +140,8 @@ class Search:
         return sorted(places, key=lambda place: order[place.turn.call_id])
 
     def _places(self) -> list[Place]:
-        """Every reply that the request repeats whole, with its whole history."""
+        """Return the place of every reply that the request repeats whole, with its whole
+        history."""
         found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
         digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
@@ -171,20 +177,22 @@ class Search:
         return found
 
     def match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
-        """How the unit repeats a reply of ``turn``, if it does."""
+        """Compare the unit with a reply of ``turn``. Return ``None`` if the unit does not repeat
+        it."""
         if turn.choices[choice].digest == unit.digest:
             return WHOLE
         return self.compared(turn, choice, unit)
 
     def compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
-        """:meth:`match` with what is written differently."""
+        """Compare as :meth:`match` does, and name every difference in form."""
         reply = turn.choices[choice]
         if unit.message is None:
             return None
         return compare(reply.message, unit.message, self.request.messages[unit.start])
 
     def _rank(self, place: Place) -> tuple[object, ...]:
-        """Greater is better; among equals the first found stays."""
+        """Return the rank of a place: the greatest is the best, and among equals the first found
+        stays."""
         turn, seen = place.turn, self.seen
         return (
             turn.call_id == self.previous,
@@ -199,8 +207,8 @@ class Search:
         )
 
     def _asked_below(self, place: Place) -> bool:
-        """Whether this very question went on from there before; under other instructions or tools
-        than the place's own it was recorded from the start."""
+        """Return True if the same question has already been asked after this place. Under other
+        instructions or tools than the place's own, such a call was recorded from the root."""
         turn = place.turn
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
@@ -208,7 +216,8 @@ class Search:
         )
 
     def _answered_below(self, place: Place) -> bool:
-        """Whether this very question has been answered there: to an equal conversation's run."""
+        """Return True if the same question has already been answered there, in a run of an equal
+        conversation."""
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         asked = self.index.asked((place.turn.call_id, place.choice), rest)
         return any(turn.status is CallStatus.COMPLETE for turn in asked)
@@ -219,8 +228,8 @@ class Search:
         return (seen.system, seen.tools) == (self.seen.system, self.seen.tools)
 
     def _leads_on(self, place: Place) -> bool:
-        """Whether a reply that is echoed later was given below this one: then, of samples that say
-        the same, this one was used."""
+        """Return True if a reply that is echoed later was given below this one: of samples that say
+        the same, this one was then used."""
         return any(
             self.index.descends(turn, place.turn)
             for unit in self.units[place.end :]
@@ -229,7 +238,8 @@ class Search:
         )
 
     def _foreign(self, place: Place) -> bool:
-        """Another agent's call: other instructions, other tools, and no echoed id to vouch."""
+        """Return True if the call is another agent's: it has other instructions and other tools,
+        and no echoed id connects it to the request."""
         seen = place.turn.seen
         if seen.system == self.seen.system or seen.tools == self.seen.tools:
             return False
@@ -244,7 +254,7 @@ class Search:
     # — the verdict —
 
     def _unbroken(self, base: Place | None) -> Link:
-        """The link of a request that continues ``base``, or starts a conversation."""
+        """Return the link of a request that continues ``base``, or starts a conversation."""
         request, seen = self.request, self.seen
         if base is None:
             return Link(seen=seen, tail=request.messages, head=self.head)
@@ -278,7 +288,7 @@ class Search:
         )
 
     def _broken(self, link: Link, named: Place) -> Link:
-        """The request goes on from ``named``, but what stood before it was rewritten."""
+        """Return the link of a request that goes on from ``named`` after a rewritten history."""
         seen = named.turn.seen
         if link.break_reason is not None and not self.own_head(named):
             reason = link.break_reason
@@ -311,7 +321,8 @@ class Search:
         )
 
     def _differs(self, place: Place) -> set[str]:
-        """What this request writes differently than the base's request and reply did."""
+        """Return the names of the differences in form between this request and the base's request
+        and reply."""
         seen, found, echo = place.turn.seen, set(place.match.differs), self.units[place.end - 1]
         if echo.form != place.turn.choices[place.choice].form:
             compared = self.compared(place.turn, place.choice, echo)
@@ -342,8 +353,8 @@ class Search:
         return None
 
     def _dropped(self, link: Link) -> Turn | None:
-        """The call whose whole question stands in the request, and whose reply does not: what came
-        next stands in its place."""
+        """Return the call whose whole question stands in the request without its reply: the next
+        message stands in the reply's place."""
         below = (link.base.call_id, link.choice) if link.base is not None else None
         asked = [
             turn
@@ -373,8 +384,8 @@ class Search:
 
 
 def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
-    """The text that the reply goes on from; empty when it begins a turn of its own, or goes on from
-    a recorded reply."""
+    """Return the text that the reply goes on from, as the only item. The tuple is empty if the
+    reply begins a turn of its own, or goes on from a recorded reply."""
     if not request.extra.get("continue_final_message") or not request.messages:
         return ()
     last = request.messages[-1]

@@ -1,13 +1,13 @@
 """Recorded calls as lineage knows them, and the index by which a request finds them.
 
-A turn is one call: what was asked, what was answered, and where its tokens stand in the session's
-token tree.
+A turn is one call: its request, its replies, and the place of its tokens in the session's token
+tree.
 
 Turns form two trees that mostly coincide. The *parent* is the call that a request continues in
 meaning. The *base* is the deepest call whose whole conversation, reply included, stands unchanged
-at the start of the request; a turn keeps digests only of what came after its base, so a session
-costs memory in proportion to its own length. Parent and base differ exactly where the lineage
-broke, and the break has a reason.
+at the start of the request. A turn keeps digests only of the steps after its base, so a session
+costs memory in proportion to its own length. Parent and base differ exactly if the lineage broke,
+and the break has a reason.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ Below = tuple[str, int] | None
 Key = tuple[object, ...]
 
 _BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
-"""Where a quoted text may begin: at a word, or at any sign that is not part of one."""
+"""The places where a quoted text may begin: a word, or any sign that is not part of one."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call."""
 
     message: Message
-    """The reply in chat shape, tool-call ids as the client was sent them, after the beginning that
-    the request gave it."""
+    """The reply in chat shape, after the beginning that the request gave it, with the tool-call ids
+    that the client was sent."""
     digest: bytes
     form: bytes
-    """Digests of its meaning, and of its form when it is echoed unchanged."""
+    """The digest of its form when it is echoed unchanged; ``digest`` is the one of its meaning."""
     node: Node | None = None
-    """Its tokens; ``None`` when nothing can be built on them."""
+    """The node of its tokens; ``None`` if nothing can be built on them."""
 
 
 class Turn(msgspec.Struct, frozen=True, eq=False):
-    """One recorded call, when it is over."""
+    """A recorded call that is over."""
 
     call_id: str
     session_id: str
@@ -73,10 +73,11 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
     prompt: Point | None = None
-    """Where its prompt ends; ``None`` when the engine reported no ids, or when the record is not
-    to be trusted: then its echo is recognised, and nothing is built on it."""
+    """The end of its prompt. ``None`` if the engine reported no ids, or if the record is not to be
+    trusted: its echo is then recognised, but nothing is built on it."""
     differs: tuple[str, ...] = ()
-    """What the harness wrote differently along this conversation, so far."""
+    """The names of the differences in form between the harness's requests along this conversation
+    so far."""
     confidence: float = 1.0
     retry_of: str | None = None
 
@@ -85,24 +86,26 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def prompt_length(self) -> int:
-        """Tokens in the prompt; 0 when its ids are not known."""
+        """Number of tokens in the prompt, 0 if its ids are not known."""
         return 0 if self.prompt is None else self.prompt.position
 
     def tip(self, choice: int = 0) -> Node | None:
-        """Where prompt and reply of one choice end; ``None`` when either has no ids."""
+        """Return the node where prompt and reply of one choice end, or ``None`` if either has no
+        ids."""
         if self.prompt is None or choice >= len(self.choices):
             return None
         node = self.choices[choice].node
         return node if node is not None and len(node.token_ids) else None
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
-        """``uint32``: prompt and reply of one choice; ``None`` when either has no ids."""
+        """Return the ids (``uint32``) of prompt and reply of one choice, or ``None`` if either has
+        no ids."""
         tip = self.tip(choice)
         return None if tip is None else path_ids(tip, tip.end)
 
 
 class Link(msgspec.Struct, frozen=True):
-    """Where a request belongs in its session."""
+    """The place of a request in its session."""
 
     seen: RequestDigests
     parent: Turn | None = None
@@ -111,21 +114,21 @@ class Link(msgspec.Struct, frozen=True):
     """The deepest call whose conversation stands unchanged at the request's start: the parent,
     unless the lineage broke."""
     choice: int = 0
-    """Which of the base's replies is continued."""
+    """The index of the base's reply that is continued."""
     rule: str | None = None
-    """``minted_id``, ``content`` or ``token_prefix``."""
+    """The rule that found the parent: ``minted_id``, ``content`` or ``token_prefix``."""
     differs: tuple[str, ...] = ()
     confidence: float = 1.0
-    """1.0 when an echoed id names the parent; less the more is inferred."""
+    """The confidence in the parent: 1.0 if an echoed id names it, less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
     head: int = 0
-    """How many leading system messages the request has."""
+    """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None
     retry_of: str | None = None
     """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
     retry_after: CallStatus | None = None
-    """How that call ended."""
+    """The status with which that call ended."""
     dropped: str | None = None
     """An earlier call whose question the request repeats and goes on from without its reply."""
     unexplained: bool = False
@@ -135,7 +138,7 @@ class Link(msgspec.Struct, frozen=True):
     still running here, or that another worker recorded."""
 
     def state(self) -> LineageState:
-        """What the store keeps of it; :func:`link_of` reads it."""
+        """Return the part of the link that the store keeps; :func:`link_of` reads it."""
         base = self.base
         return LineageState(
             self.seen,
@@ -147,15 +150,15 @@ class Link(msgspec.Struct, frozen=True):
         )
 
     def kind(self) -> CallKind:
-        """As far as lineage can say. An earlier call that ended well and was asked again may be a
-        sample beside this one, so that is no retry."""
+        """Return the kind of the call as far as lineage shows it. An earlier call that ended well
+        and was asked again may be a sample beside this one, so that is no retry."""
         if self.seen.agent is not None:
             return CallKind.SUBAGENT
         return CallKind.RETRY if self.retry_after in _CUT else CallKind.UNKNOWN
 
     def notes(self, status: CallStatus) -> tuple[Note, ...]:
-        """The evidence for a retry (the earlier call, and how it ended), and on an answered call
-        the one whose reply the harness went on without."""
+        """Return the evidence for a retry (the earlier call, and the status with which it ended).
+        For an answered call, also return the call whose reply the harness went on without."""
         notes: tuple[Note, ...] = ()
         if self.retry_of is not None and self.retry_after is not None:
             name = "retry" if self.retry_after in _CUT else "asked_again"
@@ -166,9 +169,9 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
-    """The link of a recorded call, whose :meth:`Link.state` was stored.
+    """Return the link of a recorded call from its stored :meth:`Link.state`.
 
-    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` when it is another.
+    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` if it is another.
     """
     if state.base_call_id != (base.call_id if base is not None else None):
         raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
@@ -183,23 +186,24 @@ def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
 
 
 class TurnIndex:
-    """Turns by id (longest out of use first), by place, by reply and by question."""
+    """An index of turns by id (longest out of use first), by place, by reply and by question."""
 
     def __init__(self, *, unrelated: bool = False) -> None:
-        """``unrelated``: the turns are of many sessions that know nothing of each other, so that
-        two equal conversations are one run after another, not one that asked again."""
+        """Create an empty index. ``unrelated`` is true if the turns are of many sessions that know
+        nothing of each other. Two equal conversations are then one run after another, not one that
+        asked again."""
         self.unrelated = unrelated
         self.digester = Digester()
         self.turns: OrderedDict[str, Turn] = OrderedDict()
         self.found: dict[Key, list[Turn]] = {}
         """Turns by everything that they can be recognised by (:func:`_keys`), oldest first."""
         self.engine_ids: dict[str, str] = {}
-        """By the tool-call id that a client was sent, the engine's own id of the call."""
+        """The engine's own id of each tool call, by the id that a client was sent."""
         self._deepest: dict[tuple[bytes, str | None], int] = {}
-        """By instructions and agent, the steps of the longest request there has been."""
+        """Number of steps of the longest request so far, by instructions and agent."""
 
     def add(self, turn: Turn) -> None:
-        """Adds a call that is over, or replaces what was known of it."""
+        """Add a call that is over, or replace the turn that is known of it."""
         turns, found = self.turns, self.found
         if turn.call_id in turns:
             self.remove(turns[turn.call_id])
@@ -228,28 +232,31 @@ class TurnIndex:
                 del self.found[key]
 
     def leaves(self) -> list[Turn]:
-        """Turns that no other turn builds on: lone calls first, then ends of longer lines; each
-        longest out of use first."""
+        """Return the turns that no other turn builds on: lone calls first, then the ends of longer
+        lines, each longest out of use first."""
         bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
         ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
         return sorted(ends, key=lambda turn: turn.base is not None)
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Turns with a reply of this meaning, or with these calls beside a text; oldest first."""
+        """Return the turns with a reply of this meaning, or with these calls beside a text, oldest
+        first."""
         return self.found.get(("reply", digest), ())
 
     def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
-        """Turns that asked exactly this at this place, sampling parameters aside; oldest first."""
+        """Return the turns that asked exactly this at this place, sampling parameters aside, oldest
+        first."""
         key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
         return self.found.get(key, ())
 
     def deepest(self, seen: RequestDigests) -> int:
-        """Steps of the longest request known under the instructions and agent of ``seen``."""
+        """Return the steps of the longest request known under the instructions and agent of
+        ``seen``."""
         return self._deepest.get((seen.system, seen.agent), 0)
 
     def opened_within(self, text: str) -> Iterator[Turn]:
-        """Turns with a long reply whose opening stands in ``text``, each opening once. The cost is
-        that of the text's length, however many turns there are."""
+        """Yield the turns with a long reply whose opening stands in ``text``, each opening once.
+        The cost grows with the length of the text, not with the number of turns."""
         seen: set[str] = set()
         for match in _BEGINNINGS.finditer(text):
             at = match.start()
@@ -273,9 +280,9 @@ class TurnIndex:
 
 
 def _keys(turn: Turn) -> dict[Key, None]:
-    """By what a request can recognise the turn, each once: the place and first new step of its
-    request, its whole question, the calls whose replies its request repeats, its replies, and the
-    beginnings of long ones."""
+    """Return the keys by which a request can recognise the turn, each once: the place and first new
+    step of its request, its whole question, the calls whose replies its request repeats, its
+    replies, and the beginnings of long ones."""
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
     keys: dict[Key, None] = {
@@ -299,7 +306,7 @@ def _keys(turn: Turn) -> dict[Key, None]:
 
 
 def prefilled(reply: Message, prefill: str) -> Message:
-    """The ``reply`` after the beginning that its request gave it, as a client repeats it."""
+    """Return the ``reply`` after the beginning that its request gave it, as a client repeats it."""
     if not prefill:
         return reply
     text = reply.content if isinstance(reply.content, str) else ""
@@ -307,10 +314,12 @@ def prefilled(reply: Message, prefill: str) -> Message:
 
 
 def calls_alone(message: Message) -> bytes:
-    """The digest of a reply's tool calls: some harnesses drop the text beside them."""
+    """Return the digest of a reply's tool calls alone, because some harnesses drop the text beside
+    them."""
     return digest_of(msgspec.structs.replace(message, content=None))
 
 
 def summaries(turn: Turn) -> list[str]:
-    """The texts that a later conversation quotes of the turn's replies, if they are summaries."""
+    """Return the texts that a later conversation quotes of the turn's replies, if they are
+    summaries."""
     return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

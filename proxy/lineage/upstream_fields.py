@@ -1,4 +1,4 @@
-"""Assistant messages with what their upstream sent and their harness left out.
+"""Assistant messages with the fields that their upstream sent and their harness left out.
 
 Most harnesses drop a reply's reasoning, and none of the dialects but chat has a place for a
 provider's opaque fields. Some upstreams refuse the next request without them. The recorded reply
@@ -17,7 +17,8 @@ from bridle.proxy.wire.minting import call_ids
 
 
 def with_upstream_fields(messages: Sequence[Message], turns: TurnIndex) -> tuple[Message, ...]:
-    """``messages`` with the reasoning and the opaque fields of the replies that they echo."""
+    """Return ``messages`` with the reasoning and the opaque fields of the replies that they
+    echo."""
     return tuple([_restored(m, turns) if m.role == "assistant" else m for m in messages])
 
 
@@ -32,7 +33,8 @@ def _restored(message: Message, turns: TurnIndex) -> Message:
 
 
 def _echoed(message: Message, turns: TurnIndex) -> Message | None:
-    """The recorded reply, by the ids that it was given, else by what it says."""
+    """Return the recorded reply that a message echoes, by the ids that it was given, else by its
+    meaning."""
     ids = {call.id for call in message.tool_calls}
     for call_id in call_ids([*ids, *message.anchors]):
         turn = turns.turns.get(call_id)

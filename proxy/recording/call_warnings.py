@@ -1,7 +1,7 @@
-"""Warnings about calls whose tokens cannot be trained, each cause once and then counted.
+"""Warnings about calls whose tokens cannot be trained; each cause is logged once and then counted.
 
-An engine that sends contradictory replies does so call after call: a line each would hide the rest
-of the log, and none would leave the operator with a store of nothing to train.
+An engine that sends contradictory replies does so call after call. One line for each would hide the
+rest of the log, and without any the operator would find a store with nothing to train.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SUMMARY_S: Final = 60.0
 _WITHOUT_IDS: Final = Note(IDS_MISSING)
 
 _Cause = tuple[str, str]
-"""Name of the engine that replied, and the first word of the reason."""
+"""The name of the engine that replied, and the first word of the reason."""
 
 
 class CallWarnings:
-    """An observer of calls. Logs the first quarantined call of each engine and reason, and then how
-    many followed, at most one line a cause every ``summary_s``; and, once, that an engine sends no
-    token ids. Metrics count each call: ``bridle_calls_total`` by status, and
-    ``bridle_events_total`` by reason."""
+    """An observer of calls. It logs the first quarantined call of each engine and reason, and later
+    the number of those that followed, at most one line a cause every ``summary_s``. It also logs,
+    once, that an engine sends no token ids. Metrics count each call: ``bridle_calls_total`` by
+    status, and ``bridle_events_total`` by reason."""
 
     def __init__(self, summary_s: float = SUMMARY_S) -> None:
         self._since: Counter[_Cause] = Counter()
-        """Calls of each cause that no line has counted yet."""
+        """Number of calls of each cause that no line has counted yet."""
         self._total: Counter[_Cause] = Counter()
         self._warned_of_ids = False
         self._summaries = Periodic("call-warnings", summary_s, self.summarise)
@@ -49,7 +49,7 @@ class CallWarnings:
             self._without_ids(ended)
 
     async def summarise(self) -> None:
-        """Logs how many calls of each cause came since its last line."""
+        """Log the number of calls of each cause since its last line."""
         since, self._since = self._since, Counter()
         for (engine, reason), calls in since.items():
             fields = {"engine": engine, "reason": reason, "calls": calls}
@@ -76,7 +76,7 @@ class CallWarnings:
         )
 
     def _without_ids(self, ended: CallEnded) -> None:
-        """Warns once for a process: every call of such an engine is like the first."""
+        """Warn once for a process, because every call of such an engine is like the first."""
         if self._warned_of_ids:
             return
         self._warned_of_ids = True

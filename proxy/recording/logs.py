@@ -24,7 +24,7 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "
 
 
 def configure(form: Format, level: LogLevel) -> None:
-    """Writes this process's log to standard error, in ``form``, from ``level`` up."""
+    """Write this process's log to standard error, in ``form``, from ``level`` up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     for name in ("bridle", "uvicorn.error"):
@@ -62,7 +62,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_call(begun: CallBegun, ended: CallEnded) -> None:
-    """Logs a call whose end is committed."""
+    """Log a call whose end is committed."""
     first = ended.first_token_at
     fields: dict[str, Any] = {
         "session": ended.session_id,

@@ -27,10 +27,11 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """One registry per proxy, so that several can live in one process."""
+    """The metrics of one proxy, in a registry of their own, so that one process can have
+    several."""
 
     def __init__(self, gates: Mapping[str, PolicyGate]) -> None:
-        """``gates``: one for each policy, by its name."""
+        """Create the metrics. ``gates`` has one gate for each policy, by the policy's name."""
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "bridle_calls", "Recorded calls", ["dialect", "status"], registry=self.registry
@@ -85,7 +86,7 @@ class Metrics:
         version.set_function(lambda: gates[DEFAULT_POLICY].version)
 
     def watch(self, engines: Callable[[], Iterable[EngineState]]) -> None:
-        """Adds the metrics of these engines."""
+        """Add the metrics of these engines."""
         self.registry.register(_Engines(engines))
 
     def count_notes(self, notes: Iterable[Note]) -> None:
@@ -93,7 +94,7 @@ class Metrics:
             self.events.labels(note.name).inc()
 
     def count_call(self, dialect: str, started_at: float, ended: CallEnded) -> None:
-        """Counts a call; to be called right after its commit."""
+        """Count a call; this is to be called right after its commit."""
         ending = (dialect, ended.status)
         calls = self._endings.get(ending)
         if calls is None:
@@ -110,7 +111,7 @@ class Metrics:
             self.count_notes(ended.notes)
 
     def count_break(self, reason: BreakReason, notes: Iterable[Note]) -> None:
-        """Counts a break that was committed as ``UNEXPLAINED``, once its reason is known."""
+        """Count a break that was committed as ``UNEXPLAINED``, once its reason is known."""
         self.breaks.labels(reason.value).inc()
         self.count_notes(notes)
 
@@ -126,7 +127,7 @@ class DurationHistogram(Collector):
         self._name = name
         self._documentation = documentation
         self._counts = [0] * (len(SECONDS) + 1)
-        """Per bucket; the last one is above all bounds."""
+        """Number of observations in each bucket; the last bucket is above all bounds."""
         self._sum = 0.0
         registry.register(self)
 
@@ -191,7 +192,7 @@ class _Engines(Collector):
 
 
 def merged(expositions: Mapping[int, str]) -> bytes:
-    """One exposition of several processes' metrics, given by process id. Each sample has its
+    """Return one exposition of several processes' metrics, given by process id. Each sample has its
     process id as the label ``worker``, whichever process replies."""
     families: dict[str, Metric] = {}
     for worker, text in expositions.items():

@@ -59,32 +59,33 @@ _WITHOUT_IDS: Final = Note(IDS_MISSING)
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
-    """How a call ended."""
+    """The outcome of a call."""
 
     status: CallStatus
     notes: tuple[Note, ...] = ()
     sampling: Mapping[str, Any] = {}
-    """Effective sampling parameters, as sent."""
+    """The effective sampling parameters, as sent."""
     sampler: Sampler | None = None
-    """What the reply was drawn from; ``None`` when no engine was asked."""
+    """The sampler that the reply was drawn from; ``None`` if no engine was asked."""
     model_served: str | None = None
     policy: str | None = None
-    """The name of the policy that was asked, where it is another than the default."""
+    """The name of the policy that was asked if it is not the default one, else ``None``."""
     policy_version: int = 0
-    """Of the engine that replied, at the end of the call."""
+    """The policy version of the engine that replied, at the end of the call."""
     reason: str | None = None
     error: ApiError | None = None
     contradiction: str | None = None
-    """What the reply said against the request or itself while it came."""
+    """The contradiction between the reply and the request, or within the reply, that was found
+    while it came; ``None`` if there is none."""
     engine: str | None = None
-    """Name of the engine that replied, or that the call was last sent to."""
+    """The name of the engine that replied, or that the call was last sent to."""
 
 
 Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
 
 
 class Recorder:
-    """Begins the records of calls and commits their ends."""
+    """A recorder that begins the records of calls and commits their ends."""
 
     def __init__(
         self,
@@ -97,9 +98,9 @@ class Recorder:
         forward: bool = False,
         vocabulary: int | None = None,
     ) -> None:
-        """``observers`` get every call after its commit; they must not block. With ``forward`` a
-        call continues when the store does not accept its beginning. ``vocabulary``: number of the
-        policy's token ids, where it is known."""
+        """Create the recorder. ``observers`` get every call after its commit; they must not block.
+        With ``forward``, a call continues if the store does not accept its beginning.
+        ``vocabulary`` is the number of the policy's token ids, if it is known."""
         self._vocabulary = vocabulary
         self._observers = tuple(observers)
         self._forward = forward
@@ -111,7 +112,8 @@ class Recorder:
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
-        """Raises ``StoreUnavailable`` when the store accepts no more records."""
+        """Begin the record of a call. Raises ``StoreUnavailable`` if the store accepts no more
+        records, unless the recorder was created with ``forward``."""
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
@@ -121,7 +123,8 @@ class Recorder:
         return Recording(begun, session, request, link, prompt)
 
     async def commit(self, recording: Recording, outcome: CallOutcome) -> CallEnded:
-        """The call's end, when it is durable. Other calls may continue it from then on.
+        """Commit the end of a call, and return it when it is durable. Other calls may continue the
+        call from then on.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -168,15 +171,15 @@ class Recording:
         self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.packed: list[bytes] = []
-        """What was sent before that, compressed: a long stream repeats itself."""
+        """The bytes that were sent earlier, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
-        """Records bytes that are sent to the client."""
+        """A function that records bytes that are sent to the client."""
         self._versions: dict[int, list[VersionRun]] = {}
         self._stamped: dict[int, int] = {}
-        """Choice -> the version of its latest tokens."""
+        """The version of each choice's latest tokens, by the choice's index."""
 
     def take(self, events: Sequence[Event], version: int) -> None:
-        """Folds ``events`` and stamps their tokens with the policy ``version`` of this moment."""
+        """Fold ``events`` and stamp their tokens with the policy ``version`` of this moment."""
         stamped = self._stamped
         for event in events:
             if isinstance(event, Tokens) and stamped.get(event.choice) != version:
@@ -184,20 +187,22 @@ class Recording:
         self.fold.take(events)
 
     def pack(self) -> int:
-        """Compresses what was sent; how many bytes it takes then."""
+        """Compress the bytes that were sent since the last time. Return their compressed size in
+        bytes."""
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
         self.packed.append(packed)
         return len(packed)
 
     def unpack(self) -> None:
-        """Restores what was compressed, which takes long; before :meth:`ended`."""
+        """Restore the compressed bytes, which takes long; this is to be called before
+        :meth:`ended`."""
         self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
         self.packed.clear()
 
     def ended(self, outcome: CallOutcome, vocabulary: int | None = None) -> tuple[CallEnded, Turn]:
-        """The call's final record, and its turn for lineage. A contradiction within the record
-        makes the call ``QUARANTINED``. ``vocabulary`` as for :class:`Recorder`."""
+        """Return the call's final record, and its turn for lineage. A contradiction within the
+        record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`."""
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -272,14 +277,14 @@ class Recording:
         growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
-        """The call's turn for lineage. A quarantined or frozen call's turn has the replies without
-        tokens: a call that echoes it is found, with the break ``parent_without_ids``."""
+        """Return the call's turn for lineage. A quarantined or frozen call's turn has the replies
+        without tokens: a call that echoes it is found, with the break ``parent_without_ids``."""
         if prompt is None or status not in TRUSTED:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
 
     def _stamp(self, tokens: Tokens, version: int) -> None:
-        """Records that the choice's tokens come from ``version``, from these tokens on."""
+        """Record that the choice's tokens come from ``version``, from these tokens on."""
         if not tokens.token_ids:
             return
         if self._first_token_at is None:
@@ -290,7 +295,7 @@ class Recording:
 
 
 def recorded_conversation(request: Request, link: Link) -> Conversation:
-    """The messages of a request in the form that the store keeps."""
+    """Return the messages of a request in the form that the store keeps."""
     return Conversation(
         tail=link.tail,
         tools=tuple(request.tools),
@@ -301,8 +306,8 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
 
 
 def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple[Note, ...]:
-    """A note for each markup that a reply with tools at hand opens a call in, when the engine took
-    no call from it and returned it as text."""
+    """Return a note for each tool-call markup in the text of a reply to a request with tools: the
+    engine took no call from the markup and returned it as text."""
     if not request.tools:
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}
@@ -314,14 +319,14 @@ def _has_text(choices: Sequence[ChoiceReply]) -> bool:
 
 
 def quarantined(ended: CallEnded, found: str) -> CallEnded:
-    """``ended`` with the contradiction that was ``found`` in it."""
+    """Return ``ended`` as quarantined, with the contradiction that was ``found`` in it."""
     kind = found.partition(":")[0].partition(" ")[0]
     notes = (*ended.notes, Note(f"quarantined_{kind}", found))
     return msgspec.structs.replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
 
 
 def assistant_message(choice: ChoiceReply) -> Message:
-    """The reply as an assistant message; its tool calls have their minted ids."""
+    """Return the reply as an assistant message; its tool calls have their minted ids."""
     return Message(
         role="assistant",
         content=None if choice.tool_calls and not choice.text else choice.text,

@@ -30,7 +30,8 @@ _ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 
 Items = Mapping[str, Mapping[str, Any]]
 Readable = Callable[[str], bool]
-"""Whether the client may read the recorded items of a session, given by its id."""
+"""A function that takes a session's id and returns True if the client may read its recorded
+items."""
 
 
 def is_gone(call: CallRow) -> bool:
@@ -45,12 +46,14 @@ class StoredItems:
         self._reader = reader
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[str, Items]] = OrderedDict()
-        """Call id -> its session and items; written by the threads that read the store."""
+        """The session and the items of each call, by call id; written by the threads that read the
+        store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """``request``; if it has references, ``body`` parsed anew with the items in their place.
+        """Return ``request``. If it has references, return ``body`` parsed anew with the items in
+        their place.
 
-        Raises :class:`ApiError` (404) when an item is not stored here, or not for this client.
+        Raises :class:`ApiError` (404) if an item is not stored here, or not for this client.
         """
         references = request.responses.references
         if not references:
@@ -58,7 +61,7 @@ class StoredItems:
         return parse_with(body, await asyncio.to_thread(self._items, references, readable))
 
     def forget(self, call_id: str) -> None:
-        """Drops a call whose response was deleted."""
+        """Drop a call whose response was deleted."""
         with self._lock:
             self._known.pop(call_id, None)
 
@@ -78,7 +81,7 @@ class StoredItems:
         return items[reference]
 
     def _of_call(self, call_id: str) -> tuple[str, Items]:
-        """The call's session and its items."""
+        """Return the call's session and its items."""
         known = self._known.get(call_id)
         if known is not None:
             self._known.move_to_end(call_id)
@@ -97,7 +100,7 @@ class StoredItems:
 
 
 def _written(response: bytes) -> Items:
-    """The completed items in a response's bytes, streamed or not; an error has none."""
+    """Return the completed items in a response's bytes, streamed or not; an error has none."""
     if response.startswith(b"{"):
         return {item["id"]: item for item in orjson.loads(response).get("output", ())}
     events = SseParser()

@@ -1,6 +1,6 @@
 """Recorded replies that clients read, delete, or continue by their id.
 
-A Responses request continues one by ``previous_response_id``, a Messages request by ``thread``.
+A Responses request continues a reply by ``previous_response_id``, a Messages request by ``thread``.
 Every call is recorded. A response that a client deleted, or asked not to store, is hidden from
 clients and stays in the record.
 """
@@ -50,12 +50,12 @@ def refers(request: Request) -> bool:
 
 
 def not_stored(request: Request) -> tuple[Note, ...]:
-    """The note on a call whose client sent ``store: false``."""
+    """Return the note on a call whose client sent ``store: false``."""
     return () if request.responses.store else (Note(NOT_STORED),)
 
 
 def marked_deleted(call: CallRow) -> tuple[Note, ...]:
-    """The call's notes, with the note of the deletion."""
+    """Return the call's notes with the note of the deletion."""
     return (*call.notes, Note(DELETED))
 
 
@@ -80,17 +80,18 @@ class StoredResponses:
         self._items = StoredItems(reader)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
-        """Call id -> its conversation; written by the threads that read the store."""
+        """The conversation of each call, by call id; written by the threads that read the store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """``request`` (parsed from ``body``) with what it refers to in place.
+        """Return ``request`` (parsed from ``body``) with the recorded parts that it refers to.
 
         References are replaced by the items, and the recorded conversation comes before the
-        request's own messages: without its ``instructions`` for a Responses request, which does not
-        inherit them, and with its instructions and tools for a Messages request, which does.
+        request's own messages. It comes without its ``instructions`` for a Responses request, which
+        does not inherit them, and with its instructions and tools for a Messages request, which
+        does.
 
-        Raises :class:`ApiError` in the dialect's words when an item or the reply is not stored
-        here, or not for this client.
+        Raises :class:`ApiError` in the dialect's words if an item or the reply is not stored here,
+        or not for this client.
         """
         if request.dialect == "responses":
             request = await self._items.expand(request, body, readable)
@@ -110,7 +111,8 @@ class StoredResponses:
         return messages_request.with_history(body, stored, tools)
 
     async def find(self, response_id: str, dialect: DialectName = "responses") -> CallRow | None:
-        """The call that made the reply, unless it is not stored for its client."""
+        """Return the call that made the reply, or ``None`` if there is none or it is not stored for
+        its client."""
         call_id = call_id_of(response_id)
         prefix = _PREFIXES[dialect]
         if call_id is None or response_id != f"{prefix}_{call_id.removeprefix('call_')}":
@@ -123,7 +125,7 @@ class StoredResponses:
         return None if gone or (dialect == "messages" and call.status not in _ANSWERED) else call
 
     async def whole(self, call: CallRow) -> bytes | None:
-        """The response object that the client was sent; ``None`` when it was not sent
+        """Return the response object that the client was sent, or ``None`` if it was not sent
         completely."""
         if call.response_sha256 is None:
             return None
@@ -138,7 +140,7 @@ class StoredResponses:
         return None
 
     def forget(self, call_id: str) -> None:
-        """Drops a response that was deleted."""
+        """Drop a response that was deleted."""
         self._items.forget(call_id)
         with self._lock:
             self._known.pop(call_id, None)
@@ -148,7 +150,8 @@ class StoredResponses:
             return self._conversation(call_id)
 
     def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
-        """The messages up to and including the reply of ``call_id``, without instructions."""
+        """Return the messages up to and including the reply of ``call_id``, without instructions,
+        or ``None`` if a part of them is not stored."""
         pieces: list[tuple[Message, ...]] = []
         at: str | None = call_id
         choice = 0

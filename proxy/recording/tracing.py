@@ -36,7 +36,7 @@ _WELL: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 
 
 class Tracing:
-    """Turns recorded calls into spans until it is closed."""
+    """An observer that turns recorded calls into spans until it is closed."""
 
     def __init__(self) -> None:
         provider = trace.get_tracer_provider()
@@ -50,12 +50,12 @@ class Tracing:
         self._context = TraceContextTextMapPropagator()
 
     def close(self) -> None:
-        """Sends the spans that wait for export."""
+        """Send the spans that wait for export."""
         if self._own is not None:
             self._own.shutdown()
 
     def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
-        """Makes the span of a committed call."""
+        """Create the span of a committed call."""
         operation = _OPERATIONS.get(begun.dialect, "chat")
         span = self._tracer.start_span(
             f"{operation} {begun.model_requested}",
