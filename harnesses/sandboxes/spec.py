@@ -39,7 +39,7 @@ class ContainerSpec:
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
-    """Maximum size that one session may write to the container's own layer."""
+    """Maximum MiB that one session may write to the container's own layer."""
     pids: int = 1024
     gpus: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)

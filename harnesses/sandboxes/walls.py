@@ -36,9 +36,8 @@ PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 29, 31}
-"""Capabilities of a command that runs as root: those that containers keep, except the one that
-makes devices. Without the others it cannot undo these mounts, enter another namespace or look into
-a process."""
+"""Capabilities of a command that runs as root: those that Docker keeps, except MKNOD and SETPCAP.
+Without the others it cannot undo these mounts, enter another namespace or look into a process."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "nvidiactl", "nvidia-uvm", "kfd")
 RUNNING = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")

@@ -25,7 +25,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, SessionRecord, token_array
 
 _ANONYMOUS_SESSIONS: Final = 64
-"""Number of the latest anonymous sessions that a proxy reads from the store when it starts."""
+"""Number of the latest anonymous sessions that a proxy reads from the store."""
 
 ECHO_WAIT_S: Final = 5.0
 """Maximum seconds that a request waits for the end of a call whose reply it echoes."""
@@ -146,7 +146,7 @@ class SessionMemory:
             over.set()
 
     def running(self, call_ids: Iterable[str]) -> list[str]:
-        """Return the calls, out of the given ones, that are still at the engine."""
+        """Return the ids of the given calls that are still at the engine."""
         return [call_id for call_id in call_ids if call_id in self._running]
 
     # -- lineage ---------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ class SessionMemory:
         return max(found, key=_reach, default=link)
 
     async def _were_running(self, call_ids: Iterable[str]) -> bool:
-        """Wait for those of the calls that are still at the engine; return whether there were any.
+        """Wait for the calls that are still at the engine; return whether there were any.
 
         A client that cut a stream and goes on at once may echo a call whose end is not recorded
-        yet. The wait for it is short.
+        yet. The wait takes at most :data:`ECHO_WAIT_S`.
         """
         running = self.running(call_ids)
         with contextlib.suppress(TimeoutError):

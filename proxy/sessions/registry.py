@@ -165,7 +165,7 @@ class Sessions:
         return found
 
     def forget(self, session_id: str) -> None:
-        """Remove a session from memory that changed elsewhere; it is read from the store again."""
+        """Drop a session that changed elsewhere, so that it is read from the store again."""
         self._memory.forget(session_id)
 
     async def create(self, record: SessionRecord) -> Session:

@@ -76,9 +76,9 @@ class Session:
         return grown
 
     def find(self, request: Request, agent: str | None = None) -> Link:
-        """Return the place of ``request`` by its messages, or by its tokens. ``agent`` is the
-        harness's own name of the (sub-)agent, if its headers have one. The session is not
-        changed."""
+        """Return the place of ``request`` in the session, found by its messages or by its tokens.
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. The session
+        is not changed."""
         link = Search(self.turns, request, agent).link()
         if link.parent is None and isinstance(request.prompt, tuple):
             return self.find_tokens(link, token_array(request.prompt))

@@ -46,7 +46,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Wants(msgspec.Struct, frozen=True, gc=False):
-    """The recorded data that the client's reply shows, and their form."""
+    """The recorded data that the client's reply contains, and their form."""
 
     logprobs: bool = False
     top_logprobs: int = 0

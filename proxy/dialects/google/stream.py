@@ -42,7 +42,7 @@ from bridle.proxy.wire.canonical import (
 
 
 class _Choice:
-    """The data of one candidate that are held back."""
+    """The parts of one candidate that have not been sent yet."""
 
     def __init__(self) -> None:
         self.signed = False
