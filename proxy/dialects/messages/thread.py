@@ -1,8 +1,8 @@
 """``thread``: a conversation that the server holds, of which a client sends only the new messages.
 
-``{"type": "create"}`` changes nothing, because every conversation is recorded. ``{"type":
-"continue", "previous_message_id": …}`` takes history, instructions and tools from the record. The
-official SDKs send the whole history again when they get one of the error codes here.
+``{"type": "create"}`` changes nothing, because every conversation is recorded.
+``{"type": "continue", "previous_message_id": …}`` takes history, instructions and tools from the
+record. The official SDKs send the whole history again when they get one of the error codes here.
 """
 
 from __future__ import annotations
