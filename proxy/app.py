@@ -1,4 +1,4 @@
-"""The proxy as one ASGI application: data routes straight to the data plane, the rest to FastAPI.
+"""The proxy as one ASGI application. Data routes go to the data plane, the others to FastAPI.
 
 Data requests never pass through the control framework: at thousands of calls a second its routing
 and middleware would cost more than the call.
@@ -37,10 +37,10 @@ _CLOSED: Final = "/bridle/"
 _CONTROL: Final = (_CLOSED, "/openapi.json")
 
 Routers = Sequence["Callable[[], APIRouter]"]
-"""Functions that make what extends the control API; called when that is first asked for."""
+"""Functions that make further routers of the control API. They are called at its first request."""
 Pages = Callable[[Running], Callable[[Scope, Receive, Send], Awaitable[None]]]
-"""Makes an application for people, which is served under ``PAGES`` and decides itself who may see
-it; called when it is first asked for."""
+"""A function that makes the application served under ``PAGES``, for people to look at. It is called
+at the first request. The application itself decides who may see a page."""
 PAGES: Final = "/bridle/viewer"
 
 
@@ -53,12 +53,12 @@ class App:
         self.settings = settings
         self.services: Services | None = None
         self.refusal: str | None = None
-        """Why it did not start, where that is for the user to put right."""
+        """The reason why the proxy did not start, if the user can correct it."""
         self._data_plane: DataPlane | None = None
         self.connection_limits: ConnectionLimits | None = None
-        """For ``proxy/http/protocol.py``; known after the start."""
+        """The limits that ``proxy/http/protocol.py`` applies; ``None`` until the start."""
         self._reached: dict[str, float] = {}
-        """By limit, when it was last logged."""
+        """Monotonic time at which each limit was last logged, by the limit's name."""
         self._routers = routers
         self._control: asyncio.Future[FastAPI] | None = None
         self._make_pages = pages
@@ -91,7 +91,7 @@ class App:
         await client.refuse(DIALECTS[implied_dialect(client.scope["path"])].error(error))
 
     async def _beside(self, client: Client, receive: Receive, send: Send) -> None:
-        """Serves every request that is none on a data route."""
+        """Serve a request that is not for a data route."""
         path = client.scope["path"]
         if self._make_pages is not None and (path == PAGES or path.startswith(f"{PAGES}/")):
             if self._pages is None:
@@ -119,8 +119,8 @@ class App:
             await client.refuse(openai_error(failure))
 
     async def _controlled(self, scope: Scope, client: Client, receive: Receive, send: Send) -> None:
-        """The control framework reads a body whole before it asks whose it is: it is given none of
-        a stranger's, nor one of any length."""
+        """Authenticate the request and read its body, then pass it to the control framework. The
+        framework itself would read a body of any length before it authenticates."""
         try:
             services = self._running()
             if scope["path"].startswith(_CLOSED):
@@ -146,8 +146,8 @@ class App:
         await (await self._control_api())(scope, read, send)
 
     async def _control_api(self) -> FastAPI:
-        """Made when it is first asked for: what it is made with is a fifth of the proxy's memory,
-        and many proxies only ever see data requests."""
+        """Return the control API, which is made at its first use: it takes a fifth of the proxy's
+        memory, and many proxies only get data requests."""
         if self._control is None:
             making = asyncio.to_thread(_control_api, self._running, self._routers)
             self._control = asyncio.ensure_future(making)
@@ -171,7 +171,7 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def start(self) -> None:
-        """Opens the store and the connections to the engine."""
+        """Open the store and the connections to the engine."""
         if self.settings.log_format is not None:
             configure(self.settings.log_format, self.settings.log_level)
         self.services = await Services.start(self.settings)
@@ -191,7 +191,7 @@ class App:
             await services.close()
 
     def _limit_reached(self, limit: str) -> None:
-        """Counts a connection that was ended by a limit; logs one a second."""
+        """Count a connection that a limit ended, and log each limit at most once a second."""
         if self.services is not None:
             self.services.metrics.events.labels(f"limit_{limit}").inc()
         now = time.monotonic()
@@ -212,10 +212,10 @@ def _control_api(running: Running, routers: Routers) -> FastAPI:
 
 
 def create_app(settings: ProxySettings, routers: Routers = (), pages: Pages | None = None) -> App:
-    """The application for ``settings``, to be served by any ASGI server with lifespan.
+    """Return the application for ``settings``, to be served by any ASGI server with lifespan.
 
-    ``routers`` make what extends the control API, under ``/bridle/``: its endpoints may ask for
-    ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its
-    OpenAPI. ``pages`` makes what people see under ``/bridle/viewer``.
+    ``routers`` make further routes of the control API, under ``/bridle/``. Their endpoints may ask
+    for ``bridle.proxy.control.api.Admin`` and ``bridle.proxy.control.api.Running``, and are in its
+    OpenAPI. ``pages`` makes the application under ``/bridle/viewer``.
     """
     return App(settings, routers, pages)

@@ -1,4 +1,4 @@
-"""An addon of mitmproxy: what goes to a provider's address goes to a session of ours instead.
+"""A mitmproxy addon that redirects requests for a provider to a session of the proxy.
 
 mitmproxy runs it in a process and an environment of its own (``mitmdump -s``), where nothing of
 Bridle can be imported. Only connections to the addresses in ``allow_hosts`` are opened here; all
@@ -16,7 +16,8 @@ from mitmproxy.http import HTTPFlow
 
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _API = re.compile(r"/v1(?:alpha|beta)?(?:/|$)")
-"""Where a path begins that all who speak a provider's API share; some have more before it."""
+"""The start of the part of a path that all clients of a provider's API share. Some clients have a
+prefix before it."""
 
 
 class Interception:

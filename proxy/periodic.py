@@ -1,4 +1,4 @@
-"""What the proxy does again and again beside its calls."""
+"""An action that the proxy repeats at an interval, beside its calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("bridle.proxy")
 class Periodic:
     """Awaits ``action`` every ``every_s`` seconds until it is closed.
 
-    One time that raises is logged, and does not end the next ones.
+    An exception of the action is logged and does not end the repetition.
     """
 
     def __init__(self, name: str, every_s: float, action: Callable[[], Awaitable[object]]) -> None:
@@ -25,7 +25,7 @@ class Periodic:
         self._task = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """Returns when a time that is under way has been cancelled."""
+        """End the repetition. Return when an action that was running has been cancelled."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -20,14 +20,14 @@ _START_S = 30.0
 
 
 class ProxyStartFailed(BridleError):
-    """The proxy did not come up; the message, or else the log, says why."""
+    """The proxy did not start. Its message has the reason, or else the log has it."""
 
 
 BACKLOG: Final = 4096
 
 
 def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
-    """uvicorn's settings for an application of ours, or for a factory of it."""
+    """Return uvicorn's settings for one of the proxy's applications, or for a factory of it."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -46,7 +46,7 @@ def config_for(app: Callable[..., Any], **options: Any) -> uvicorn.Config:
 
 
 def run(settings: ProxySettings) -> None:
-    """Serves until SIGINT or SIGTERM; running calls get 30 s to finish."""
+    """Serve until SIGINT or SIGTERM; running calls get 30 s to finish."""
     config = config_for(
         create_app(settings),
         host=settings.host,
@@ -69,9 +69,9 @@ class ProxyServer:
         pages: Pages | None = None,
         grace_s: int = 5,
     ) -> None:
-        """``routers`` make what extends the control API, and ``pages`` what is under
-        ``/bridle/viewer``. ``grace_s``: how long :meth:`stop` lets running calls go on before it
-        cuts them."""
+        """``routers`` make further routes of the control API, and ``pages`` makes the application
+        under ``/bridle/viewer``. :meth:`stop` cuts the calls that still run after ``grace_s``
+        seconds."""
         self._app = create_app(settings, routers, pages)
         config = config_for(self._app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
@@ -85,7 +85,7 @@ class ProxyServer:
 
     @property
     def base_url(self) -> str:
-        """Where clients on this machine reach it, without ``/v1``."""
+        """The proxy's URL for clients on this machine, without ``/v1``."""
         return local_url(self.settings.host, self.port)
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class ProxyServer:
         self.stop()
 
     def start(self) -> None:
-        """Returns once it serves. Raises :class:`ProxyStartFailed`."""
+        """Start the proxy and return once it serves. Raise :class:`ProxyStartFailed`."""
         self._thread.start()
         deadline = threading.Event()
         for _ in range(int(_START_S / 0.01)):
@@ -113,7 +113,8 @@ class ProxyServer:
         raise ProxyStartFailed(self._app.refusal or "the proxy did not start; see the log")
 
     def stop(self) -> None:
-        """Returns when running calls are finished or cut and everything queued is written."""
+        """Stop the proxy. Return when running calls have finished or been cut, and all queued
+        records are written."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -123,7 +124,7 @@ class ProxyServer:
 
 
 def tune_gc() -> None:
-    """For a process that is a proxy and nothing else, before it starts one."""
+    """Set up garbage collection for a process that only runs a proxy, before the proxy starts."""
     # Every stream waits while the collector looks, and the long-lived turns and few cycles of a
     # recording proxy are little work for it: it looks often at a few young objects, rarely at all.
     gc.freeze()
@@ -131,13 +132,13 @@ def tune_gc() -> None:
 
 
 def local_url(host: str, port: int) -> str:
-    """Where clients on this machine reach a server bound to ``host``."""
+    """Return the URL of a server bound to ``host`` for clients on this machine."""
     host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host  # noqa: S104
     return f"http://{host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
+    """Return a bound socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

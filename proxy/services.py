@@ -64,8 +64,8 @@ class Services:
     continuer: Continuer | None
     roles: TemplateRoles
     rendering_checks: Mapping[EnginePool, RenderingCheck]
-    """By the engines of a policy: compares their prompts with the tokenizer's. Empty without the
-    policies' tokenizer."""
+    """One check for each engine pool: compares the engine's prompts with those of the local
+    tokenizer. Empty without a tokenizer whose chat template is usable."""
     stored_responses: StoredResponses
     watch: Watch
     seal_watch: SealWatch
@@ -81,9 +81,9 @@ class Services:
 
     @classmethod
     async def start(cls, settings: ProxySettings) -> Services:
-        """Opens the store (creating or migrating it) and the engine's connections.
+        """Open the store (creating or migrating it) and the engine's connections.
 
-        Raises :class:`CannotStart`, before anything is opened.
+        Raise :class:`CannotStart`, before anything is opened.
         """
         continuer = await asyncio.to_thread(_continuer, settings)
         tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
@@ -149,7 +149,7 @@ class Services:
         )
 
     async def close(self) -> None:
-        """Stops everything that :meth:`start` started, and writes queued records."""
+        """Stop everything that :meth:`start` started, and write queued records."""
         await self.idle_seal.close()
         await self.cluster_control.close()
         await self.watch.close()
@@ -174,7 +174,7 @@ def _idle_seal(
 
 
 def _tracing() -> Tracing:
-    """Imports here: the packages belong to an extra."""
+    """Start tracing. The import is here because the packages belong to an extra."""
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
@@ -214,8 +214,9 @@ def _rendering_checks(
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:
-    """Probes the model's template, which takes a moment. Imports here: a proxy without a tokenizer
-    needs neither the tokenizers nor the template engine."""
+    """Return the continuer, or ``None`` without a tokenizer. The model's template is probed, which
+    takes a moment. The imports are here because a proxy without a tokenizer needs neither the
+    tokenizers nor the template engine."""
     if settings.tokenizer_dir is None:
         return None
     from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead

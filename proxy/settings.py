@@ -24,7 +24,8 @@ LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
-    """True when ``host`` is a name or address of this machine that no other machine can reach."""
+    """Return whether ``host`` is a name or address of this machine that no other machine can
+    reach."""
     if not host:
         return False
     if host in LOOPBACK_NAMES:
@@ -36,8 +37,8 @@ def is_loopback(host: str | None) -> bool:
 
 
 SHORTEST_KEY = 8
-"""Characters of a key that is looked for in what engines send. Shorter ones, ``EMPTY`` and ``none``
-among them, are placeholders and words."""
+"""Minimum number of characters of a key that is searched for in engines' replies. Shorter ones,
+such as ``EMPTY`` and ``none``, are placeholders and words."""
 
 Amount = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -61,55 +62,60 @@ class Limits:
     """
 
     body_bytes: int = 8 << 20
-    """Of a request's body."""
+    """Maximum bytes of a request's body."""
     header_bytes: int = 64 << 10
-    """Of a request's head."""
+    """Maximum bytes of a request's head."""
     head_timeout_s: float = 20.0
-    """The longest that the head of a request may take, and a connection may wait for its first."""
+    """Maximum seconds that the head of a request may take, and that a new connection may wait for
+    its first request."""
     body_timeout_s: float = 60.0
-    """The longest that the body of a request may take."""
+    """Maximum seconds that the body of a request may take."""
     connections: int = 2048
-    """Clients' connections to a process; fewer where the process may not open twice as many
-    files."""
+    """Maximum number of clients' connections to a process. It is lower if the process may not open
+    twice as many files."""
     choices: int = 64
-    """Choices (``n``) of one request."""
+    """Maximum number of choices (``n``) of one request."""
     event_bytes: int = 8 << 20
-    """Of an engine's reply that is decoded at once: one event of a stream, or a whole reply."""
+    """Maximum bytes of an engine's reply that are decoded at once: one event of a stream, or a
+    whole reply."""
     reply_bytes: int = 64 << 20
-    """Of an engine's stream, and of what its client is sent."""
+    """Maximum bytes of an engine's stream, and of the reply that its client gets."""
     in_flight_bytes: int = 96 << 20
-    """Memory of a process for bodies and replies of all running calls. Beyond it the largest
-    end."""
+    """Maximum memory of a process, in bytes, for the bodies and replies of all running calls.
+    Beyond it, the largest calls are ended."""
     memory_bytes: int = 32 << 20
-    """Approximate memory of a process for the sessions in use, which makes a call cost only its new
-    part. A session that does not fit is read again from the store
+    """Approximate memory of a process, in bytes, for the sessions in use. A call of a session in
+    memory costs only its new part. A session that does not fit is read again from the store
     (``bridle_sessions_read_total``). The store's writer uses half as much in addition, to compare
     requests."""
     connect_timeout_s: float = 10.0
     store_patience_s: float = 30.0
-    """How long a record waits for a store that is locked or away."""
+    """Seconds that a record waits for a store that is locked or unreachable."""
     stall_timeout_s: float = 600.0
-    """The longest silence of the engine within one reply, time to the first token included."""
+    """Maximum seconds for which the engine may be silent within one reply, including the time to
+    the first token."""
     keep_alive_s: float = 15.0
-    """A stream without events for this long gets the dialect's keep-alive event."""
+    """Seconds without events after which a stream gets the dialect's keep-alive event."""
     max_connections: int = 4096
-    """Concurrent connections to each engine; further calls wait for one."""
+    """Maximum number of concurrent connections to each engine; further calls wait for one."""
     retries: int = 2
-    """How often a call is sent again after an engine refused or dropped it before the first
-    byte."""
+    """Number of times that a call is sent again after an engine refused or dropped it before the
+    first byte."""
     failures_to_eject: int = 3
-    """Consecutive failed calls or health checks after which an engine gets no calls for a while."""
+    """Number of consecutive failed calls or health checks after which an engine gets no calls for a
+    while."""
     health_check_s: float = 2.0
-    """Time between health checks of an engine; 0 disables them."""
+    """Seconds between health checks of an engine; 0 disables them."""
 
 
 def shown_limits() -> str:
-    """Every limit with its default, as ``NAME=VALUE``."""
+    """Return every limit with its default, as ``NAME=VALUE``."""
     return ", ".join(f"{one.name}={one.default}" for one in fields(Limits))
 
 
 def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Limits:
-    """The limits with these ``values`` of their names. Raises ``ValueError``."""
+    """Return the limits with these ``values`` by name. Raise ``ValueError`` for an unknown name and
+    an invalid value."""
     names = [one.name for one in fields(Limits)]
     for name, value in values.items():
         if name not in names:
@@ -131,8 +137,8 @@ _ROUTES: Final = (
 
 
 def engine_base(url: str) -> str:
-    """An engine's base URL: ``url`` without a route, such as ``/v1/chat/completions``, and without
-    ``/v1``."""
+    """Return an engine's base URL: ``url`` without a route, such as ``/v1/chat/completions``, and
+    without ``/v1``."""
     base = url.rstrip("/")
     for route in _ROUTES:
         base = base.removesuffix(route)
@@ -151,82 +157,86 @@ class OtherModel:
     an external model the client's name."""
     api_key: str | None = field(default=None, repr=False)
     external: bool = False
-    """Whether it is any OpenAI-compatible API, which gets no request for token ids and reports
-    none."""
+    """Whether the model is served by any OpenAI-compatible API, which is not asked for token ids
+    and reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """One proxy process: its engines, its store, its access rules.
+    """The engines, the store and the access rules of one proxy process.
 
     Raises ``ValueError`` for a name in ``role_models`` that is neither a policy's nor another
     model's: that role's calls would go to the default policy and be trained on. It also raises it
-    for further ``policies`` that cannot be told apart by name or by engine.
+    for further ``policies`` that cannot be distinguished by name or by engine.
     """
 
     upstream_url: str
-    """Base URL of the (first) engine; a trailing ``/v1`` is removed. Proxies with the same one on
+    """Base URL of the (first) engine; a trailing ``/v1`` is removed. Proxies with the same URL on
     one store are one deployment (``proxy/cluster``)."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
     synchronous: Synchronous = "NORMAL"
-    """SQLite's pragma. ``NORMAL`` keeps every commit after ``kill -9``. ``FULL`` keeps it after a
-    power cut too; every call then waits for the disk."""
+    """SQLite's pragma. ``NORMAL`` keeps every commit after ``kill -9``. ``FULL`` also keeps it
+    after a power cut, but every call then waits for the disk."""
     host: str = "127.0.0.1"
     port: int = 0
-    """``0`` takes a free port, which ``ProxyServer.base_url`` contains."""
+    """The port; ``0`` takes a free one, which ``ProxyServer.base_url`` contains."""
     public_url: str | None = None
     """The proxy's URL for clients, used in the base URLs of sessions; ``None`` takes the request's
     Host."""
     more_engines: tuple[str, ...] = ()
     """Base URLs of further engines that serve the same policy, the default one."""
     admin_key: str | None = field(default=None, repr=False)
-    """The key that permits everything. Without one, everything is open on loopback; no command of
-    ours starts a proxy so."""
+    """The key that permits everything. Without one, everything is open on loopback; Bridle's own
+    commands never start a proxy without one."""
     keyless_recording: bool = False
     """Whether loopback clients may record without a key although there is an admin key."""
     private_files: tuple[Path, ...] = ()
-    """Files with keys, which no session on this machine may see; the store is one too."""
+    """Files with keys, which no session on this machine may see. The store is hidden from sessions
+    too."""
     upstream_api_key: str | None = field(default=None, repr=False)
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Client's model name -> served model name, before ``model`` applies."""
     other_models: Mapping[str, OtherModel] = field(default_factory=dict)
-    """By the model name in the client's request, or a pattern of names such as ``*-haiku-*``."""
+    """Models other than the policies, by the model name in the client's request or by a pattern of
+    names such as ``*-haiku-*``."""
     policies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further trained policies: the name, which clients give as their model, -> base URLs of the
-    engines that serve that policy. They are asked with ``upstream_api_key``. All policies of a
+    """Base URLs of the engines that serve each further trained policy, by the policy's name, which
+    clients give as their model. Requests to them carry ``upstream_api_key``. All policies of a
     proxy have one tokenizer and chat template."""
     role_models: Mapping[str, str] = field(default_factory=dict)
-    """Role of a (sub-)agent, or ``subagent`` for all of them -> the name of a policy, or a name or
-    a match of a pattern in ``other_models``."""
+    """The model for each role of a (sub-)agent, or for ``subagent``, which means all of them. It is
+    the name of a policy, or a name or a match of a pattern in ``other_models``."""
     budget: Budget = field(default_factory=Budget)
-    """For every session whose own settings have no budget."""
+    """The default budget of a session. A bound in the session's own settings replaces the one
+    here."""
     tokenizer_dir: Path | None = None
     """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
-    """For sessions that are opened without one."""
+    """The continuation of sessions that are opened without one."""
     log_format: Literal["text", "json"] | None = None
     """Format of this process's log on standard error; ``None`` does not configure logging."""
     log_level: LogLevel = "info"
     """The lowest level that is written; ``info`` includes a line for every call."""
     tracing: bool = False
-    """OpenTelemetry spans of the calls; needs the extra ``[otel]``."""
+    """Whether calls are traced as OpenTelemetry spans; needs the extra ``[otel]``."""
     workers: str | None = None
-    """Names the worker processes of one port, whose metrics are reported together; ``None`` for a
-    process that has its port alone."""
+    """The common name of the worker processes of one port, whose metrics are reported together;
+    ``None`` for a process that has its port alone."""
     seal_idle_s: float = 0.0
-    """Seals a session without a key after this long without calls, so that it reaches the feed; 0:
-    never."""
+    """Seconds without calls after which a session without a key is sealed, so that it reaches the
+    feed; 0 disables this."""
     redact: bool = False
-    """Removes text that looks like a secret from recorded bodies
+    """Whether text that looks like a secret is removed from recorded bodies
     (``store/writing/redaction.py``)."""
     stream_upstream: bool = False
-    """Streams from the engine even when the client does not stream. Partial replies are then kept,
-    and every token has its policy version, at about a third of the speed."""
+    """Whether replies are streamed from the engine even if the client does not stream. Partial
+    replies are then kept, and every token has its policy version, at about a third of the speed."""
     when_store_is_down: Literal["fail", "forward"] = "fail"
-    """``forward`` replies without a record, counted in ``bridle_unrecorded_calls_total``."""
+    """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
+    without a record and counts it in ``bridle_unrecorded_calls_total``."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -254,7 +264,7 @@ class ProxySettings:
 
     @property
     def own_keys(self) -> tuple[bytes, ...]:
-        """The keys that an engine may know and a client may not, as they stand in its replies."""
+        """The keys that an engine may know and a client may not, as they appear in its replies."""
         others = [one.api_key for one in self.other_models.values()]
         keys = {key for key in (self.admin_key, self.upstream_api_key, *others) if key}
         return tuple([key.encode() for key in sorted(keys) if len(key) >= SHORTEST_KEY])
@@ -266,8 +276,8 @@ class ProxySettings:
 
     @property
     def deployment(self) -> str:
-        """Names the proxies that serve one policy from one store: those with the same first engine.
-        A loopback URL is another engine on each machine."""
+        """The name that proxies with the same first engine share. A loopback URL is a different
+        engine on each machine, so the name then includes the machine."""
         url = engine_base(self.upstream_url)
         return f"{url} of {processes.host()}" if is_loopback(urlsplit(url).hostname) else url
 

@@ -20,7 +20,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.store.records import new_id
 
 _HUNG_S: Final = 60
-"""A worker that does not respond for so long is replaced. On a busy machine a start takes a
+"""Seconds without a response after which a worker is replaced. On a busy machine a start takes a
 while."""
 
 
@@ -60,7 +60,7 @@ class WorkerPool:
         self._socket.close()
 
     def serve(self) -> None:
-        """Blocks until a signal ends it; call it from the main thread. Raises
+        """Serve until a signal ends it; call it from the main thread. Raise
         :class:`ProxyStartFailed` when a worker does not start."""
         settings = replace(self._settings, workers=new_id("workers"))
         config = config_for(
@@ -80,8 +80,8 @@ class WorkerPool:
 
 class _Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
-        """Closes the workers' ends of the pipes in this process. Otherwise the supervisor would
-        wait until the time-out for a worker that dies during a health check."""
+        """Close the workers' ends of the pipes in this process. Otherwise the supervisor would wait
+        until the time-out for a worker that dies during a health check."""
         for process in self.processes:
             process.child_conn.close()
         super().keep_subprocess_alive()

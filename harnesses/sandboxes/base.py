@@ -1,4 +1,5 @@
-"""The protocol of sandboxes: one session's place, what it can do, and what opens it."""
+"""The protocol of sandboxes: a session's place, what can be done in it, and the provider that opens
+it."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from bridle.harnesses.sandboxes.leftovers import read_tail
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 TAIL_BYTES = 64 * 1024
-"""Bytes of an output that a result holds; its file has all of them."""
+"""Maximum bytes of an output that a result holds; the output's file has all of them."""
 
 Role = Literal["agent", "verifier", "setup"]
-"""Which part of a session a process is; its output files have this name."""
+"""The part of a session that a process is for. Its output files have this name."""
 
 
 class SandboxLost(BridleError):
@@ -39,19 +40,20 @@ class DirectoryGone(BridleError):
 
 
 class Programs(Protocol):
-    """Where the pinned harnesses are in a sandbox.
+    """The places of the pinned harnesses in a sandbox.
 
-    Both methods raise :class:`NotLaunchable` with the command that installs what is missing.
+    ``node`` and ``python`` raise :class:`NotLaunchable` with the command that installs a missing
+    one.
     """
 
     def node(self, command: str) -> str:
-        """Absolute path of the Node harness ``command``."""
+        """Return the absolute path of the Node harness ``command``."""
 
     def python(self, harness: str, command: str) -> str:
-        """Absolute path of ``command`` of the Python harness ``harness``."""
+        """Return the absolute path of ``command`` of the Python harness ``harness``."""
 
     def search_path(self, path: str) -> str:
-        """``path`` with the directories first in which Node and the Node harnesses are."""
+        """Return ``path`` with the directories of Node and the Node harnesses before the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +64,35 @@ class Place:
     """Working directory of the agent."""
     home: PurePath
     logs: PurePath
-    """For files that a harness writes about its run."""
+    """Directory for files that a harness writes about its run."""
     environment: Mapping[str, str]
-    """What every process in the sandbox starts from; it holds no secret of the caller's."""
+    """The environment that every process in the sandbox starts from. It holds no secret of the
+    caller's."""
     programs: Programs
 
     @property
     def search_path(self) -> str:
-        """``PATH`` for a Node harness."""
+        """The value of ``PATH`` for a Node harness."""
         return self.programs.search_path(self.environment.get("PATH", "/usr/bin:/bin"))
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process: what to start, and for how long."""
+    """A process to start, and its time limit."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """All of it; nothing is inherited. ``PWD`` is set, some harnesses trust it."""
+    """The whole environment; nothing is inherited. ``PWD`` is set because some harnesses trust
+    it."""
     timeout_s: float
     role: Role = "agent"
     directory: PurePath | None = None
-    """Where it starts; ``None``: the workspace."""
+    """The directory to start in; ``None`` means the workspace."""
     user: str | None = None
-    """In a container; ``None``: the task's for the agent, the image's for everything else."""
+    """The user in a container. ``None`` means the task's for the agent, and the image's for
+    everything else."""
     grace_s: float = 2.0
-    """Between the polite and the forced end when the time is up."""
+    """Seconds between the polite and the forced end when the time is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class Captured:
     """One output stream of a finished process."""
 
     path: Path
-    """On this machine."""
+    """The file of the stream on this machine."""
     size: int
     """Bytes in the file."""
     tail: str
@@ -103,17 +108,17 @@ class Captured:
 
     @classmethod
     def of(cls, path: Path, limit: int = TAIL_BYTES) -> Captured:
-        """The output in the file; nothing when the process has removed it."""
+        """Return the output in the file, or no output if the process has removed the file."""
         size, tail = read_tail(path, limit)
         return cls(path, size, tail.decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a launch ended."""
+    """The result of a launch."""
 
     exit_code: int | None
-    """The process's own; 128 + n when signal n ended it; ``None`` when its time was up."""
+    """The process's own exit code, 128 + n if signal n ended it, or ``None`` if its time was up."""
     seconds: float
     stdout: Captured
     stderr: Captured
@@ -124,7 +129,7 @@ class ProcessResult:
 
 
 class Sandbox(Protocol):
-    """Where one session's harness and verifier run. Paths are the sandbox's own.
+    """The place where a session's harness and verifier run. Paths are the sandbox's own.
 
     Every method raises :class:`SandboxLost` when the sandbox is gone.
     """
@@ -134,66 +139,67 @@ class Sandbox(Protocol):
 
     @property
     def directory(self) -> Path:
-        """A folder of this machine for this session alone; outputs of processes lie in it."""
+        """A folder of this machine for this session alone, with the outputs of its processes."""
 
     def url(self, url: str) -> str:
-        """By which URL a process inside reaches a base URL of its session."""
+        """Return the URL by which a process inside reaches a base URL of its session."""
 
     async def exec(self, launch: Launch) -> ProcessResult:
-        """Runs a process, its output streamed to files of :attr:`directory`.
+        """Run a process, and stream its output to files of :attr:`directory`.
 
-        When the time is up, or when this is cancelled, everything that runs inside is ended.
-        Raises :class:`LaunchRefused`, :class:`NotLaunchable` or :class:`DirectoryGone`.
+        When the time is up, or when this is cancelled, everything that runs inside is ended. Raise
+        :class:`LaunchRefused`, :class:`NotLaunchable` or :class:`DirectoryGone`.
         """
 
     async def read(self, path: PurePath) -> bytes:
-        """The content of a file of the session. Raises :class:`FileNotFoundError` also for what is
-        no plain file of at most ``READ_BYTES``, and for a link that leads out of the session."""
+        """Return the content of a file of the session. Raise :class:`FileNotFoundError` also for
+        anything but a plain file of at most ``READ_BYTES``, and for a link that leads out of the
+        session."""
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
-        """Writes files and the directories above them. Raises :class:`LaunchRefused`."""
+        """Write files and the directories above them. Raise :class:`LaunchRefused`."""
 
     async def upload(self, source: Path, target: PurePath) -> None:
-        """Copies the content of a folder of this machine into a directory, which is made."""
+        """Copy the content of a folder of this machine into a directory, which is made."""
 
     async def download(self, source: PurePath, target: Path) -> None:
-        """Copies the content of a directory into a folder of this machine, which is made.
+        """Copy the content of a directory into a folder of this machine, which is made.
 
-        Raises :class:`FileNotFoundError` when there is no such directory.
+        Raise :class:`FileNotFoundError` when there is no such directory.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRequest:
-    """What a session needs of its sandbox."""
+    """The requirements of a session for its sandbox."""
 
     directory: Path
     """A folder of this machine, made for this session."""
     urls: Mapping[str, str] = field(default_factory=dict)
     """The session's base URLs, by provider."""
     container: ContainerSpec | None = None
-    """The task's; sandboxes that are no containers refuse it."""
+    """The container that the task needs. Sandboxes that are not containers refuse it."""
     hidden: tuple[Path, ...] = ()
-    """Files and folders of this machine that nothing in the sandbox may see: see ``walls.py``."""
+    """Files and folders of this machine that nothing in the sandbox may see (``walls.py``)."""
 
 
 class SandboxProvider(Protocol):
     """Opens sandboxes, any number at a time."""
 
     def open(self, request: SandboxRequest) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox that is gone, with all that runs in it, when the context is left.
+        """Open a sandbox, which ends with all that runs in it when the context is left.
 
-        Raises :class:`SandboxLost`, :class:`LaunchRefused` or :class:`NotLaunchable`.
+        Raise :class:`SandboxLost`, :class:`LaunchRefused` or :class:`NotLaunchable`.
         """
 
     def expected_place(self, request: SandboxRequest) -> Place:
-        """The place that :meth:`open` would give; nothing is made."""
+        """Return the place that :meth:`open` would give, without making anything."""
 
     async def close(self) -> None: ...
 
 
 def refuse_container(request: SandboxRequest, kind: str) -> None:
-    """Raises :class:`NotLaunchable` for a task that needs a container."""
+    """Raise :class:`NotLaunchable` for a task that needs a container."""
     if request.container is not None:
         raise NotLaunchable(
             f"this task needs a container, and the {kind} sandbox is none: use --sandbox container"

@@ -23,7 +23,7 @@ _NO_FILE: Final = frozenset(
 
 
 def place_in(directory: Path) -> Place:
-    """The place of a session whose files lie in ``directory``."""
+    """Return the place of a session whose files lie in ``directory``."""
     return Place(
         directory / "workspace",
         directory / "home",
@@ -37,13 +37,13 @@ class Folder:
     """The file operations of a sandbox in a folder: paths inside are paths of this machine."""
 
     def __init__(self, directory: Path, user: int | None = None) -> None:
-        """``user``: whom all that runs here runs as; ``None``: as this process."""
+        """``user`` is the user that everything here runs as; ``None`` means this process's own."""
         self._directory = directory.absolute()
         self._place = place_in(self._directory)
         self._user = user
 
     def make(self) -> Self:
-        """Makes the directories of the place."""
+        """Make the directories of the place."""
         for path in self._roots():
             path.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
@@ -55,7 +55,8 @@ class Folder:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """While a launch runs, the directories are its user's; nothing of it runs afterwards."""
+        """Give the directories to the session's user while a launch runs. Afterwards nothing of
+        that user runs."""
         if self._user is None:
             yield
             return
@@ -70,7 +71,7 @@ class Folder:
                 path.chmod(0o700)
 
     def tidy(self) -> None:
-        """Makes what the agent left safe to read, once nothing of it runs any more."""
+        """Make everything that the agent left safe to read. None of its processes may still run."""
         for path in self._roots():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 tidy(path, strip=path == Path(self._place.workspace))
@@ -87,8 +88,8 @@ class Folder:
         return url
 
     def outputs(self, role: Role) -> tuple[Path, Path]:
-        """Two new files for the output streams of a process, in a folder that no process of the
-        session is given."""
+        """Make two new files for the output streams of a process, in a folder that no process of
+        the session is given."""
         folder = self._directory / "outputs"
         folder.mkdir(parents=True, exist_ok=True)
         paths = folder / f"{role}.stdout", folder / f"{role}.stderr"
@@ -117,8 +118,8 @@ class Folder:
                 raise SandboxLost(problem) from error
 
     def _make_way(self, path: Path) -> None:
-        """Removes a link or a pipe at ``path``, and refuses a folder that leads elsewhere: an
-        earlier step of the session may have left either."""
+        """Remove a link or a pipe at ``path``, and refuse a folder that leads elsewhere. An earlier
+        step of the session may have left either."""
         if not path.is_relative_to(self._directory):
             return
         if not path.parent.resolve().is_relative_to(self._directory.resolve()):

@@ -56,11 +56,11 @@ class ForkedProvider:
     """Opens sandboxes that run agents of the form ``(python, script, *arguments)`` in forks of one
     warm process, or ``(script, *arguments)`` where the script's first line names that Python.
 
-    Libraries to import ahead are found in the first script's own import statements, and after its
-    first good run among what it imported late; ``preload`` names further ones. ``fresh`` names
-    packages that every run imports for itself, because they look at its environment while they are
-    imported; ``environment`` is for those that are imported ahead and do so. When the warm process
-    is lost, the runs in it raise :class:`SandboxLost` and the next run starts another.
+    The libraries to import ahead are those of the first script's own import statements and, after
+    its first successful run, those that it imported late; ``preload`` names further ones. ``fresh``
+    names packages that every run imports for itself, because they read its environment while they
+    are imported. ``environment`` is for packages that do so and are imported ahead. When the warm
+    process is lost, the runs in it raise :class:`SandboxLost` and the next run starts another.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ForkedProvider:
         start_timeout_s: float = 120.0,
         hidden: Sequence[Path] = (),
     ) -> None:
-        """``hidden``: as of :class:`bridle.harnesses.sandboxes.process.ProcessProvider`."""
+        """``hidden`` is that of :class:`bridle.harnesses.sandboxes.process.ProcessProvider`."""
         self.python = python
         self._preload = tuple(preload)
         self._fresh = tuple(fresh)
@@ -95,13 +95,13 @@ class ForkedProvider:
         return place_in(request.directory)
 
     async def close(self) -> None:
-        """Ends the warm process and whatever still runs in it."""
+        """End the warm process and whatever still runs in it."""
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
 
     async def warm(self, script: Path) -> Zygote:
-        """The warm process, with what ``script`` imports."""
+        """Return the warm process, with the modules that ``script`` imports."""
         async with self._starting:
             if self._zygote is None or self._zygote.lost:
                 found = [
@@ -127,8 +127,8 @@ class ForkedProvider:
 
 
 class ForkedSandbox(ProcessSandbox):
-    """A session whose agent is forked from its provider's warm process; what else runs in it is a
-    process of its own."""
+    """A session whose agent is forked from its provider's warm process. Everything else in it runs
+    as a process of its own."""
 
     def __init__(self, directory: Path, provider: ForkedProvider, enclosure: Enclosure) -> None:
         super().__init__(directory, enclosure)
@@ -182,12 +182,13 @@ class ForkedSandbox(ProcessSandbox):
 
 
 def _walled(walls: Walls, status: Path) -> dict[str, Any]:
-    """The part of a request to the warm process that states what the child sees."""
+    """Return the part of a request to the warm process that states the files that the child
+    sees."""
     return {"walls": asdict(walls), "status": str(status.absolute())}
 
 
 def interpreter_of(script: Path) -> str | None:
-    """The program that the first line of ``script`` names, without arguments of its own."""
+    """Return the program that the first line of ``script`` names, without arguments of its own."""
     try:
         with script.open("rb") as file:
             line = file.readline(4096)
@@ -197,7 +198,7 @@ def interpreter_of(script: Path) -> str | None:
 
 
 def imports_of(script: Path) -> list[str]:
-    """Modules that ``script`` imports anywhere and that do not lie beside it, in order.
+    """Return the modules that ``script`` imports anywhere and that do not lie beside it, in order.
 
     A script that does not parse imports nothing; running it reports the error.
     """
@@ -221,7 +222,7 @@ def imports_of(script: Path) -> list[str]:
 
 
 class Zygote:
-    """Our end of the socket to a warm process."""
+    """This process's end of the socket to a warm process."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class Zygote:
         *,
         numbers_are_ours: bool = False,
     ) -> None:
-        """``process``: the warm process, where it is one of this machine's. ``numbers_are_ours``:
+        """``process`` is the warm process, if it is one of this machine's. ``numbers_are_ours`` is
         whether the process numbers that it reports are this machine's."""
         self._process = process
         self._numbers_are_ours = numbers_are_ours
@@ -255,7 +256,8 @@ class Zygote:
         *,
         apart: bool,
     ) -> Zygote:
-        """``apart``: whether its children are to have namespaces of their own."""
+        """Start a warm process. ``apart`` is whether its children are to have namespaces of their
+        own."""
         environment = {**scrubbed(os.environ), **environment}
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
@@ -292,7 +294,7 @@ class Zygote:
         return zygote
 
     async def greet(self) -> None:
-        """Waits until its libraries are imported. Raises ``SandboxLost`` and ``NotLaunchable``."""
+        """Wait until its libraries are imported. Raise ``SandboxLost`` and ``NotLaunchable``."""
         line = await self._reader.readline()
         if not line:
             raise SandboxLost("the warm process ended while importing; see its stderr")

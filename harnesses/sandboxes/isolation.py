@@ -1,4 +1,5 @@
-"""Whether this machine lets a process have namespaces of its own, and the command that does so."""
+"""Check whether this machine permits namespaces for a process, and build the command that makes
+them."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from bridle.errors import BridleError
 log = logging.getLogger(__name__)
 
 INNER_PORT: Final = 8484
-"""Of the loopback inside, where a session's URL is."""
+"""Port of the loopback inside at which a session's URL is."""
 _PROGRAM: Final = Path(__file__).with_name("namespaced.py")
 
 
 class StartFailure(BridleError):
-    """The command was not started; ``error`` is what the system said."""
+    """The command was not started. ``error`` is the system's error."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -49,8 +50,8 @@ _BELOW_TMP: Final = re.compile(r"/tmp/[^/\s'\":;,=]+")  # noqa: S108 - what a la
 
 
 def below_tmp(texts: Iterable[str]) -> tuple[str, ...]:
-    """The files and folders directly below ``/tmp`` that ``texts`` name, without those that do not
-    exist: scripts, environments and search paths may lie there."""
+    """Return the existing files and folders directly below ``/tmp`` that ``texts`` name: scripts,
+    environments and search paths may lie there."""
     named = {path for text in texts for path in _BELOW_TMP.findall(text)}
     return tuple(sorted(path for path in named if os.path.exists(path)))
 
@@ -62,10 +63,10 @@ def namespaced(
     directory: str = "/",
     way_out: Path | None = None,
 ) -> tuple[str, ...]:
-    """The command that starts ``argv`` in namespaces of its own and reports to the file descriptor
-    ``status``, which it inherits. With ``walls`` it starts in ``directory``; without, it sees the
-    machine's files. ``way_out``: the Unix socket that port :data:`INNER_PORT` of a network of its
-    own leads to; ``None``: the machine's network."""
+    """Return the command that starts ``argv`` in namespaces of its own and reports to the file
+    descriptor ``status``, which it inherits. With ``walls`` the process starts in ``directory``;
+    without, it sees the machine's files. ``way_out`` is the Unix socket to which port
+    :data:`INNER_PORT` of its own network leads; ``None`` means the machine's network."""
     settings: dict[str, Any] = {
         "walls": None if walls is None else asdict(walls),
         "directory": directory,
@@ -83,7 +84,7 @@ def namespaced(
 
 
 def started(said: bytes) -> None:
-    """Reads what arrived at ``status``. Raises :class:`StartFailure`."""
+    """Check the bytes that arrived at ``status``. Raise :class:`StartFailure` if there are any."""
     if said:
         step, number = msgspec.json.decode(said, type=tuple[str, int])
         raise StartFailure(OSError(number, os.strerror(number), step))
@@ -91,7 +92,8 @@ def started(said: bytes) -> None:
 
 @functools.cache
 def missing() -> str | None:
-    """Why processes cannot have namespaces of their own here; ``None``: they can. Logged once."""
+    """Return the reason why processes cannot have namespaces of their own here, or ``None`` if they
+    can. The reason is logged once."""
     why = _refused(None)
     if why is not None:
         log.warning(
@@ -105,7 +107,8 @@ def missing() -> str | None:
 
 @functools.cache
 def network_missing() -> str | None:
-    """Why processes cannot have a network of their own here; ``None``: they can. Logged once."""
+    """Return the reason why processes cannot have a network of their own here, or ``None`` if they
+    can. The reason is logged once."""
     if (why := missing()) is not None:
         return why  # that has been logged
     why = _refused(Path("/nothing"))
@@ -115,7 +118,7 @@ def network_missing() -> str | None:
 
 
 def _refused(way_out: Path | None) -> str | None:
-    """The step that the machine refuses; ``None`` when it refuses none."""
+    """Return the step that the machine refuses, or ``None`` if it refuses none."""
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
     reading, writing = os.pipe()

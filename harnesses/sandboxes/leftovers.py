@@ -24,15 +24,15 @@ from typing import IO, Final
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 64 * 1024 * 1024
-"""Largest file that is read by default."""
+"""Maximum bytes of a file that is read by default."""
 RESULT_BYTES: Final = 1024 * 1024
-"""Largest file with a verifier's result."""
+"""Maximum bytes of a file with a verifier's result."""
 COPY_BYTES: Final = 4 * 1024**3
-"""Most bytes that one copy of a session's folder takes."""
+"""Maximum bytes that one copy of a session's folder takes."""
 DEPTH: Final = 64
-"""Deepest folder that is looked at; what lies deeper is removed."""
+"""Maximum depth of folders that are read; anything deeper is removed."""
 _PATH_BYTES: Final = 3000
-"""Longest path that is looked at: a name below it still fits into the system's 4096."""
+"""Maximum bytes of a path that is read: a name below it still fits into the system's 4096."""
 _LINKS: Final = 40
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
@@ -41,13 +41,14 @@ _OF_THE_SYSTEM: Final = tuple(
     f"{folder}/"
     for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64", sys.prefix, sys.base_prefix)
 )
-"""Links to here may stay: a virtual environment has them, and no answer of a task lies here."""
+"""Folders to which links may lead: a virtual environment has such links, and no answer of a task
+lies here."""
 
 
 def read_file(root: Path, path: Path, limit: int = READ_BYTES) -> bytes:
-    """The content of a file of the session whose folder is ``root``.
+    """Return the content of a file of the session whose folder is ``root``.
 
-    Raises :class:`FileNotFoundError` for a path that leads out of ``root``, and for what is no
+    Raise :class:`FileNotFoundError` for a path that leads out of ``root``, and for anything but a
     regular file of at most ``limit`` bytes.
     """
     try:
@@ -65,8 +66,8 @@ def read_file(root: Path, path: Path, limit: int = READ_BYTES) -> bytes:
 
 
 def _open_below(root: Path, path: Path) -> int:
-    """A descriptor of the file at ``path``, each part opened by itself so that no link is followed
-    unseen."""
+    """Return a descriptor of the file at ``path``. Each part is opened by itself, so that no link
+    is followed unseen."""
     top = os.path.realpath(root)
     parts = deque(_relative(path, root, top).parts)
     opened = [os.open(top, _FOLDER)]
@@ -122,7 +123,8 @@ def _no_file(path: Path) -> FileNotFoundError:
 
 
 def read_tail(path: Path, limit: int) -> tuple[int, bytes]:
-    """The size and the last ``limit`` bytes of a regular file; nothing of what is none."""
+    """Return the size and the last ``limit`` bytes of a regular file; 0 and nothing for anything
+    else."""
     try:
         with os.fdopen(os.open(path, _FILE), "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -135,7 +137,7 @@ def read_tail(path: Path, limit: int) -> tuple[int, bytes]:
 
 
 def new_file(path: Path) -> IO[bytes]:
-    """Opens a new file for writing in place of whatever is at ``path``."""
+    """Open a new file for writing in place of whatever is at ``path``."""
     remove_folder(path)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -144,12 +146,12 @@ def new_file(path: Path) -> IO[bytes]:
 
 
 def copy_folder(source: Path, target: Path, *, trusted: bool = False) -> None:
-    """Copies the content of a folder into another, which is made.
+    """Copy the content of a folder into another, which is made.
 
-    Of a folder that a session left, it copies regular files and folders down to :data:`DEPTH`, at
-    most :data:`COPY_BYTES`, and links that stay inside; the rest is left out with a warning.
-    ``trusted`` copies every link and any number of bytes. A link in ``target`` is replaced, never
-    written through. Raises :class:`FileNotFoundError` when ``source`` is no folder.
+    From a folder that a session left, copy regular files and folders down to :data:`DEPTH`, at most
+    :data:`COPY_BYTES`, and links that stay inside; the rest is left out with a warning. ``trusted``
+    copies every link and any number of bytes. A link in ``target`` is replaced, never written
+    through. Raise :class:`FileNotFoundError` when ``source`` is no folder.
     """
     if (source.is_symlink() and not trusted) or not source.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(source))
@@ -192,13 +194,14 @@ def _make_folder(path: Path) -> None:
 
 
 def _make_way(path: str) -> None:
-    """Removes the file or link at ``path``."""
+    """Remove the file or link at ``path``."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def _copy_file(source: str, target: str, limit: int) -> int | None:
-    """The number of bytes copied; ``None`` for a file that is larger or cannot be read."""
+    """Return the number of bytes copied, or ``None`` for a file that is larger or cannot be
+    read."""
     try:
         number = os.open(source, _FILE)
     except OSError:
@@ -217,7 +220,7 @@ def _copy_file(source: str, target: str, limit: int) -> int | None:
 
 
 def tidy(root: Path, *, strip: bool) -> None:
-    """Makes a session's folder safe to read: all of it this process' own and readable, nothing
+    """Make a session's folder safe to read: all of it this process's own and readable, nothing
     deeper than :data:`DEPTH`. ``strip`` also removes links that lead out of it, pipes, sockets and
     devices, so that a program that opens a name in it neither blocks nor reads a foreign file.
 
@@ -254,7 +257,7 @@ def tidy(root: Path, *, strip: bool) -> None:
 
 
 def _take(path: str, state: os.stat_result) -> None:
-    """Makes a file or folder this process' own, and readable and writable by it."""
+    """Make a file or folder this process's own, and readable and writable by it."""
     user, group = os.getuid(), os.getgid()
     if state.st_uid != user:
         os.chown(path, user, group, follow_symlinks=False)
@@ -267,7 +270,7 @@ def _take(path: str, state: os.stat_result) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder and all that is in it, however deep; what cannot be removed stays.
+    """Remove a folder and all that is in it, however deep. Anything that cannot be removed stays.
 
     A folder in it is moved to the top before it is emptied, so that no path grows long.
     """
@@ -318,7 +321,7 @@ def _opened(name: str, folder: int) -> Iterator[int]:
 
 
 def _names(folder: int) -> list[tuple[str, bool]]:
-    """The names in a folder, and whether each is a folder."""
+    """Return the names in a folder, and whether each is a folder."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
@@ -341,7 +344,7 @@ def _too_deep(path: str, depth: int) -> bool:
 
 
 def _leads_out(link: str, top: str) -> bool:
-    """Whether a link leads to a place outside of ``top`` that is not the system's."""
+    """Return whether a link leads to a place outside of ``top`` that is not the system's."""
     real = os.path.realpath(link)
     return not (real == top or real.startswith((f"{top}/", *_OF_THE_SYSTEM)))
 

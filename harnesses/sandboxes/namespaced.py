@@ -1,12 +1,13 @@
 """Starts one process in namespaces of its own; run as a program by ``isolation.py``.
 
-``namespaced.py STATUS_FD SETTINGS -- COMMAND …``. The process sees itself and what it starts:
-process ids, ``/proc`` and the mount table are its own, and so is System V's shared memory. When it
-ends, its namespace ends, and the kernel kills whatever it left, under any session or environment.
-``SETTINGS`` is JSON: with ``walls`` it sees the files that :mod:`walls` builds and starts in the
-folder ``directory``, else it sees the machine's files and keeps its capabilities; with ``way_out``
-the network is its own too, a loopback with one port, from which connections go to a Unix socket of
-the machine. With the standard library only, since it runs under ``python -I -S``.
+``namespaced.py STATUS_FD SETTINGS -- COMMAND …``. The process sees only itself and the processes
+that it starts: process ids, ``/proc``, the mount table and System V's shared memory are its own.
+When it ends, its namespace ends, and the kernel kills whatever it left, under any session or
+environment. ``SETTINGS`` is JSON. With ``walls`` the process sees the files that :mod:`walls`
+builds and starts in the folder ``directory``; otherwise it sees the machine's files and keeps its
+capabilities. With ``way_out`` the network is its own too: a loopback with one port, from which
+connections go to a Unix socket of the machine. The program uses the standard library only, since it
+runs under ``python -I -S``.
 
 A step that fails is written to ``STATUS_FD`` as JSON ``[step, errno]``; nothing is written when the
 command was started.
@@ -55,7 +56,8 @@ def main() -> None:
 
 
 def enter(network: bool) -> None:
-    """Namespaces for this process' children; those of an ordinary user are in a user namespace."""
+    """Make namespaces for this process's children. Those of an ordinary user are in a user
+    namespace."""
     uid, gid = os.getuid(), os.getgid()
     wanted = walls.CLONE_NEWPID | walls.CLONE_NEWNS | walls.CLONE_NEWIPC
     wanted |= CLONE_NEWNET if network else 0
@@ -73,7 +75,7 @@ def enter(network: bool) -> None:
 
 
 def serve(status: int, settings: dict[str, Any], command: list[str], before: Handlers) -> None:
-    """The first process of the namespace: starts the command, reaps orphans, ends with it."""
+    """Be the first process of the namespace: start the command, reap orphans, and end with it."""
     try:
         called("prctl", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
         if settings["walls"] is not None:
@@ -105,8 +107,8 @@ def serve(status: int, settings: dict[str, Any], command: list[str], before: Han
 
 
 def open_way_out(status: int, port: int, socket_path: str, program: str) -> None:
-    """Has a process forward what arrives at a port of the new loopback. ``program`` is the folder
-    of ``keeper.py``, which does the same in a container."""
+    """Start a process that forwards connections to a port of the new loopback. ``program`` is the
+    folder of ``keeper.py``, which does the same in a container."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))

@@ -1,9 +1,9 @@
 """A process per session on this machine, in namespaces of its own where the machine permits it.
 
 Inside, only the session's processes exist: a harness cannot read another process's environment,
-command line or memory, and the kernel ends all that it started when it ends. All files are
-read-only but the session's own, and the private ones are not there (``walls.py``). Where that is
-not permitted (``isolation.missing``), a mark in the environment is what finds leftovers. Temporary
+command line or memory, and the kernel ends all that it started when it ends. All files but the
+session's own are read-only, and the private ones do not exist there (``walls.py``). Where that is
+not permitted (``isolation.missing``), leftovers are found by a mark in the environment. Temporary
 files go to a folder of the session's own. With ``confined`` the network inside is a loopback on
 which there is the session's URL and nothing else.
 """
@@ -57,25 +57,25 @@ _NO_COMMAND: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
-    """How a session's processes are kept apart from the machine."""
+    """The separation of a session's processes from the machine."""
 
     temporary: Path
-    """The session's folder for temporary files; ``/tmp`` inside where there are walls."""
+    """The session's folder for temporary files. With walls it is ``/tmp`` inside."""
     walled: bool = False
     """Whether processes get namespaces of their own, and see the files of ``walls.py``."""
     hidden: tuple[Path, ...] = ()
-    """Files and folders of this machine that are not to be seen inside."""
+    """Files and folders of this machine that are not visible inside."""
     user: int | None = None
-    """The user that processes run as; ``None``: this process' own."""
+    """The user that processes run as; ``None`` means this process's own."""
     way_out: Path | None = None
-    """The Unix socket of the session's relay; ``None``: the machine's network."""
+    """The Unix socket of the session's relay; ``None`` means the machine's network."""
 
 
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
     def __init__(self, directory: Path, enclosure: Enclosure | None = None) -> None:
-        """Without an ``enclosure``, processes run as they are."""
+        """An ``enclosure`` of ``None`` means that processes run without isolation."""
         enclosure = enclosure or Enclosure(directory / "tmp")
         super().__init__(directory, enclosure.user)
         self._enclosure = enclosure
@@ -102,7 +102,8 @@ class ProcessSandbox(Folder):
         return finished
 
     def _walls(self, launch: Launch, further: Iterable[str] = ()) -> Walls | None:
-        """The files that a launch sees; ``None`` where this machine has no namespaces for it."""
+        """Return the files that a launch sees, or ``None`` if this machine has no namespaces for
+        it."""
         enclosure = self._enclosure
         if not enclosure.walled:
             return None
@@ -158,9 +159,9 @@ class ProcessSandbox(Folder):
 
 
 class ProcessProvider:
-    """Opens process sandboxes; ``hidden`` files and folders of this machine are not to be seen
-    inside, beside those that a request names, and ``confined`` ones reach their session's URL
-    alone, where the machine permits it."""
+    """Opens process sandboxes. ``hidden`` files and folders of this machine, and those that a
+    request names, are not visible inside. ``confined`` sandboxes reach their session's URL alone,
+    where the machine permits it."""
 
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
         self._hidden = tuple(hidden)
@@ -178,7 +179,7 @@ class ProcessProvider:
 
     @contextlib.asynccontextmanager
     async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
-        """The socket of the session's relay; ``None`` where it gets no network of its own."""
+        """Yield the socket of the session's relay, or ``None`` if it gets no network of its own."""
         confined = self._confined and _may_isolate(self._users)
         if not confined or await asyncio.to_thread(network_missing) is not None:
             yield None
@@ -195,14 +196,14 @@ class ProcessProvider:
         return place_in(request.directory)
 
     async def close(self) -> None:
-        """Nothing outlives a launch."""
+        """Do nothing: nothing outlives a launch."""
 
 
 @contextlib.asynccontextmanager
 async def enclosed(
     request: SandboxRequest, hidden: Sequence[Path], users: SessionUsers | None
 ) -> AsyncIterator[Enclosure]:
-    """The enclosure of one session, with a folder for temporary files that goes with it."""
+    """Yield the enclosure of one session. Its folder for temporary files is removed at the end."""
     walled = await apart(users)
     folder = Path(tempfile.mkdtemp(prefix="bridle-session-"))
     try:
@@ -214,13 +215,13 @@ async def enclosed(
 
 
 async def apart(users: SessionUsers | None) -> bool:
-    """Whether sessions get namespaces of their own here."""
+    """Return whether sessions get namespaces of their own here."""
     return _may_isolate(users) and await asyncio.to_thread(missing) is None
 
 
 def _may_isolate(user: object | None) -> bool:
-    """Whether namespaces are tried: a user namespace knows one user, so that only root gives a
-    session both a user and namespaces of its own."""
+    """Return whether namespaces are tried. A user namespace knows one user, so that only root gives
+    a session both a user and namespaces of its own."""
     return user is None or os.getuid() == 0
 
 

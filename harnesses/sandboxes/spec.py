@@ -1,4 +1,4 @@
-"""What a task asks of its container."""
+"""The container that a task asks for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Network = Literal["session", "allowlist", "public"]
-"""``session``: the session's URL and nothing else; ``allowlist``: also HTTP to ``allowed_hosts``;
-``public``: the internet."""
+"""``session`` reaches the session's URL and nothing else, ``allowlist`` also HTTP to
+``allowed_hosts``, and ``public`` the internet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,24 @@ class ContainerSpec:
     """The image, limits and network of one container. A limit of ``None`` is the engine's own."""
 
     image: str | None = None
-    """An image to pull if it is missing. Without it and without ``build``: ``python:3.11-slim``."""
+    """An image to pull if it is missing. Without it and ``build``, it is ``python:3.11-slim``."""
     build: str | None = None
-    """A folder with a Dockerfile; built once for its content. Goes before ``image``."""
+    """A folder with a Dockerfile, which is built once for its content. It takes precedence over
+    ``image``."""
     build_timeout_s: float = 600.0
     workdir: str | None = None
-    """Working directory; else the image's, else ``/workspace``."""
+    """Working directory; by default the image's, or else ``/workspace``."""
     user: str | None = None
-    """The agent's user; else the image's."""
+    """The agent's user; by default the image's."""
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
-    """Most that one session may write to the container's own layer."""
+    """Maximum MiB that one session may write to the container's own layer."""
     pids: int = 1024
     gpus: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
-    """Path in the container -> path of this machine, read-only."""
+    """Paths of this machine, mounted read-only, by the path in the container."""
     network: Network = "session"
     allowed_hosts: tuple[str, ...] = ()
     health: HealthCheck | None = None

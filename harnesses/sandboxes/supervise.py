@@ -1,4 +1,4 @@
-"""Waiting for a session's process and ending everything it started.
+"""Waits for a session's process and ends everything that it started.
 
 A harness's tools leave its process group on purpose (a shell per command, servers in the
 background), so a group signal is not enough. Every session's environment carries a mark of its own
@@ -27,7 +27,7 @@ def new_mark() -> str:
 
 
 def environment_of(launch: Launch, directory: Path, mark: str) -> dict[str, str]:
-    """The environment to start ``launch`` in ``directory`` with."""
+    """Return the environment for starting ``launch`` in ``directory``."""
     return {**launch.environment, "PWD": str(directory), MARK: mark}
 
 
@@ -35,17 +35,18 @@ class Child(Protocol):
     """A started process that leads its own process group."""
 
     async def wait(self) -> int:
-        """The exit code, ``-n`` after signal n; may be awaited again."""
+        """Return the exit code, ``-n`` after signal n. It may be awaited again."""
 
     def signal_group(self, number: int) -> None:
-        """Signals the group; no error when it is gone."""
+        """Signal the group; a group that is gone is no error."""
 
 
 async def supervise(child: Child, mark: str, timeout_s: float, grace_s: float) -> int | None:
-    """Waits for ``child``; its exit code (128 + n after signal n), or ``None`` at the time limit.
+    """Wait for ``child`` and return its exit code (128 + n after signal n), or ``None`` at the time
+    limit.
 
-    On the time limit and on cancellation the tree gets SIGTERM, and SIGKILL ``grace_s`` later.
-    Whatever is left of it when the process has ended is killed in any case.
+    On the time limit and on cancellation, the tree gets SIGTERM, and SIGKILL ``grace_s`` later. In
+    any case, everything of the tree that remains after the process has ended is killed.
     """
     ended = asyncio.ensure_future(child.wait())
     try:
@@ -72,16 +73,17 @@ async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: flo
 
 
 def kill_marked(mark: str) -> None:
-    """Kills every process with ``mark``, until none is found: they may be starting others."""
+    """Kill every process with ``mark``, and repeat while there are some: they may be starting
+    others."""
     for _ in range(5):
         if not signal_marked(mark, signal.SIGKILL):
             return
 
 
 def signal_marked(mark: str, number: int) -> int:
-    """Signals every process whose start environment carries ``mark``; returns how many.
+    """Signal every process whose start environment carries ``mark``; return their number.
 
-    Does nothing where there is no ``/proc`` (macOS): there the process group is all we have.
+    Do nothing where there is no ``/proc`` (macOS); there, only the process group is signalled.
     """
     wanted = f"{MARK}={mark}".encode()
     count = 0

@@ -1,9 +1,9 @@
 """A user of its own for each session, where Bridle may change users.
 
-``BRIDLE_SESSION_USERS=20001-24096`` names the numbers. A process that is not root needs the
-capabilities SETUID, SETGID, CHOWN and KILL for it, and none besides: the container of a compose
-set-up's trainer has them. A session's processes then cannot read what is Bridle's (keys, store,
-environment) nor another session's, and nothing of them outlives it.
+``BRIDLE_SESSION_USERS=20001-24096`` names the user numbers. A process that is not root needs the
+capabilities SETUID, SETGID, CHOWN and KILL for it, and no others; the trainer's container of a
+compose set-up has them. A session's processes then cannot read Bridle's own data (keys, store,
+environment) nor another session's, and none of them outlives the session.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bridle.errors import UsageError
 
 VARIABLE: Final = "BRIDLE_SESSION_USERS"
 NEEDED: Final = {"chown": 0, "kill": 5, "setgid": 6, "setuid": 7}
-"""Linux' numbers of the capabilities."""
+"""Linux's numbers of the capabilities."""
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 _PATIENCE: Final = 100
-"""Rounds of killing what starts others meanwhile."""
+"""Maximum rounds of killing processes that start others meanwhile."""
 
 
 class SessionUsers:
-    """Numbers of users that no session has at the moment."""
+    """The numbers of users that no session has at the moment."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = itertools.cycle(numbers)
@@ -37,10 +37,10 @@ class SessionUsers:
 
     @classmethod
     def of_environment(cls) -> SessionUsers | None:
-        """Those that ``BRIDLE_SESSION_USERS`` names; ``None`` where it is not set.
+        """Return the users that ``BRIDLE_SESSION_USERS`` names, or ``None`` if it is not set.
 
-        Raises :class:`bridle.errors.UsageError` for what is no range, and where this process may
-        not change users.
+        Raise :class:`bridle.errors.UsageError` for a value that is no range, and if this process
+        may not change users.
         """
         named = os.environ.get(VARIABLE)
         if not named:
@@ -58,7 +58,7 @@ class SessionUsers:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[int]:
-        """A user for one session; whatever still runs as it is killed at the end."""
+        """Yield a user for one session; everything that still runs as it is killed at the end."""
         if len(self._taken) == self._most:
             raise UsageError(f"{VARIABLE} has {self._most} users, fewer than sessions at a time")
         user = next(number for number in self._numbers if number not in self._taken)
@@ -72,7 +72,7 @@ class SessionUsers:
 
 @contextlib.contextmanager
 def one_of(users: SessionUsers | None) -> Iterator[int | None]:
-    """A user for one session, or this process' own where there are none."""
+    """Yield a user for one session, or ``None`` for this process's own if there are none."""
     if users is None:
         yield None
         return
@@ -81,13 +81,13 @@ def one_of(users: SessionUsers | None) -> Iterator[int | None]:
 
 
 def as_user(user: int, argv: Sequence[str]) -> tuple[str, ...]:
-    """The command that runs ``argv`` as ``user``, without capabilities (util-linux)."""
+    """Return the command that runs ``argv`` as ``user``, without capabilities (util-linux)."""
     to = (f"--reuid={user}", f"--regid={user}", "--clear-groups")
     return ("setpriv", *to, "--inh-caps=-all", "--ambient-caps=-all", "--", *argv)
 
 
 def give(directory: Path, user: int) -> None:
-    """Makes ``directory`` and all that is in it the user's, closed to others; this process' group
+    """Give ``directory`` and all that is in it to the user, closed to others. This process's group
     may enter it, so that a process of this user can start there before it becomes the other's."""
     found, pending = [], [str(directory)]
     while pending:
@@ -104,7 +104,7 @@ def give(directory: Path, user: int) -> None:
 
 
 def kill_all_of(user: int) -> None:
-    """Kills every process of ``user``, until there is none."""
+    """Kill every process of ``user``, until there is none."""
     for _ in range(_PATIENCE):
         running = [pid for pid in _processes() if _owner(pid) == user]
         if not running:
@@ -119,7 +119,7 @@ def _processes() -> list[int]:
 
 
 def _owner(pid: int) -> int | None:
-    """The real user of a process that has not ended; ``None`` for others."""
+    """Return the real user of a process that has not ended, or ``None`` for others."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

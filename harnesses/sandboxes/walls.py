@@ -36,30 +36,30 @@ PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 29, 31}
-"""Of a command that runs as root: those that containers keep, but for devices of its own. Without
-the others it cannot undo these mounts, enter another namespace or look into a process."""
+"""Capabilities of a command that runs as root: those that Docker keeps, except MKNOD and SETPCAP.
+Without the others it cannot undo these mounts, enter another namespace or look into a process."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "nvidiactl", "nvidia-uvm", "kfd")
 RUNNING = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
-"""Programs and libraries of some systems lie in ``/run``."""
+"""Folders of ``/run`` in which programs and libraries of some systems lie."""
 PROC_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 MOST_ENTRIES = 1000
-"""A folder with more entries than this is not rebuilt around a hidden file of it."""
+"""Maximum entries of a folder that is rebuilt around a hidden file of it."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def called(step: str, result: int) -> None:
-    """Raises :class:`OSError` with the step as its second file name when ``result`` is not 0."""
+    """Raise :class:`OSError` with the step as its second file name when ``result`` is not 0."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), None, None, step)
 
 
 def build(settings: dict[str, Any]) -> None:
-    """Builds the view in this process' mount namespace, which is to be a new one.
+    """Build the view in this process's mount namespace, which must be a new one.
 
-    Raises :class:`OSError` with the step that the machine refuses as its second file name.
+    Raise :class:`OSError` with the step that the machine refuses as its second file name.
     """
     held = Held()
     try:
@@ -102,7 +102,7 @@ class Held:
         self.numbers: list[int] = []
 
     def open(self, path: str) -> str:
-        """A name under which the present content of ``path`` can be reached later."""
+        """Return a name under which the present content of ``path`` can be reached later."""
         try:
             self.numbers.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         except OSError as error:
@@ -116,7 +116,7 @@ class Held:
 
 
 def new_proc() -> None:
-    """``/proc`` of this process' PID namespace."""
+    """Mount ``/proc`` of this process's PID namespace."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     called("mount of /proc", libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
@@ -127,7 +127,7 @@ def bind(source: str, target: str) -> None:
 
 
 def put(source: str, path: str) -> None:
-    """Shows the file or folder at ``source``, made read-only, at ``path``, which is made."""
+    """Show the file or folder at ``source``, read-only, at ``path``, which is made."""
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(path, exist_ok=True)
     else:
@@ -143,7 +143,8 @@ def new_tmpfs(path: str, options: bytes = b"mode=755,size=16m") -> None:
 
 
 def set_read_only(path: str, wanted: bool, *, recursive: bool = False) -> None:
-    """Makes the mount at ``path`` read-only or writable, and the mounts below it too."""
+    """Make the mount at ``path`` read-only or writable; with ``recursive`` the mounts below it
+    too."""
     bits = (MOUNT_ATTR_RDONLY, 0) if wanted else (0, MOUNT_ATTR_RDONLY)
     attributes = (ctypes.c_uint64 * 4)(*bits, 0, 0)
     result = libc.syscall(
@@ -161,7 +162,7 @@ def set_read_only(path: str, wanted: bool, *, recursive: bool = False) -> None:
 
 
 def remount(path: str, read_only: bool, recursive: bool) -> None:
-    """As :func:`set_read_only`, for Linux before 5.12."""
+    """Do the same as :func:`set_read_only`, for Linux before 5.12."""
     flags_of = {"nosuid": MS_NOSUID, "nodev": MS_NODEV, "noexec": MS_NOEXEC}
     flags_of |= {"noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -186,8 +187,8 @@ def device_names() -> list[str]:
 
 
 def build_dev(devices: list[tuple[str, str]]) -> None:
-    """A ``/dev`` without the machine's disks: the usual devices, those of its GPUs, terminals and
-    shared memory of its own."""
+    """Build a ``/dev`` without the machine's disks. It has the usual devices, those of the GPUs,
+    and terminals and shared memory of its own."""
     new_tmpfs("/dev", b"mode=755,size=64k")
     for name, source in devices:
         put(source, f"/dev/{name}")
@@ -211,7 +212,8 @@ def kept_of_run() -> list[str]:
 
 
 def build_run(kept: list[tuple[str, str]]) -> None:
-    """An empty ``/run``: the sockets that lie there lead to programs outside."""
+    """Build an empty ``/run`` but for ``kept``, because the sockets there lead to programs
+    outside."""
     if not os.path.isdir("/run"):
         return
     new_tmpfs("/run")
@@ -220,8 +222,8 @@ def build_run(kept: list[tuple[str, str]]) -> None:
 
 
 def covered(hidden: list[str]) -> dict[str, tuple[str, ...]]:
-    """The folders to cover, outer ones first, each with the beginnings of the names that it is
-    covered for; none for a folder that is covered whole."""
+    """Return the folders to cover, outer ones first, each with the beginnings of the names that it
+    is covered for. A folder that is covered whole has none."""
     found: dict[str, tuple[str, ...]] = {}
     for path in hidden:
         real = os.path.realpath(path)
@@ -235,7 +237,7 @@ def covered(hidden: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def cover(folder: str, names: tuple[str, ...], held: Held) -> None:
-    """Covers ``folder`` by an empty one, with what it has besides ``names`` put back."""
+    """Cover ``folder`` by an empty one, and put back everything in it but ``names``."""
     if folder == "/":
         mask(folder, names)
         return
@@ -259,7 +261,7 @@ def cover(folder: str, names: tuple[str, ...], held: Held) -> None:
 
 
 def mask(folder: str, names: tuple[str, ...]) -> None:
-    """Has the files of ``folder`` whose names begin so read as empty."""
+    """Make the files of ``folder`` whose names begin with ``names`` read as empty."""
     with os.scandir(folder) as entries:
         hidden = [entry.path for entry in entries if entry.name.startswith(names)]
     for path in hidden:
@@ -268,7 +270,7 @@ def mask(folder: str, names: tuple[str, ...]) -> None:
 
 
 def limit_capabilities() -> None:
-    """Leaves root :data:`KEPT_CAPABILITIES`, and another user none, for good."""
+    """Leave root :data:`KEPT_CAPABILITIES`, and another user none, for good."""
     header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
     values = (ctypes.c_uint32 * 6)()
     called("capabilities", libc.capget(header, values))

@@ -47,7 +47,7 @@ import types
 from typing import IO, Any, NoReturn
 
 TRIAL_S = 30
-"""Longest time that importing what a session imported may take."""
+"""Maximum seconds for trying to import the modules that a session imported."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def preload(modules: list[str]) -> list[str]:
-    """Imports what can be imported; returns ``module: why`` for the others."""
+    """Import the modules that can be imported; return ``module: why`` for the others."""
     failed = []
     for module in modules:
         try:
@@ -77,7 +77,7 @@ def preload(modules: list[str]) -> list[str]:
 
 
 def thread_count() -> int:
-    """Threads of this process, native ones included where /proc lists them."""
+    """Return the number of threads of this process, native ones included where /proc lists them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -85,12 +85,12 @@ def thread_count() -> int:
 
 
 class Zygote:
-    """The loop: requests from the socket, ends of children from SIGCHLD."""
+    """The loop over requests from the socket and ends of children from SIGCHLD."""
 
     def __init__(self, control: socket.socket, fresh: set[str]) -> None:
         self.control = control
         self.ids: dict[int, int] = {}
-        """Id by process number, for children that have not been reaped."""
+        """Ids by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
         self.late_imports = LateImports(fresh)
         self.namespaces = Namespaces()
@@ -102,7 +102,7 @@ class Zygote:
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
 
     def serve(self, greeting: dict[str, Any]) -> None:
-        """Until the other side is gone."""
+        """Serve until the other side is gone."""
         self.send(greeting)
         selector = selectors.PollSelector()
         selector.register(self.control, selectors.EVENT_READ)
@@ -119,7 +119,7 @@ class Zygote:
             self.reap()
 
     def receive(self) -> bool:
-        """Handles what has arrived; False when the other side is gone."""
+        """Handle the requests that have arrived; return False when the other side is gone."""
         try:
             data = self.control.recv(1 << 20)
         except ConnectionError:
@@ -196,7 +196,7 @@ class Namespaces:
         self.own: int | None = None
 
     def begin(self) -> None:
-        """The next child is the first process of a new one."""
+        """Make the next child the first process of a new namespace."""
         if self.own is None:
             self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         walls().called("unshare", libc().unshare(walls().CLONE_NEWPID))
@@ -211,7 +211,7 @@ class Namespaces:
 
 @functools.cache
 def walls() -> types.ModuleType:
-    """The module beside this file, which a copy of this file in a container has not."""
+    """Return the module beside this file. A copy of this file in a container does not have it."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walls.py")
     loader = importlib.machinery.SourceFileLoader("bridle_walls", path)
     module = types.ModuleType(loader.name)
@@ -224,11 +224,11 @@ def libc() -> Any:
 
 
 class LateImports:
-    """After the first run that ended well, imports the library modules which that run imported.
+    """Imports the library modules that the first successful run imported, once that run has ended.
 
     Libraries import parts of themselves late, on first use; a list of modules to preload cannot
-    know them. The script's own modules are left alone: only what lies in the standard library or
-    in site-packages is learned, without ``fresh``, and only when a trial shows that it starts no
+    know them. The script's own modules are left alone: only modules in the standard library or in
+    site-packages are learned, without ``fresh``, and only when a trial shows that they start no
     thread.
     """
 
@@ -239,14 +239,15 @@ class LateImports:
         self.done = False
 
     def report_for_next(self) -> IO[bytes] | None:
-        """Where the next child is to list its modules; ``None`` when it need not."""
+        """Return the file in which the next child is to list its modules, or ``None`` if it need
+        not."""
         if self.done or self.report is not None:
             return None
         self.report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in finished()
         return self.report
 
     def finished(self, pid: int, code: int) -> None:
-        """Learns from child ``pid`` if it was the one to teach."""
+        """Learn the modules of child ``pid`` if it is the one that lists them."""
         if pid != self.teacher or self.report is None:
             return
         with self.report as report:
@@ -266,7 +267,7 @@ class LateImports:
 
 
 def is_library(name: str) -> bool:
-    """Whether module ``name`` lies in the standard library or in site-packages."""
+    """Return whether module ``name`` lies in the standard library or in site-packages."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -278,7 +279,7 @@ def is_library(name: str) -> bool:
 
 
 def starts_threads(modules: list[str]) -> bool:
-    """Whether importing ``modules`` leaves a thread behind; tried in a child of its own."""
+    """Return whether importing ``modules`` leaves a thread behind, tried in a child process."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -293,9 +294,9 @@ def starts_threads(modules: list[str]) -> bool:
 
 
 def enter(request: dict[str, Any]) -> None:
-    """In the first process of a new PID namespace: sets up the others, and returns in a child of
-    it, which the script is to run in. The first process passes signals on, reaps, and ends with
-    the script, and all that is left with it."""
+    """Set up the other namespaces in the first process of a new PID namespace, and return in a
+    child of it, in which the script is to run. The first process passes signals on, reaps, and ends
+    with the script, which ends everything that is left."""
     os.setsid()
     status = os.open(request["status"], os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -328,7 +329,7 @@ def pass_on(child: int, number: int) -> None:
 
 
 def open_output(request: dict[str, Any]) -> None:
-    """The three standard streams, from the files that are asked for."""
+    """Open the three standard streams from the files that are asked for."""
     writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for target, path, flags in (
         (0, os.devnull, os.O_RDONLY),
@@ -341,7 +342,7 @@ def open_output(request: dict[str, Any]) -> None:
 
 
 def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
-    """In the child: turns into the process that was asked for, runs the script, exits."""
+    """Turn the child into the process that was asked for, run the script and exit."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -374,7 +375,8 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
 
 
 def drop_capabilities() -> None:
-    """The kernel takes them from root that becomes another user, not from another user."""
+    """Drop all capabilities. The kernel takes them from root that becomes another user, but not
+    from another user."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
@@ -383,7 +385,7 @@ def drop_capabilities() -> None:
 
 
 def reseed() -> None:
-    """The child's own randomness; the standard library's reseeds itself after a fork."""
+    """Give the child randomness of its own. The standard library's reseeds itself after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -393,7 +395,7 @@ def reseed() -> None:
 
 
 def run_script(script: str) -> int:
-    """Runs ``script`` as ``python script`` would; returns its exit code."""
+    """Run ``script`` as ``python script`` would; return its exit code."""
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     main_module.__dict__.update(__file__=script, __cached__=None, __builtins__=builtins)
     main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
@@ -419,7 +421,7 @@ def run_script(script: str) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """The end of an interpreter, without tearing down every module of this large process."""
+    """End as an interpreter does, without tearing down every module of this large process."""
     try:
         # Private names, but there are no others for what every exit does: wait for the script's
         # threads, run its exit functions.

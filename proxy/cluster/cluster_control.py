@@ -44,18 +44,19 @@ log = logging.getLogger("bridle.proxy")
 Change = Mapping[str, Any]
 
 _EVERY_S: Final = 0.05
-"""Time between two looks at the log."""
+"""Seconds between two reads of the log."""
 _LOOK_S: Final = 0.02
-"""Time between two looks at what the other processes have applied."""
+"""Seconds between two reads of the revisions that the other processes have applied."""
 _REPORT_S: Final = 0.25
-"""Time between two reports while calls are waited for."""
+"""Seconds between two reports while the running calls end."""
 _PATIENCE_S: Final = 10.0
 _REFUSALS: Final = (ValueError, KeyError)
-"""Raised by a change that has no effect: it has none in any process."""
+"""Exceptions of a change that is refused. Such a change has no effect in any process."""
 
 
 class ClusterControl:
-    """Start it after the pools."""
+    """Appends the changes of this process to the log and applies those of all processes. Start it
+    after the pools."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ClusterControl:
         writer: Writer,
         reader: Reader,
     ) -> None:
-        """``pools``: the engines of each policy, by its name."""
+        """``pools`` holds the engines of each policy, by the policy's name."""
         self._pools = pools
         self._gates = {name: pool.gate for name, pool in pools.items()}
         self._engines = pools[DEFAULT_POLICY]
@@ -77,18 +78,18 @@ class ClusterControl:
         self._workers = settings.workers
         self._control = ControlLog(reader.engine, settings.deployment)
         self._joined_as = ""
-        """The row of the store in which this process acknowledges."""
+        """Id of the row in the store in which this process acknowledges changes."""
         self._applied = 0
         """The newest revision that was applied here."""
         self._report: dict[str, Any] = {}
         self._applying = asyncio.Lock()
         self._retiring: dict[str, asyncio.Task[None]] = {}
-        """Engines that were removed and still run calls, by base URL."""
+        """Tasks that wait for the calls of removed engines to end, by the engine's base URL."""
         self._store_failed = False
         self._looks = Periodic("control-log", _EVERY_S, self._look)
 
     async def start(self) -> None:
-        """Restores the versions that the store has for the engines, and applies the log."""
+        """Restore the versions that the store has for the engines, and apply the log."""
         served = await asyncio.to_thread(self._reader.served)
         for pool in self._pools.values():
             pool.restore(served)
@@ -105,9 +106,9 @@ class ClusterControl:
     async def publish(
         self, policy: Policy, engine: str | None, *, back: bool, name: str = DEFAULT_POLICY
     ) -> None:
-        """``name``: which of the policies it is.
+        """Publish a version of the policy ``name`` for its engines, or for one ``engine``.
 
-        Raises ``KeyError`` for an unknown name,
+        Raise ``KeyError`` for an unknown name,
         :class:`bridle.proxy.engines.policy_gate.StaleVersion` and :class:`ApiError`.
         """
         pool = self._pools[name]
@@ -135,9 +136,10 @@ class ClusterControl:
             await self._change({"do": "fingerprints", **learned})
 
     async def pause(self, drain_s: float | None) -> None:
-        """New calls wait everywhere; returns when none runs any more, or after ``drain_s``.
+        """Hold new calls back everywhere. Return when no call runs any more, or after ``drain_s``.
 
-        Raises :class:`ApiError` when a process does not answer; the pause is then taken back.
+        Raise :class:`ApiError` when a process does not answer; the pause is then undone, unless it
+        was there before.
         """
         before = self._gates[DEFAULT_POLICY].paused
         try:
@@ -163,9 +165,9 @@ class ClusterControl:
         await self._change({"do": "resume"})
 
     async def add_engine(self, url: str, version: int) -> None:
-        """One engine more for the default policy; a known engine stays as it is.
+        """Add an engine to the default policy; a known engine stays as it is.
 
-        Raises ``ValueError`` as :meth:`EnginePool.add` does, and for an engine of a further policy.
+        Raise ``ValueError`` as :meth:`EnginePool.add` does, and for an engine of a further policy.
         """
         for name, pool in self._pools.items():
             if pool is not self._engines and engine_base(url) in pool.versions():
@@ -177,9 +179,9 @@ class ClusterControl:
             await self._share(DEFAULT_POLICY, version, fingerprints)
 
     async def remove_engine(self, name: str) -> None:
-        """Returns when the engine's running calls have ended in every process.
+        """Remove an engine. Return when its running calls have ended in every process.
 
-        Raises ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does.
+        Raise ``KeyError`` and ``ValueError`` as :meth:`EnginePool.take_out` does.
         """
         url = self._engines.url_of(name)
         await self._change({"do": "remove_engine", "url": url})
@@ -191,24 +193,24 @@ class ClusterControl:
             await asyncio.sleep(_REPORT_S)
 
     async def forget_session(self, session_id: str) -> None:
-        """The session has changed in the store: the other processes must read it again."""
+        """Make the other processes read a session again, because it has changed in the store."""
         await self._request({"do": "forget_session", "id": session_id})
 
     async def state(self) -> GateState:
-        """The gates, their running and waiting calls summed over the processes."""
+        """Return the state of the gates, with the running and waiting calls of all processes."""
         return gate_state(self._gates, await self._reports())
 
     async def engines(self) -> list[EngineState]:
-        """The engines of all policies as this process sees them, with the calls and failures of all
-        processes."""
+        """Return the engines of all policies as this process sees them, with the calls and failures
+        of all processes."""
         return engine_states(self._states(), await self._reports())
 
     def _states(self) -> list[EngineState]:
         return [state for pool in self._pools.values() for state in pool.states()]
 
     async def metrics(self) -> bytes:
-        """The metrics of all workers of this port, each sample with its ``worker``; those of a
-        process that has the port alone are not labelled."""
+        """Return the metrics of all workers of this port, each sample with its ``worker``. A
+        process that has the port alone returns its own metrics without that label."""
         own = self._metrics.exposition()
         if self._workers is None:
             return own
@@ -218,7 +220,7 @@ class ClusterControl:
     # -- the log ---------------------------------------------------------------------------------
 
     async def _change(self, change: Change) -> None:
-        """Applies ``change`` in every process. Raises what applying it here raises."""
+        """Apply ``change`` in every process. Raise the exception that applying it here raised."""
         async with self._applying:
             revision = await self._in_store(self._control.append, change)
             refusal = (await self._apply_new()).get(revision)
@@ -227,12 +229,13 @@ class ClusterControl:
         await self._acknowledged(revision)
 
     async def _reports(self) -> list[ProcessReport]:
-        """The report of every other process, made now."""
+        """Return a new report of every other process."""
         members = await self._request({"do": "report"})
         return [msgspec.convert(member.report, ProcessReport) for member in members]
 
     async def _request(self, request: Change) -> list[Member]:
-        """Has every other process handle ``request``, which no process that starts later needs."""
+        """Have every other process handle ``request``, and return these processes. The request is
+        then removed from the log, since a process that starts later does not need it."""
         if not await self._in_store(self._control.others, self._joined_as):
             return []
         revision = await self._in_store(self._control.append, request)
@@ -242,7 +245,8 @@ class ClusterControl:
             await self._in_store(self._control.remove, revision)
 
     async def _acknowledged(self, revision: int) -> list[Member]:
-        """The other live processes when all have applied ``revision``. Raises :class:`ApiError`."""
+        """Wait until all other live processes have applied ``revision``, and return them. Raise
+        :class:`ApiError` if they take too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             members: list[Member] = await self._in_store(self._control.others, self._joined_as)
@@ -273,7 +277,8 @@ class ClusterControl:
             self._store_failed = False
 
     async def _apply_new(self) -> dict[int, Exception]:
-        """Applies what is new in the log and acknowledges it; the refusals by revision."""
+        """Apply the new changes of the log and acknowledge them. Return the refusals by
+        revision."""
         refusals: dict[int, Exception] = {}
         changes = await self._in_store(self._control.since, self._applied)
         for revision, change in changes:
@@ -313,7 +318,7 @@ class ClusterControl:
                 self._report = msgspec.to_builtins(self._own_report())
 
     def _pool_of(self, change: Change) -> EnginePool:
-        """The engines of the policy that a change names. Raises ``KeyError``."""
+        """Return the engines of the policy that a change names. Raise ``KeyError``."""
         return self._pools[change.get("policy", DEFAULT_POLICY)]
 
     def _retire(self, engine: PooledEngine) -> None:

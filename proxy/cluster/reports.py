@@ -1,4 +1,4 @@
-"""What each proxy process reports of itself, and the sums over all of them."""
+"""The state that each proxy process reports of itself, and the sums over all processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bridle.store.records import DEFAULT_POLICY
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """One process at one moment."""
+    """The state of one process at one moment."""
 
     pid: int
     workers: str | None
-    """Names the workers of one port, as in the settings."""
+    """The common name of the workers of one port, as in the settings."""
     running: int
     waiting: int
     engines: list[EngineState]
@@ -26,22 +26,22 @@ class ProcessReport(msgspec.Struct, frozen=True):
 
 
 class GateState(msgspec.Struct, frozen=True):
-    """The gates over all processes."""
+    """The state of the gates over all processes."""
 
     version: int
-    """Of the default policy, as is ``model``."""
+    """The default policy's version; ``model`` is its model."""
     model: str | None
     paused: bool
     running: int
-    """Over all policies, as is ``waiting``."""
+    """Number of running calls over all policies; ``waiting`` likewise."""
     waiting: int
     policies: dict[str, int]
     """The versions of the further policies, by name."""
 
 
 def gate_state(gates: Mapping[str, PolicyGate], others: Sequence[ProcessReport]) -> GateState:
-    """This process's gates by the policies' names, with the running and waiting calls of all
-    processes."""
+    """Return the state of this process's gates, given by the policies' names, with the running and
+    waiting calls of all processes."""
     default = gates[DEFAULT_POLICY]
     counts = [(gate.running, gate.waiting) for gate in gates.values()]
     counts += [(report.running, report.waiting) for report in others]
@@ -56,7 +56,7 @@ def gate_state(gates: Mapping[str, PolicyGate], others: Sequence[ProcessReport])
 
 
 def engine_states(own: Sequence[EngineState], others: Sequence[ProcessReport]) -> list[EngineState]:
-    """This process's engines, with the calls and failures of all processes."""
+    """Return this process's engines, with the calls and failures of all processes."""
     states = list(own)
     for report in others:
         by_url = {engine.url: engine for engine in report.engines}

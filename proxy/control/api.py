@@ -80,7 +80,7 @@ from bridle.store.schema.database import database_url
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The FastAPI application; ``running`` returns the services or raises 503."""
+    """Return the FastAPI application; ``running`` returns the services or raises 503."""
     api = FastAPI(
         title="Bridle",
         description=description,
@@ -125,7 +125,8 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """An error of the framework: there is no such route, or it does not take the method."""
+    """Return the reply to an error of the framework: there is no such route, or it does not take
+    the method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     path = request.url.path
     if error.status_code == 404:
@@ -143,7 +144,7 @@ async def _unrouted(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All methods of the path; the framework reports only those of its first route."""
+    """Return all methods of the path; the framework reports only those of its first route."""
     routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})
 
@@ -173,7 +174,8 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 
 async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
-    """The session in the path. The caller needs the admin key or the session's verifier key."""
+    """Return the session in the path. The caller needs the admin key or the session's verifier
+    key."""
     if not caller.admin and caller.scores is None:
         message = "this needs the admin key or the session's verifier key"
         raise ApiError("permission", message, status=403)
@@ -197,7 +199,7 @@ ScoredSession = Annotated[SessionRecord, Depends(_session)]
 async def create_session(
     new: NewSession, request: Request, services: Running, _: Admin
 ) -> OpenedSession:
-    """Opens a session. The reply is the only place where its keys appear. Give ``key`` to the
+    """Open a session. The reply is the only place where its keys appear. Give ``key`` to the
     harness, and ``verifier_key`` to the code that scores it, never to the harness."""
     settings = services.settings
     try:
@@ -247,14 +249,15 @@ async def create_session(
 
 
 async def renew_verifier_key(session_id: str, services: Running, _: Admin) -> VerifierKey:
-    """A new verifier key for the session, for a worker that goes on without the one it was given.
-    The one before it is void. Nothing else shows the key again."""
+    """Make a new verifier key for the session, for a worker that continues without the key that it
+    was given. The key before it becomes invalid. The reply is the only place where the new key
+    appears."""
     session = await _found(session_id, services)
     return VerifierKey(verifier_key=await services.sessions.renew_verifier_key(session.id))
 
 
 async def private_files(services: Running, _: Admin) -> PrivateFiles:
-    """The files of the proxy's machine that no session may see: its store and its keys."""
+    """List the files of the proxy's machine that no session may see: its store and its keys."""
     files = list(services.settings.private_files)
     store = database_url(services.settings.store_url)
     if store.drivername.startswith("sqlite") and store.database:
@@ -269,7 +272,7 @@ async def list_sessions(
     group_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[SessionState]:
-    """The latest sessions first."""
+    """List the sessions, the latest first."""
 
     def read() -> list[SessionState]:
         reader = services.reader
@@ -281,7 +284,7 @@ async def list_sessions(
 
 
 async def get_session(session: ScoredSession, services: Running) -> SessionDetail:
-    """One session, with the number of its calls by status."""
+    """Return one session, with the number of its calls by status."""
 
     def read() -> SessionDetail:
         counts = services.reader.call_counts(session.id)
@@ -291,8 +294,8 @@ async def get_session(session: ScoredSession, services: Running) -> SessionDetai
 
 
 def _fault(session: SessionRecord, services: Services) -> str | None:
-    """:attr:`SessionDetail.fault`. A client that left while tokens came left by itself; one that
-    left before the first may have waited for too long."""
+    """Return the value of :attr:`SessionDetail.fault`. A client that left while tokens came did so
+    on its own; one that left before the first may have waited for too long."""
     if session.sealed_at is None and session.created_at < services.started_at:
         return "proxy_restarted"
     status, reason = services.reader.latest_call(session.id) or (None, None)
@@ -306,7 +309,7 @@ async def get_calls(
     first: Annotated[int, Query(ge=1)] = 1,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[RecordedCall]:
-    """The session's calls from turn ``first`` on, each with the messages that it brought."""
+    """List the session's calls from turn ``first`` on, each with the messages that it added."""
 
     def read() -> list[RecordedCall]:
         calls = services.reader.calls(session.id)
@@ -317,7 +320,8 @@ async def get_calls(
 
 
 async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
-    """The tool calls that the session's calls sampled, in the order of the calls."""
+    """List the tool calls that the model sampled in the session, in the order of the session's
+    calls."""
     calls = await asyncio.to_thread(services.reader.calls, session.id)
     return [
         SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
@@ -330,8 +334,8 @@ async def get_actions(session: ScoredSession, services: Running) -> list[Sampled
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
-    """Records a reward for the session, or for one call or turn of it. A sealed session may still
-    get rewards. The key that was given decides the reward's source."""
+    """Record a reward for the session, or for one call or turn of it. A sealed session may still
+    get rewards. The key of the request determines the reward's source."""
     source = RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
     if new.call_id is not None or new.turn is not None:
         new = await asyncio.to_thread(_placed, services.reader, session.id, new)
@@ -348,8 +352,8 @@ async def add_reward(
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
-    """The reward with its call. Raises 404 for a call that is not in the session, and 422 when
-    ``call_id`` and ``turn`` name different calls."""
+    """Return the reward with its call. Raise 404 for a call that is not in the session, and 422
+    when ``call_id`` and ``turn`` name different calls."""
     recorded = reader.call_ids(session_id)
     if new.call_id is not None and new.call_id not in recorded:
         message = f"session {session_id} has no call {new.call_id}"
@@ -369,13 +373,13 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
 async def set_kind(
     call_id: str, new: NewKind, session: ScoredSession, services: Running
 ) -> SetKind:
-    """Sets the kind of a call. It takes precedence over the kind that was recorded or derived."""
+    """Set the kind of a call. It takes precedence over the kind that was recorded or derived."""
     await _set_kind(services, session, call_id, new.kind, new.role, new.by)
     return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
 
 
 async def unset_kind(call_id: str, session: ScoredSession, services: Running) -> SetKind:
-    """Removes a kind that was set: the recorded kind is valid again."""
+    """Remove a kind that was set: the recorded kind is valid again."""
     await _set_kind(services, session, call_id, None, None, "")
     return SetKind(call_id=call_id, kind=None, role=None, by=None)
 
@@ -403,7 +407,7 @@ async def _set_kind(
 async def seal_session(
     session: ScoredSession, services: Running, seal: Seal | None = None
 ) -> SessionState:
-    """Ends the session: no further call is admitted. A second seal keeps the first outcome."""
+    """End the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
         seal = seal or Seal()
         labels = {**session.labels, "seconds": seal.seconds} if seal.seconds else None
@@ -417,8 +421,8 @@ RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length
 
 
 async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> RunState:
-    """Begins a run, which sessions then name as their ``run_id``; of a run that has begun, sets
-    how it ended."""
+    """Begin a run, which sessions then name as their ``run_id``. If the run has begun, set how it
+    ended."""
 
     def put() -> RunRecord:
         now = time.time()
@@ -436,13 +440,13 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """The published version of each policy, and the running and waiting calls of all proxy
+    """Return the published version of each policy, and the running and waiting calls of all proxy
     processes."""
     return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Publishes a policy version: tokens of all engines of the policy, or of the named one, are
+    """Publish a policy version: tokens of all engines of the policy, or of the named one, are
     stamped with it from now on. Engines of another version than the newest get no new calls."""
     name, pools = new.policy or DEFAULT_POLICY, services.models.policies
     if name not in pools:
@@ -459,13 +463,13 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """The engines of all policies and their state."""
+    """List the engines of all policies and their state."""
     return [engine_view(state) for state in await services.cluster_control.engines()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Adds an engine for the default policy. A known engine stays as it is. The proxy's upstream
-    key is not sent to it: name an engine that asks for that key when the proxy is started."""
+    """Add an engine for the default policy. A known engine stays as it is. The proxy's upstream key
+    is not sent to it; an engine that needs that key must be named when the proxy is started."""
     try:
         await asyncio.to_thread(require_engine_address, new.url)
         await services.cluster_control.add_engine(new.url, new.policy_version)
@@ -475,8 +479,8 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
 
 
 async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
-    """Removes an engine of the default policy: it gets no further calls. The reply follows when its
-    running calls ended."""
+    """Remove an engine of the default policy: it gets no further calls. The reply follows when its
+    running calls have ended."""
     _require_engine(services.engines, name)
     try:
         await services.cluster_control.remove_engine(name)
@@ -486,13 +490,13 @@ async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineVi
 
 
 def _require_engine(engines: EnginePool, name: str) -> None:
-    """Raises 404 unless the policy has such an engine."""
+    """Raise 404 unless the policy has such an engine."""
     if all(name not in (state.name, state.url) for state in engines.states()):
         raise ApiError("not_found", f"there is no engine {name}", status=404, param="engine")
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
-    """Holds new calls of all policies back. With ``drain`` the reply follows when no call runs, or
+    """Hold new calls of all policies back. With ``drain`` the reply follows when no call runs, or
     after ``timeout_s``."""
     await services.cluster_control.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)

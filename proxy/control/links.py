@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 
 def base_urls(proxy_url: str, session: str) -> dict[str, str]:
-    """The base URL for each provider's client, given a session's id or name."""
+    """Return the base URL for each provider's client, for a session's id or name."""
     root = f"{proxy_url.rstrip('/')}/s/{session}"
     return {"openai": f"{root}/v1", "anthropic": root, "google": root}
 
 
 def environment(urls: Mapping[str, str], key: str) -> dict[str, str]:
-    """The variables that harnesses and official clients read when they start.
+    """Return the variables that harnesses and official clients read when they start.
 
-    ``ANTHROPIC_API_KEY`` is not set: Claude Code warns when both credentials are set."""
+    ``ANTHROPIC_API_KEY`` is not set: Claude Code warns when both credentials are set.
+    """
     return {
         "OPENAI_BASE_URL": urls["openai"],
         "OPENAI_API_BASE": urls["openai"],

@@ -27,7 +27,7 @@ ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
 
 
 class _Documented(BaseModel):
-    """The docstring below a field is its description in the OpenAPI."""
+    """A model whose field docstrings become the fields' descriptions in the OpenAPI."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -62,9 +62,9 @@ class NewSession(_Body):
 class OpenedSession(_Documented):
     id: str
     key: str
-    """Records calls of the session."""
+    """The key that records calls of the session."""
     verifier_key: str
-    """Rewards and seals the session, and sets kinds of its calls."""
+    """The key that rewards and seals the session, and sets kinds of its calls."""
     base_urls: dict[str, str]
     environment: dict[str, str]
     """Variables to set before the harness is started."""
@@ -72,12 +72,12 @@ class OpenedSession(_Documented):
 
 class VerifierKey(_Documented):
     verifier_key: str
-    """Rewards and seals the session, and sets kinds of its calls."""
+    """The key that rewards and seals the session, and sets kinds of its calls."""
 
 
 class PrivateFiles(_Documented):
     paths: list[str]
-    """Absolute, of the machine that the proxy runs on."""
+    """Absolute paths on the machine that the proxy runs on."""
 
 
 class SessionState(_Documented):
@@ -101,16 +101,16 @@ class SessionState(_Documented):
 
 class SessionDetail(SessionState):
     fault: str | None
-    """What may have made the agent fail though it is not the agent's doing: why its latest call
-    got no whole reply, or ``proxy_restarted``."""
+    """A possible cause of the agent's failure that is not the agent's doing: the reason why its
+    latest call got no complete reply, or ``proxy_restarted``. Null if there is none."""
 
 
 class SampledAction(_Documented):
     turn: int
-    """The call of the session, as ``bridle show`` numbers it."""
+    """Number of the call in the session, as in ``bridle show``."""
     name: str
     arguments: Any
-    """As the model wrote them."""
+    """The arguments as the model wrote them."""
 
 
 class RecordedCall(_Documented):
@@ -118,14 +118,14 @@ class RecordedCall(_Documented):
 
     id: str
     turn: int
-    """Its number in the session, from 1."""
+    """Number of the call in the session, from 1."""
     continues: int | None
-    """The turn that it continues."""
+    """The turn of the call that this one continues."""
     dialect: str
     kind: CallKind
     status: CallStatus
     reason: str | None
-    """Why the call failed or was put aside."""
+    """The reason why the call failed or was put aside."""
     model: str
     started_at: float
     first_token_at: float | None
@@ -137,26 +137,27 @@ class RecordedCall(_Documented):
     break_reasons: tuple[str, ...]
     notes: list[str]
     messages: list[dict[str, Any]]
-    """What the request added to the call that it continues, as chat messages."""
+    """The messages that the request added to the call that it continues, in chat form."""
     replies: list[dict[str, Any]]
-    """By choice, as chat messages."""
+    """The reply of each choice as a chat message."""
 
 
 class NewReward(_Body):
     name: ShortText
     value: FiniteFloat
     call_id: str | None = None
-    """The reward is for this call alone, which must be recorded in the session already."""
+    """Id of the call, if the reward is for one call alone. The call must already be recorded in the
+    session."""
     turn: int | None = None
-    """The reward is for this turn alone. Turns are the session's calls in the order of their start,
-    counted from 1, as in ``bridle show``. The turn must have begun; its ``call_id`` is stored too.
-    """
+    """Number of the turn, if the reward is for one turn alone. Turns are the session's calls in the
+    order of their start, counted from 1, as in ``bridle show``. The turn must have begun; its
+    ``call_id`` is stored too."""
     kind: RewardKind = RewardKind.SCORE
-    """``score``: a number that counts. ``finding``: a report about the session, which is never
-    summed; ``value`` is how often it was seen."""
+    """``score`` is a number that counts. ``finding`` is a report about the session, which is never
+    summed; its ``value`` is the number of times that it was seen."""
     mode: FindingMode | None = None
-    """Of a finding: ``warn`` (the default) only shows it, ``zero`` lets no number of the session be
-    above 0, ``quarantine`` keeps the session out of training."""
+    """The effect of a finding: ``warn`` (the default) only shows it, ``zero`` lets no number of the
+    session be above 0, ``quarantine`` keeps the session out of training. A score has none."""
     detail: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -171,7 +172,8 @@ class NewReward(_Body):
 class RecordedReward(NewReward):
     session_id: str
     source: RewardSource
-    """``verifier`` by a verifier key, ``operator`` by the admin key."""
+    """``verifier`` if the reward was given with a verifier key, ``operator`` if with the admin
+    key."""
 
 
 class NewKind(_Body):
@@ -191,7 +193,8 @@ class SetKind(_Documented):
 class Seal(_Body):
     outcome: Annotated[str, Field(min_length=1, max_length=32)] = "completed"
     seconds: Annotated[dict[str, Annotated[float, Field(ge=0)]] | None, Field(max_length=16)] = None
-    """What the stages of the session took, kept as its label ``seconds``."""
+    """Seconds that each stage of the session took, by its name. They are stored as the session's
+    label ``seconds``."""
 
 
 class EngineView(_Documented):
@@ -199,28 +202,30 @@ class EngineView(_Documented):
     url: str
     circuit: CircuitState
     policy_version: int
-    """As it was last published."""
+    """The engine's policy version that was published last."""
     changed: bool
-    """The engine reports other weights than were published."""
+    """Whether the engine reports other weights than were published."""
     usable: bool
-    """The circuit admits calls, and the engine serves the pool's policy version."""
+    """Whether the circuit admits calls and the engine serves the pool's policy version."""
     running: int
     retries: int
     ejections: int
     changes: int
     """Number of times that the engine was found with other weights."""
     rendering_difference: str
-    """How a prompt of the engine differs from the proxy's own rendering of the same messages. While
-    it is not empty, the engine's calls are not continued exactly."""
+    """The difference between a prompt of the engine and the proxy's own rendering of the same
+    messages; empty if there is none. While it is not empty, the engine's calls are not continued
+    exactly."""
 
 
 class PutRun(_Body):
     kind: Annotated[str, Field(min_length=1, max_length=32)]
-    """``rollout``, ``train``, ``eval`` …; a run keeps the one that it began with."""
+    """The kind of the run, such as ``rollout``, ``train`` or ``eval``. A run keeps the kind that it
+    began with."""
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,256}$")] | None = None
     status: Literal["running", "completed", "failed", "stopped"] = "running"
     reason: Annotated[str, Field(max_length=512)] | None = None
-    """Why it failed or was stopped, in one line."""
+    """The reason why the run failed or was stopped, in one line."""
 
 
 class RunState(_Documented):
@@ -241,11 +246,11 @@ class NewEngine(_Body):
 
 class PolicyState(_Documented):
     version: int
-    """Of the default policy, as is ``model``."""
+    """The default policy's version; ``model`` is its model."""
     model: str | None
     paused: bool
     running: int
-    """Over all policies, as is ``waiting``."""
+    """Number of running calls over all policies; ``waiting`` likewise."""
     waiting: int
     policies: dict[str, int]
     """The versions of the further policies, by name."""
@@ -253,15 +258,16 @@ class PolicyState(_Documented):
 
 class PublishPolicy(_Body):
     policy: str | None = None
-    """Which policy it is, where the proxy serves several; without it, the default one."""
+    """The policy's name, if the proxy serves several; by default the default policy."""
     version: Annotated[int, Field(ge=0, lt=2**63)]
     model: str | None = None
-    """Served model name, when it changes with the version."""
+    """The served model's name, if it changes with the version."""
     back: bool = False
-    """Permits a lower version: a publish was undone, or the engine was restarted."""
+    """Whether a lower version is permitted, for a publish that was undone or an engine that was
+    restarted."""
     engine: str | None = None
-    """Name or URL of the one engine that serves the version; without it, all engines of the policy
-    do."""
+    """Name or URL of the one engine that serves the version. By default, all engines of the policy
+    serve it."""
 
 
 class Pause(_Body):
@@ -324,7 +330,8 @@ def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> Se
 
 
 def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
-    """``turns`` has the number of each call of the session, by its id."""
+    """Return ``call`` as the API shows it. ``turns`` has the number of each call of the session, by
+    its id."""
     asked = () if call.conversation is None else call.conversation.tail
     return RecordedCall(
         id=call.id,

@@ -17,19 +17,19 @@ from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 
 Running = Callable[[], Services]
-"""Returns the services, or raises :class:`ApiError` (503) while there are none."""
+"""A function that returns the services, or raises :class:`ApiError` (503) while there are none."""
 Probe = Callable[[Client, Running], Awaitable[None]]
-"""Replies to one request. Raises :class:`ApiError`."""
+"""A function that replies to one request. It may raise :class:`ApiError`."""
 
 
 async def health(client: Client, _: Running) -> None:
-    """200 while the process runs, with its clock in seconds since 1970."""
+    """Reply 200 while the process runs, with its clock in seconds since 1970."""
     await client.respond(200, orjson.dumps({"status": "ok", "time": time.time()}))
 
 
 async def ready(client: Client, running: Running) -> None:
-    """503 while a policy has no engine that can be used, or the store could not be written when
-    that was last tried; ``circuits`` has the state of each engine's circuit."""
+    """Reply 503 while a policy has no usable engine or the last attempt to write to the store
+    failed. ``circuits`` has the state of each engine's circuit."""
     services = running()
     pools = services.models.policies.values()
     well = all(await asyncio.gather(*(pool.check() for pool in pools)))
@@ -42,7 +42,7 @@ async def ready(client: Client, running: Running) -> None:
 
 
 async def metrics(client: Client, running: Running) -> None:
-    """Prometheus text. It needs the admin key. Raises :class:`ApiError`."""
+    """Reply with the metrics as Prometheus text. Raise :class:`ApiError` without the admin key."""
     services = running()
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:

@@ -1,5 +1,6 @@
-"""Provider wire APIs as pure translators: bytes in, canonical request out; events in, bytes out.
+"""Provider wire APIs as pure translators between bytes and canonical requests and events.
 
-Each provider has a folder with the same parts: ``request`` and ``history`` (what a client sends),
-``reply`` and ``stream`` (what it gets). ``registry`` puts them together as the dialects.
+Each provider has a folder with the same parts: ``request`` and ``history`` for the client's
+requests, ``reply`` and ``stream`` for the replies to it. ``registry`` puts them together as the
+dialects.
 """

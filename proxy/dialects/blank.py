@@ -20,16 +20,17 @@ class BlankText:
         self._held: list[str] = []
 
     def opening(self, text: str) -> str:
-        """The beginning of a new block of text; empty while all of it is blank."""
+        """Return the beginning of a new block of text, or an empty string while all of it is
+        blank."""
         self._held.append(text)
         return self.rest() if text.strip() else ""
 
     def rest(self) -> str:
-        """The text that is held; afterwards none is."""
+        """Return and clear the text that is held."""
         held, self._held = self._held, []
         return "".join(held)
 
 
 def shown_text(choice: ChoiceReply) -> str:
-    """The text of a whole reply that its client gets."""
+    """Return the text of a whole reply that its client gets."""
     return "" if choice.tool_calls and choice.text.isspace() else choice.text

@@ -35,12 +35,12 @@ _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 def invalid(field: str, problem: str) -> ApiError:
-    """The error for a field that cannot be used, to be raised."""
+    """Return the error for a field that cannot be used, to be raised."""
     return ApiError("invalid_request", f"{field}: {problem}", status=400, param=field)
 
 
 def decode(body: bytes) -> Json:
-    """The fields of ``body``, which must be a JSON object. Raises :class:`ApiError` (400)."""
+    """Return the fields of ``body``, which must be a JSON object. Raise :class:`ApiError` (400)."""
     try:
         return msgspec.json.decode(body, type=Json)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -51,7 +51,7 @@ def decode(body: bytes) -> Json:
 
 
 def convert(value: Any, kind: type[T], field: str = "") -> T:
-    """``value``, which stands in ``field``, as a ``kind``. Raises :class:`ApiError` (400)."""
+    """Return ``value``, which stands in ``field``, as a ``kind``. Raise :class:`ApiError` (400)."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -66,8 +66,8 @@ def convert(value: Any, kind: type[T], field: str = "") -> T:
 def typed(
     value: Json, kind: type[T], required: Mapping[str, tuple[str, ...]], field: str
 ) -> tuple[str, T | None]:
-    """The type of ``value``, and ``value`` as a ``kind`` when ``required`` has that type. Its
-    entry names the fields that must be there. Raises :class:`ApiError` (400)."""
+    """Return the type of ``value``, and ``value`` as a ``kind`` if ``required`` has that type. Its
+    entry names the fields that must be there. Raise :class:`ApiError` (400)."""
     name = type_of(value, field)
     needed = required.get(name)
     if needed is None:
@@ -79,7 +79,7 @@ def typed(
 
 
 def type_of(value: Json, field: str) -> str:
-    """The ``type`` of ``value``. Raises :class:`ApiError` (400) when it is not a string."""
+    """Return the ``type`` of ``value``. Raise :class:`ApiError` (400) when it is not a string."""
     kind = value.get("type")
     if not isinstance(kind, str):
         raise invalid(f"{field}.type", "is required and must be a string")
@@ -87,14 +87,14 @@ def type_of(value: Json, field: str) -> str:
 
 
 def unknown(fields: Json, known: frozenset[str]) -> Json:
-    """The ``fields`` that are not ``known`` and not null."""
+    """Return the ``fields`` that are not ``known`` and not null."""
     return {
         name: value for name, value in fields.items() if value is not None and name not in known
     }
 
 
 def integer(value: int | float | None, field: str) -> int | None:
-    """``value`` as an integer. Raises :class:`ApiError` (400) when it has a fraction."""
+    """Return ``value`` as an integer. Raise :class:`ApiError` (400) when it has a fraction."""
     if isinstance(value, float):
         if not value.is_integer() or abs(value) >= 2**63:
             raise invalid(field, "must be a 64-bit integer")
@@ -103,7 +103,7 @@ def integer(value: int | float | None, field: str) -> int | None:
 
 
 def sampling(wire: msgspec.Struct, place: str = "") -> Sampling:
-    """The sampling parameters among the fields of ``wire``, which stands at ``place``. Raises
+    """Return the sampling parameters among the fields of ``wire``, which stands at ``place``. Raise
     :class:`ApiError` (400)."""
     given: Json = {}
     for name, shown in zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True):
@@ -117,13 +117,13 @@ def sampling(wire: msgspec.Struct, place: str = "") -> Sampling:
 
 
 def strings(value: str | list[str] | None) -> tuple[str, ...]:
-    """A list of strings, for which clients may also send a single one."""
+    """Return a list of strings, for which clients may also send a single one."""
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def json_text(value: Any, field: str) -> str:
-    """``value`` as compact JSON text. Raises :class:`ApiError` (400) where it is nested too deeply
-    to be written."""
+    """Return ``value`` as compact JSON text. Raise :class:`ApiError` (400) when it is nested too
+    deeply to be written."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -131,15 +131,15 @@ def json_text(value: Any, field: str) -> str:
 
 
 def writable(value: T, field: str) -> T:
-    """``value`` itself. Raises :class:`ApiError` (400) unless it can be sent on as JSON."""
+    """Return ``value`` itself. Raise :class:`ApiError` (400) unless it can be sent on as JSON."""
     if not embeddable(value):
         raise invalid(field, "is nested too deeply, or holds a number that JSON writers refuse")
     return value
 
 
 def embeddable(value: Any) -> bool:
-    """Whether ``value`` can be written as a part of a larger JSON text. The twelve levels around
-    it are more than any engine request has."""
+    """Return whether ``value`` can be written as a part of a larger JSON text. The twelve levels
+    around it are more than any engine request has."""
     try:
         orjson.dumps([[[[[[[[[[[[value]]]]]]]]]]]])
     except orjson.JSONEncodeError:
@@ -148,7 +148,8 @@ def embeddable(value: Any) -> bool:
 
 
 def _undecodable(body: bytes) -> str | None:
-    """The field whose value cannot be decoded; ``None`` where the body as a whole cannot."""
+    """Return the name of the field whose value cannot be decoded, or ``None`` if the body as a
+    whole cannot."""
     name = None
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007

@@ -1,8 +1,8 @@
 """Each kind of failure in each provider's shape.
 
 Harnesses decide by a provider's words whether to retry, to compact the conversation or to stop, so
-every kind of :class:`bridle.proxy.wire.canonical.ApiError` has its own. A context overflow gets the
-provider's sentence; other messages are passed on.
+every kind of :class:`bridle.proxy.wire.canonical.ApiError` has words of its own. A context overflow
+gets the provider's sentence; other messages are passed on.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Words(NamedTuple):
 
     openai: str = "server_error"
     code: str | None = "server_error"
-    """OpenAI's."""
+    """The error code of OpenAI's API."""
     anthropic: str = "api_error"
     retry: bool = True
     """Whether the same request can succeed later. The official SDKs and Claude Code obey the header
-    made of it; without it Claude Code repeats a refused key for minutes."""
+    that is made of it. Without that header, Claude Code repeats a refused key for minutes."""
 
 
 _WORDS: Final[Mapping[str, _Words]] = {

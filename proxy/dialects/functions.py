@@ -22,9 +22,9 @@ def function_tool(
     *,
     strict: bool | None = None,
 ) -> Json:
-    """A tool in chat shape; ``parameters`` is the JSON schema in ``field``, and without one the
-    function takes none. ``strict`` is left out unless it is true, since templates show the model
-    every key."""
+    """Return a tool in chat shape. ``parameters`` is the JSON schema in ``field``; a function
+    without one takes no parameters. ``strict`` is left out unless it is true, since templates show
+    the model every key."""
     function: Json = {"name": name}
     if description is not None:
         function["description"] = description
@@ -35,19 +35,19 @@ def function_tool(
 
 
 def named_function(name: str) -> Json:
-    """``tool_choice`` in chat shape for one function."""
+    """Return the ``tool_choice`` for one function, in chat shape."""
     return {"type": "function", "function": {"name": name}}
 
 
 def json_schema_format(schema: Json, field: str, name: str = "output", **more: Any) -> Json:
-    """``response_format`` in chat shape for the JSON schema in ``field``."""
+    """Return the ``response_format`` for the JSON schema in ``field``, in chat shape."""
     given = {key: value for key, value in more.items() if value is not None}
     wanted = {"name": name, "schema": writable(schema, field), **given}
     return {"type": "json_schema", "json_schema": wanted}
 
 
 def arguments_object(arguments: str) -> Json:
-    """A call's arguments as an object; text that is not one is the value of
+    """Return a call's arguments as an object. Text that is not one is the value of
     :data:`INVALID_JSON`."""
     if not arguments.strip():
         return {}
@@ -61,7 +61,8 @@ def arguments_object(arguments: str) -> Json:
 
 
 def arguments_object_text(arguments: str) -> str:
-    """:func:`arguments_object` as JSON text: ``arguments`` themselves when they are an object."""
+    """Return :func:`arguments_object` as JSON text, which is ``arguments`` itself if it is an
+    object."""
     given = arguments_object(arguments)
     if not given or given.keys() == {INVALID_JSON}:
         return json_text(given, "arguments")
@@ -69,7 +70,7 @@ def arguments_object_text(arguments: str) -> str:
 
 
 def arguments_text(given: Any, field: str) -> str:
-    """An object of arguments as JSON text: the inverse of :func:`arguments_object`."""
+    """Return an object of arguments as JSON text: the inverse of :func:`arguments_object`."""
     if given is None:
         return "{}"
     if isinstance(given, dict) and given.keys() == {INVALID_JSON}:
@@ -80,7 +81,7 @@ def arguments_text(given: Any, field: str) -> str:
 
 
 def call_in_pieces(index: int) -> ApiError:
-    """The error for an engine that returns to a tool call which it had left; no provider's stream
-    can express that."""
+    """Return the error for an engine that returns to a tool call which it had left; no provider's
+    stream can express that."""
     message = f"The engine's tool call {index} did not come in one piece."
     return ApiError("upstream_error", message, status=502)

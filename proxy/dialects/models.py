@@ -20,11 +20,11 @@ class Model:
     created: int
     """Seconds since the epoch."""
     context_length: int | None = None
-    """Tokens of prompt and reply together, when the engine reports it."""
+    """Maximum tokens of prompt and reply together, if the engine reports it."""
 
 
 def list_of(dialect: DialectName, models: Sequence[Model]) -> bytes:
-    """The reply to a request for all models."""
+    """Return the reply to a request for all models."""
     shown = [_SHAPES.get(dialect, _openai)(model) for model in models]
     if dialect == "google":
         return orjson.dumps({"models": shown})
@@ -36,12 +36,12 @@ def list_of(dialect: DialectName, models: Sequence[Model]) -> bytes:
 
 
 def one(dialect: DialectName, model: Model) -> bytes:
-    """The reply to a request for one model."""
+    """Return the reply to a request for one model."""
     return orjson.dumps(_SHAPES.get(dialect, _openai)(model))
 
 
 def _openai(model: Model) -> dict[str, Any]:
-    """``max_model_len`` is the engines' own field."""
+    """Return the model in OpenAI's shape, with the engines' own field ``max_model_len``."""
     shown: dict[str, Any] = {
         "id": model.id,
         "object": "model",

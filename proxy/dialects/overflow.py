@@ -86,15 +86,16 @@ SENTENCES: Final = tuple(
         r"context[ _](?:length|window)",
     )
 )
-"""How upstreams write an overflow, the exact sentences before the loose ones."""
+"""Patterns of the sentences with which upstreams report an overflow, the exact ones before the
+loose ones."""
 _LONGEST: Final = 4000
-"""Characters of a message that are searched."""
+"""Maximum characters of a message that are searched."""
 _LOOSE: Final = SENTENCES[-1]
-"""Too loose for an error that is not a refusal of the request."""
+"""A pattern that is too loose for an error that is not a refusal of the request."""
 
 
 def read(message: str) -> Overflow:
-    """The numbers in an upstream's ``message``; none of a sentence that is not known."""
+    """Return the numbers in an upstream's ``message``, or none for an unknown sentence."""
     for sentence in SENTENCES:
         if (found := sentence.search(message, 0, _LONGEST)) is not None:
             numbers = {name: int(text) for name, text in found.groupdict().items() if text}
@@ -103,8 +104,8 @@ def read(message: str) -> Overflow:
 
 
 def is_overflow(message: str, *, refusal: bool = True) -> bool:
-    """Whether ``message`` reports a context overflow. ``refusal``: it refuses the request, and is
-    no failure of the upstream."""
+    """Return whether ``message`` reports a context overflow. ``refusal`` means that it refuses the
+    request, and is no failure of the upstream."""
     return any(
         sentence.search(message, 0, _LONGEST) is not None
         for sentence in SENTENCES
@@ -113,7 +114,7 @@ def is_overflow(message: str, *, refusal: bool = True) -> bool:
 
 
 def numbers_of(error: ApiError) -> Overflow:
-    """The numbers that an overflow came with, then those in its message."""
+    """Return the numbers that an overflow came with; those in its message fill the gaps."""
     found, given = read(error.message), error.overflow or Overflow()
     return Overflow(
         *(found if mine is None else mine for mine, found in zip(given, found, strict=True))

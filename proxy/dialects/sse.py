@@ -8,5 +8,5 @@ from bridle.proxy.dialects.body import Json
 
 
 def event_bytes(event: Json) -> bytes:
-    """``event`` as a server-sent event that has the name of its type."""
+    """Return ``event`` as a server-sent event that has the name of its type."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))

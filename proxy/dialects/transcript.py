@@ -19,7 +19,7 @@ Content = str | list[dict[str, Any]]
 
 
 def joined(parts: list[dict[str, Any]]) -> Content:
-    """Content parts as plain text where all are text (line by line, as engines join them for
+    """Return content parts as plain text if all are text (line by line, as engines join them for
     templates that know only text), else as they are."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
@@ -46,15 +46,15 @@ class AssistantTurn:
     """An assistant message under construction."""
 
     call_id: str | None = None
-    """The call that produced it, where its ids name one."""
+    """Id of the call that produced it, if its ids name one."""
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     anchors: dict[str, None] = field(default_factory=dict)
-    """In order, each once."""
+    """The minted values, in order and each once."""
 
     def anchor(self, value: str | None) -> None:
-        """Keeps ``value`` if this proxy minted it."""
+        """Keep ``value`` if this proxy minted it."""
         if value is not None and value not in self.anchors and minting.read(value) is not None:
             self.anchors[value] = None
 
@@ -78,7 +78,7 @@ class Transcript:
         self._notes: dict[Note, None] = {}
 
     def note(self, name: str, detail: str = "") -> None:
-        """Records a conversion or a loss; the same one twice in a request counts once."""
+        """Record a conversion or a loss; the same one twice in a request counts once."""
         self._notes[Note(name, detail)] = None
 
     def system(self, content: Content) -> None:
@@ -94,9 +94,10 @@ class Transcript:
         self._entries.append(Message(role="tool", content=content, tool_call_id=call_id, name=name))
 
     def turn(self, *ids: str | None, new_text: bool = False) -> AssistantTurn:
-        """The assistant turn that a piece with these ids belongs to, opened if need be.
+        """Return the assistant turn that a piece with these ids belongs to, opened if need be.
 
-        ``new_text``: the piece is a message of its own, so two without known ids are not joined.
+        ``new_text`` means that the piece is a message of its own, so two without known ids are not
+        joined.
         """
         minted = minting.call_ids(value for value in ids if value is not None)
         call_id = minted[0] if minted else None

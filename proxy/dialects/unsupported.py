@@ -1,4 +1,4 @@
-"""Fields of requests that no engine can be given, and that are not dropped in silence.
+"""Request fields that no engine can be given, and that are not dropped silently.
 
 A field that carries history or tools, or changes what the model is asked, is carried out or
 refused. Each dialect lists the fields that it refuses in one table, with the remedy; every other
@@ -16,7 +16,7 @@ from bridle.proxy.dialects.body import Json, invalid, json_text
 
 
 def is_empty(value: Any) -> bool:
-    """Whether the value asks for nothing."""
+    """Return whether the value asks for nothing."""
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
@@ -25,13 +25,14 @@ class Unsupported:
     """A field that is refused."""
 
     remedy: str
-    """What the client can do instead."""
+    """The alternative for the client, as part of the error's message."""
     harmless: Callable[[Any], bool] = is_empty
-    """Whether a value of the field asks for nothing that is missing here."""
+    """A function that returns whether a value of the field asks for nothing that is missing
+    here."""
 
 
 def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> None:
-    """Raises ``ApiError`` (400) for the first of ``fields``, which stand at ``place``, that is in
+    """Raise ``ApiError`` (400) for the first of ``fields``, which stand at ``place``, that is in
     the ``table`` with a value that asks for something."""
     for name, field in table.items():
         value = fields.get(name)
@@ -40,12 +41,13 @@ def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> N
 
 
 def refuse_kind(kind: str, table: Mapping[str, str], field: str) -> None:
-    """Raises ``ApiError`` (400) when the ``kind`` of what stands in ``field`` is in the ``table``
-    of kinds and remedies."""
+    """Raise ``ApiError`` (400) if the ``kind`` of the value in ``field`` is in the ``table`` of
+    kinds and remedies."""
     if kind in table:
         raise invalid(field, f"{kind} is not carried out here; {table[kind]}")
 
 
 def as_text(kind: str, value: Any, field: str) -> str:
-    """A part of a conversation that has no place in chat, as text that the model can read."""
+    """Return a part of a conversation that has no place in chat, as text that the model can
+    read."""
     return f"<{kind}>\n{json_text(value, field)}\n</{kind}>"

@@ -1,4 +1,5 @@
-"""The client's side over ASGI: routes, the body in, bytes out, and whether the client is there.
+"""The client's side over ASGI: routes, request bodies, responses, and the watch for clients that
+leave.
 
 Nothing here knows of sessions, engines or the store.
 """

@@ -22,7 +22,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class ClientGone(BridleError):
-    """The client closed its connection before its request was whole."""
+    """The client closed its connection before its request was complete."""
 
 
 class Client:
@@ -51,25 +51,27 @@ class Client:
         self._receive = receive
         self._send = send
         self.headers: dict[str, str] = {}
-        """Lower-case names; of repeated headers the last."""
+        """Header values by lower-case name; the last value of a repeated header."""
         self.header_bytes = 0
         for name, value in scope["headers"]:
             self.header_bytes += len(name) + len(value)
             self.headers[name.decode("latin-1")] = value.decode("latin-1")
         self.started = False
-        """The status line has left: an error can only be sent inside the stream from now on."""
+        """Whether the status line has been sent. From then on, an error can only be sent inside the
+        stream."""
         self.closed = False
         self.last_write = 0.0
         """``time.monotonic()`` of the last bytes."""
         self.gone = False
-        """It closed its connection while it was watched (:mod:`bridle.proxy.http.watch`)."""
+        """Whether the client closed its connection while it was watched
+        (:mod:`bridle.proxy.http.watch`)."""
         self.task: asyncio.Task[Any] | None = None
-        """Serves it, while it is watched."""
+        """The task that serves the client, while it is watched."""
         self.cancelling = 0
-        """How often the task had been cancelled before."""
+        """Number of requests to cancel the task that came before the client was watched."""
         self.watching: asyncio.Task[None] | None = None
         self._blocked: asyncio.Task[None] | None = None
-        """Writes to a client that reads too slowly."""
+        """The task that writes to a client that reads too slowly."""
         self._held: deque[AsgiMessage] = deque()
         self._short: ShortWay | None = None
 
@@ -79,8 +81,8 @@ class Client:
         return client[0] if client else None
 
     async def body(self, limits: Limits, held: Held) -> bytes:
-        """The whole request body; ``held`` counts its bytes. Raises :class:`ApiError` (408, 413,
-        415, 503) and :class:`ClientGone`."""
+        """Return the whole request body, whose bytes are counted in ``held``. Raise
+        :class:`ApiError` (408, 413, 415, 503) and :class:`ClientGone`."""
         limit, headers = limits.body_bytes, self.headers
         if (coding := headers.get("content-encoding", "identity")) != "identity":
             message = f"a body in Content-Encoding {coding} is not served: send it as it is"
@@ -119,8 +121,8 @@ class Client:
             event = await self._receive()
 
     async def disconnected(self) -> None:
-        """Cancels the task that serves the client when it closes its connection. The body must have
-        been read before."""
+        """Cancel the task that serves the client when the client closes its connection. The body
+        must have been read before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
@@ -134,7 +136,7 @@ class Client:
         content_type: bytes = b"application/json",
         headers: Headers = (),
     ) -> None:
-        """A whole response at once."""
+        """Send a whole response at once."""
         self.started = True
         fields = [
             (b"content-type", content_type),
@@ -168,8 +170,8 @@ class Client:
         )
 
     def write(self, body: bytes) -> asyncio.Task[None] | None:
-        """Hands ``body`` to the server at once; when the client reads too slowly, returns what to
-        wait for before more is written (more is kept meanwhile, in its order)."""
+        """Hand ``body`` to the server at once. If the client reads too slowly, return the task to
+        await before more is written; anything written earlier is kept in order."""
         self.last_write = time.monotonic()
         short = self._short
         if short is not None and body and self._blocked is None and short.write(body):
@@ -187,7 +189,7 @@ class Client:
             await self._blocked
 
     def _push(self, message: AsgiMessage) -> None:
-        """Sends without a turn of the event loop, unless the server asks to wait."""
+        """Send without a turn of the event loop, unless the server asks to wait."""
         if self._short is not None:
             self._short.flush()
         if self._blocked is not None:
@@ -205,9 +207,9 @@ class Client:
 
 
 class _StartedSend:
-    """A send that has been run up to where it first waits; awaiting it runs the rest.
+    """A send that has run up to its first wait; awaiting it runs the rest.
 
-    What it raises before it waits is raised by making this.
+    An exception before the first wait is raised by the constructor.
     """
 
     __slots__ = ("_steps", "_waits_for", "done")

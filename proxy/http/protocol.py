@@ -2,22 +2,22 @@
 has begun.
 
 ASGI's ``send`` is a coroutine that takes a dictionary and checks the whole state of the response
-again: for a chunk of 200 bytes that costs more than all that the proxy does with it. The scope
-therefore offers a :class:`ShortWay` as :data:`EXTENSION`. It is an extension and no requirement:
-under any other ASGI server, unmodified uvicorn included, the proxy sends as usual, and the tests
-run over both.
+again. For a chunk of 200 bytes, that costs more than all other work of the proxy. The scope
+therefore offers a :class:`ShortWay` as :data:`EXTENSION`. The extension is optional: under any
+other ASGI server, unmodified uvicorn included, the proxy sends as usual, and the tests run over
+both.
 
 Chunks that are handed over in one turn of the event loop go to their sockets at its end, one after
-the other. Going back and forth between Python and the kernel's network for each of them costs a
-tenth more, by which at hundreds of streams all of them wait for the processor.
+the other. Alternating between Python and the kernel's network for each chunk costs a tenth more,
+which delays all streams when there are hundreds of them.
 
-An offer to go on in another protocol (``Upgrade: h2c``, which Java's own client adds to every
-request) is not taken up, as RFC 9110 lets a server do. The parser would drop the body of a request
-with it, so it never sees it; a WebSocket's is shown to the application, which refuses it. Fields
-that come after a chunked body are no headers of the request.
+An offer to continue in another protocol (``Upgrade: h2c``, which Java's own client adds to every
+request) is ignored, as RFC 9110 permits. The parser would drop the body of a request with such an
+offer, so the offer is removed before parsing. A WebSocket's offer is shown to the application,
+which refuses it. Fields that come after a chunked body are not headers of the request.
 
-The limits of the application's settings hold here for what comes before a request is one: how many
-connections there are, how long a head may take, and how long a body that nobody reads any more.
+The limits of the application's settings apply here to everything around a complete request: the
+number of connections, the time for a head, and the time for a body that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 EXTENSION: Final = "bridle.short_way"
-"""In ``scope["extensions"]``."""
+"""Key of the :class:`ShortWay` in ``scope["extensions"]``."""
 
 _LINE: Final = b"%b: %b\r\n"
 _FULL: Final = 1 << 18
-"""Bytes that are not held until the end of the turn."""
+"""Maximum bytes that wait for the end of the turn."""
 
 _OFFER: Final = re.compile(
     rb"(?<=\r\n)upgrade:(?![ \t]*websocket[ \t]*\r\n)[^\r\n]*\r\n", re.IGNORECASE
 )
 _HEADERS_REACH: Final = 1 << 14
-"""Bytes of a read in which an offer is looked for."""
+"""Maximum bytes of a read that are searched for an offer."""
 _WITHOUT_END: Final = 1 << 20
-"""Bytes of a head, or of a trailer, after which the connection is closed: the parser keeps them
-all and copies them with each read, before the request is authenticated."""
+"""Maximum bytes of a head, or of a trailer; beyond it the connection is closed. The parser keeps
+all of them and copies them with each read, before the request is authenticated."""
 
 
 _LOOK_S: Final = 0.5
-"""Between two looks at the connections of a server."""
+"""Seconds between two checks of a server's connections."""
 _RESERVED_FILES: Final = 256
-"""For the store, its readers and what a process has open anyway."""
+"""Number of files reserved for the store, its readers and what a process has open anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What an application allows the connections of its clients, as ``connection_limits``."""
+    """The limits of an application for its clients' connections, in its ``connection_limits``."""
 
     connections: int
     head_timeout_s: float
@@ -72,8 +72,8 @@ class ConnectionLimits:
 
 
 def connections_allowed(wanted: int) -> int:
-    """``wanted`` connections of clients, or as many as the process may open files for. A client's
-    connection may need one to an engine as well. Raises the process's own bound where it can."""
+    """Return ``wanted``, or fewer if the process may not open enough files. A client's connection
+    may need another one to an engine. The process's own limit is raised where that is permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + _RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -85,7 +85,7 @@ def connections_allowed(wanted: int) -> int:
 
 
 class Outbox:
-    """What is to be written at the end of this turn of one server's event loop."""
+    """The chunks to be written at the end of the current turn of one server's event loop."""
 
     __slots__ = ("__weakref__", "_chunks", "_loop", "_size")
 
@@ -110,7 +110,7 @@ class Outbox:
 
 
 class ShortWay:
-    """For one response."""
+    """Sends one response without ASGI's ``send``."""
 
     __slots__ = ("_cycle", "_outbox", "flush")
 
@@ -118,11 +118,13 @@ class ShortWay:
         self._cycle = cycle
         self._outbox = outbox
         self.flush = outbox.flush
-        """To be called before anything is sent the usual way, so that nothing overtakes."""
+        """Writes the waiting chunks. It must be called before anything is sent the usual way, to
+        keep the order."""
 
     def write(self, chunk: bytes) -> bool:
-        """Whether ``chunk`` (not empty) goes this way: not when the response has not begun or is no
-        chunked one, nor when its client must be waited for or has gone."""
+        """Write ``chunk`` (not empty) and return True. Return False if it must be sent the usual
+        way: the response has not begun or is not chunked, or its client has gone or must be waited
+        for."""
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
             return False
@@ -130,9 +132,9 @@ class ShortWay:
         return True
 
     def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Whether the whole response goes this way: not when its client must be waited for or has
-        gone, nor when the server must look at it (it ends the connection, answers ``HEAD``, adds
-        headers of its own or logs)."""
+        """Write the whole response and return True. Return False if it must be sent the usual way:
+        its client has gone or must be waited for, or the server must process it (it ends the
+        connection, answers ``HEAD``, adds headers of its own or logs)."""
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
             return False
@@ -150,14 +152,15 @@ class ShortWay:
 
 
 class StreamingProtocol(HttpToolsProtocol):
-    """See the module."""
+    """uvicorn's protocol with the short way and the limits that the module describes."""
 
     _unfinished = 0
-    """Bytes read since the last that ended a head or belonged to a body."""
+    """Bytes read since the last bytes that ended a head or belonged to a body."""
     _head_since: float | None = None
-    """When a head began that is not whole, or the connection."""
+    """Loop time at which the connection or an incomplete head began; ``None`` if none is waited
+    for."""
     _unread_since: float | None = None
-    """When a body was found that comes although its request has been replied to."""
+    """Loop time at which a body was first seen that still comes after the reply to its request."""
 
     def data_received(self, data: bytes) -> None:
         self._unfinished += len(data)
@@ -186,7 +189,7 @@ class StreamingProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing is wrong here: the client gets a 426, and Codex asks at each start."""
+        """Log nothing: the client gets a 426, and Codex asks at each start."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -204,7 +207,7 @@ class StreamingProtocol(HttpToolsProtocol):
             self.loop.call_later(_LOOK_S, _look, self.loop, self.connections, limits)
 
     def look(self, now: float, limits: ConnectionLimits) -> None:
-        """Ends the connection when its client takes too long."""
+        """End the connection if its client takes too long."""
         if self._head_since is not None:
             if now - self._head_since > limits.head_timeout_s:
                 self._refuse(408, "head_timeout_s")
@@ -217,7 +220,7 @@ class StreamingProtocol(HttpToolsProtocol):
             self._unread_since = None
 
     def _refuse(self, status: int | None, limit: str) -> None:
-        """Closes the connection, with a response when no other has begun."""
+        """Close the connection, after a response with ``status`` unless that is ``None``."""
         if self.transport.is_closing():
             return
         if status is not None:
@@ -234,7 +237,7 @@ class StreamingProtocol(HttpToolsProtocol):
 
 
 def _look(loop: asyncio.AbstractEventLoop, connections: set[Any], limits: ConnectionLimits) -> None:
-    """Looks at all connections of a server, again and again while there are any."""
+    """Check all connections of a server, and repeat this while there are any."""
     now = loop.time()
     for connection in list(connections):
         connection.look(now, limits)
@@ -243,4 +246,4 @@ def _look(loop: asyncio.AbstractEventLoop, connections: set[Any], limits: Connec
 
 
 _OUTBOXES: Final[WeakKeyDictionary[ServerState, Outbox]] = WeakKeyDictionary()
-"""One for each server, which has one event loop."""
+"""One outbox for each server, which has one event loop."""

@@ -59,7 +59,7 @@ _SESSION: Final = "/s/"
 
 @lru_cache(maxsize=256)  # all calls of a session come by one path, which may be long
 def route(path: str) -> Route | None:
-    """The data route of ``path``; ``None`` for any other path."""
+    """Return the data route of ``path``, or ``None`` for any other path."""
     session = None
     if path.startswith(_SESSION):
         session, _, path = path[len(_SESSION) :].partition("/")
@@ -92,20 +92,21 @@ def _parametrised(path: str) -> Route | None:
 
 
 def nothing_at(path: str) -> ApiError:
-    """The error for a path that is no route."""
+    """Return the error for a path that is no route."""
     why = _misplaced(path)
     message = f"nothing is served at {path}" + (f": {why}" if why else "")
     return ApiError("not_found", message, status=404)
 
 
 def calls_method(path: str) -> bool:
-    """Whether a POST to ``path`` calls a method of a model in Google's form. In a GET the same path
-    may name a model with a tag."""
+    """Return whether a POST to ``path`` calls a method of a model in Google's form. In a GET the
+    same path may name a model with a tag."""
     return _GOOGLE.search(path) is not None
 
 
 def _misplaced(path: str) -> str | None:
-    """The correction of the client's base URL, if ``path`` with or without ``/v1`` is a route."""
+    """Return the correction of the client's base URL, if ``path`` with or without ``/v1`` is a
+    route."""
     session, rest = "", path
     if path.startswith(_SESSION):
         name, _, rest = path[len(_SESSION) :].partition("/")
@@ -118,7 +119,7 @@ def _misplaced(path: str) -> str | None:
 
 
 def implied_dialect(path: str) -> DialectName:
-    """The dialect of the error for an unknown path."""
+    """Return the dialect of the error for an unknown path."""
     if "/v1beta/" in path or "/v1alpha/" in path or _GOOGLE.search(path):
         return "google"
     if "/messages" in path or "/api/" in path:

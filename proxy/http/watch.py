@@ -1,8 +1,8 @@
-"""One look now and then at all requests that are being served, instead of a task for each.
+"""A periodic check of all requests that are being served, instead of a task for each.
 
-A request that takes a while is watched whether its client is still there; when the client leaves,
-the task that serves it is cancelled. A stream that has been silent for long gets a sign of life,
-because harnesses hang up after minutes without a protocol event.
+After a short time, a request is watched for its client's disconnection, and the task that serves it
+is then cancelled. A stream that has been silent for long gets a sign of life, because harnesses
+hang up after minutes without a protocol event.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from bridle.proxy.http.client import Client
 from bridle.proxy.periodic import Periodic
 
 _UNWATCHED_S: Final = 0.05
-"""How long a request runs before its client is watched: most replies of a fast engine are whole by
-then, and a task for each of them would cost more than it could save."""
+"""Seconds that a request runs before its client is watched. Most replies of a fast engine are
+complete by then, and a task for each would cost more than it could save."""
 
 
 class Watch:
-    """Of one event loop. Each :meth:`enter` is paired with a :meth:`leave`, in the same task."""
+    """The requests of one event loop. Each :meth:`enter` is paired with a :meth:`leave`, in the
+    same task."""
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
         self._young: dict[Client, float] = {}
-        """When each request began that is not watched yet, oldest first."""
+        """Loop time at which each request began that is not watched yet, oldest first."""
         self._streams: dict[Client, Callable[[], None]] = {}
-        """What gives each silent stream a sign of life."""
+        """The function that gives each silent stream a sign of life."""
         self._timer: asyncio.TimerHandle | None = None
         self._sweeps = Periodic("keep-alive", keep_alive_s / 4, self._sweep)
 
@@ -41,8 +42,8 @@ class Watch:
         await self._sweeps.close()
 
     def enter(self, client: Client, keep_alive: Callable[[], None] | None = None) -> None:
-        """The current task serves ``client``, whose body has been read. ``keep_alive`` is called
-        when its stream has been silent for long."""
+        """Register ``client``, which the current task serves and whose body has been read.
+        ``keep_alive`` is called when its stream has been silent for long."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None, "inside a task"  # noqa: S101 - a programming error
@@ -55,7 +56,8 @@ class Watch:
             self._streams[client] = keep_alive
 
     def leave(self, client: Client) -> bool:
-        """Whether the task was cancelled because the client has gone, and for no other reason."""
+        """Remove ``client``. Return whether the task was cancelled because the client has gone, and
+        for no other reason."""
         self._young.pop(client, None)
         self._streams.pop(client, None)
         if client.watching is not None:

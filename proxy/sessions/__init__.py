@@ -1,4 +1,4 @@
-"""The sessions that calls belong to: who may use which, and what memory has of them.
+"""The sessions that calls belong to: access to them, and their state in memory.
 
 ``registry`` admits requests, ``harness_identity`` reads their headers, and ``rules`` applies a
 session's own settings. ``session`` is one session in memory with its turns and its token tree;

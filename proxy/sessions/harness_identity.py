@@ -1,7 +1,7 @@
-"""Which harness is calling and which of its own sessions a request belongs to, by its headers.
+"""Identification of the calling harness, and of its own session, by a request's headers.
 
-What each harness sends is observed, not documented (versions in docs/harnesses.md); headers that
-identify are kept with the call, everything else about the client is forgotten.
+The headers that each harness sends are observed, not documented (versions in docs/harnesses.md).
+Headers that identify are kept with the call; everything else about the client is discarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ KEPT_HEADERS: Final = frozenset(
         "traceparent",
     }
 )
-"""Recorded with each call: evidence of the harness, its sessions, sub-agents, retries and trace."""
+"""Headers recorded with each call: evidence of the harness, its sessions, sub-agents, retries and
+trace."""
 _LONGEST_VALUE: Final = 4096
 
 _SESSION_HEADERS: Final = (
@@ -53,9 +54,9 @@ class Identity(NamedTuple):
 
     harness: str | None
     session_name: str | None
-    """The harness's own session id, prefixed by the harness; ``None`` when it sends none."""
+    """The harness's own session id, prefixed by the harness; ``None`` if it sends none."""
     role: str | None
-    """The sub-agent or thread within that session, when the harness sends one."""
+    """The sub-agent or thread within that session, if the harness sends one."""
 
 
 def identify(headers: Mapping[str, str]) -> Identity:

@@ -1,7 +1,7 @@
 """Seals sessions that nobody ends: those recorded through a base URL alone, after a time without
 calls. The feed hands out sealed sessions only.
 
-A session with a key of its own was opened by a program that ends it, and is left to that.
+A session with a key of its own was opened by a program, which is expected to end it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ log = logging.getLogger("bridle.proxy")
 
 OUTCOME: Final = "idle"
 _LOOKS: Final = 4
-"""How often it looks while a session becomes idle."""
+"""Number of checks in the time that makes a session idle."""
 _MOST_S: Final = 60.0
 
 
 class IdleSeal:
-    """Looks in the store, in a thread, so that it also finds what earlier processes recorded."""
+    """Checks the store, in a thread, so that it also finds the sessions of earlier processes."""
 
     def __init__(
         self, reader: Reader, seal: Callable[[str, str], Awaitable[None]], idle_s: float
     ) -> None:
-        """``seal`` gets a session's id and outcome; ``idle_s`` of 0 seals nothing."""
+        """``seal`` is called with a session's id and outcome; nothing is sealed if ``idle_s`` is
+        0."""
         self._reader = reader
         self._seal = seal
         self._idle_s = idle_s

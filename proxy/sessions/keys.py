@@ -16,18 +16,18 @@ VERIFIER_KEY_PREFIX: Final = "brv_"
 
 
 def new_session_key() -> str:
-    """A key with 256 random bits; only its hash is ever stored."""
+    """Return a key with 256 random bits; only its hash is ever stored."""
     return SESSION_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def new_verifier_key(session_id: str) -> str:
-    """A key that scores the session: its id, and 256 random bits. Only its hash is stored, so that
-    neither the admin key nor the store makes one."""
+    """Return a key that scores the session: its id, and 256 random bits. Only its hash is stored,
+    so the key can be made from neither the admin key nor the store."""
     return f"{VERIFIER_KEY_PREFIX}{session_id}.{secrets.token_urlsafe(32)}"
 
 
 def session_named_in(key: str) -> str:
-    """The id of the session that a verifier key claims to score."""
+    """Return the id of the session that a verifier key claims to score."""
     return key.removeprefix(VERIFIER_KEY_PREFIX).rpartition(".")[0]
 
 
@@ -36,5 +36,5 @@ def hash_key(key: str) -> str:
 
 
 def same(given: str, expected: str) -> bool:
-    """Equality, in a time that does not depend on where they differ."""
+    """Compare two keys in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), expected.encode())

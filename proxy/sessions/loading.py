@@ -1,4 +1,4 @@
-"""A session's recorded calls read back into its turns and its token tree."""
+"""Reading a session's recorded calls back into its turns and its token tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("bridle.proxy")
 
 
 def load_calls(session: Session, calls: Iterable[CallRow], spans: Iterable[Span]) -> None:
-    """Adds what the store has of the session and memory has not."""
+    """Add the spans and calls of the session that are in the store and not in memory."""
     session.tree.extend(spans)
     for row in calls:
         if row.status is CallStatus.OPEN or row.id in session.calls:
@@ -27,7 +27,7 @@ def load_calls(session: Session, calls: Iterable[CallRow], spans: Iterable[Span]
 
 
 def _add(session: Session, row: CallRow, state: LineageState) -> None:
-    """Adds a call as a turn; one whose state cannot be used is logged."""
+    """Add a call as a turn. Log a call whose state cannot be used."""
     turns = session.turns
     base = turns.turns.get(state.base_call_id or "")
     # Otherwise its echo is recognised and nothing is built on it.

@@ -1,9 +1,9 @@
-"""The sessions in memory, the longest unused forgotten first, within one budget of bytes.
+"""The sessions in memory, within one budget of bytes; the longest unused are removed first.
 
-A session is found by its id, name or key, or by the conversation that a request continues. What
-memory does not explain another process may have recorded, so the store is asked then. All anonymous
-sessions share one index of turns: in it the next call of a harness that sends no session id finds
-the call before it, and by that its session.
+A session is found by its id, name or key, or by the conversation that a request continues. If
+memory does not explain a request, another process may have recorded its session, so the store is
+read. All anonymous sessions share one index of turns. With it, the next call of a harness that
+sends no session id finds the call before it, and thereby its session.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, SessionRecord, token_array
 
 _ANONYMOUS_SESSIONS: Final = 64
-"""How many of the latest anonymous sessions a restarted proxy remembers."""
+"""Number of the latest anonymous sessions that a proxy reads from the store."""
 
 ECHO_WAIT_S: Final = 5.0
-"""The longest that a request waits for the end of a call whose reply it echoes."""
+"""Maximum seconds that a request waits for the end of a call whose reply it echoes."""
 
 
 def is_anonymous(session: SessionRecord) -> bool:
-    """Nothing but its conversation leads to this session."""
+    """Return whether nothing but its conversation identifies the session."""
     return session.name is None and session.key_hash is None
 
 
 class SessionMemory:
-    """Call :meth:`start` before anything else."""
+    """The sessions in memory, and their running calls. Call :meth:`start` before anything else."""
 
     def __init__(
         self, reader: Reader, limit: int, *, on_read: Callable[[], None] = lambda: None
     ) -> None:
-        """``limit`` is in bytes; sessions with running calls, and the one used last, are kept
-        whatever they take. ``on_read`` is called for each session whose calls were read from the
-        store."""
+        """``limit`` is in bytes. Sessions with running calls, and the one used last, are kept
+        regardless of their size. ``on_read`` is called for each session whose calls were read from
+        the store."""
         self._reader = reader
         self._limit = limit
         self._on_read = on_read
         self._size = 0
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._ids: dict[tuple[str, str], str] = {}
-        """``("name" | "key", value)`` -> session id."""
+        """Session ids by ``("name" | "key", value)``."""
         self._anonymous = TurnIndex(unrelated=True)
         self._writers: frozenset[str] = frozenset()
-        """The processes that wrote to the store when the anonymous sessions were last read."""
+        """Ids of the processes that had written to the store when the anonymous sessions were last
+        read."""
         self._running: dict[str, asyncio.Event | None] = {}
-        """Call id -> set when the call is over; made when a request waits for it."""
+        """The running calls by id, with an event that is set when the call is over. The event is
+        made when a request waits for it."""
 
     async def start(self) -> None:
         await self._load_anonymous()
@@ -76,7 +78,8 @@ class SessionMemory:
         return self.get(self._ids.get(("key", key_hash)))
 
     def add(self, record: SessionRecord, *, new: bool = False) -> Session:
-        """The session of ``record``; ``new``: the store has no calls of it."""
+        """Return the session of ``record``, which is added if it is not in memory. ``new`` means
+        that the store has no calls of it."""
         session = self.get(record.id)
         if session is not None:
             return session
@@ -90,7 +93,7 @@ class SessionMemory:
         return session
 
     def forget(self, session_id: str) -> None:
-        """Drops a session, for room or because it changed elsewhere."""
+        """Remove a session, to make room or because it changed elsewhere."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -100,12 +103,12 @@ class SessionMemory:
         session.dissolve()
 
     def latest_open(self, limit: int) -> list[str]:
-        """Ids of the sessions that are not known to be sealed, latest used first."""
+        """Return the ids of the sessions that are not known to be sealed, latest used first."""
         latest = islice(reversed(self._sessions.values()), limit)
         return [session.id for session in latest if session.record.sealed_at is None]
 
     def _settle(self, session: Session) -> None:
-        """Counts a session's growth and makes room for it."""
+        """Count a session's growth and make room for it."""
         self._size += session.measure()
         if self._size <= self._limit:
             return
@@ -124,12 +127,12 @@ class SessionMemory:
     # -- calls -----------------------------------------------------------------------------------
 
     def begin(self, session: Session, call_id: str) -> None:
-        """The call is at the engine from now on."""
+        """Record that the call is at the engine from now on."""
         session.running.add(call_id)
         self._running[call_id] = None
 
     def end(self, session: Session, call_id: str, turn: Turn | None = None) -> None:
-        """The call is over; ``turn`` when it is recorded."""
+        """Record that the call is over. ``turn`` is given if the call is in the store."""
         session.running.discard(call_id)
         current = self._sessions.get(session.id)
         if turn is None:
@@ -143,13 +146,13 @@ class SessionMemory:
             over.set()
 
     def running(self, call_ids: Iterable[str]) -> list[str]:
-        """Those of the calls that are still at the engine."""
+        """Return the ids of the given calls that are still at the engine."""
         return [call_id for call_id in call_ids if call_id in self._running]
 
     # -- lineage ---------------------------------------------------------------------------------
 
     async def find(self, session: Session, request: Request, agent: str | None = None) -> Link:
-        """Where ``request`` belongs in its session."""
+        """Return the place of ``request`` in its session."""
         if not session.loaded:
             await self._load(session)
             if session.calls:
@@ -163,7 +166,8 @@ class SessionMemory:
         return link
 
     async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
-        """Where a request without any session belongs, and the session that it continues."""
+        """Return the place of a request that names no session, and the session that it
+        continues."""
         link = self._find_anonymous(request)
         if link.unknown and await self._were_running(link.unknown):
             link = self._find_anonymous(request)
@@ -178,7 +182,7 @@ class SessionMemory:
         return link, None if link.parent is None else self.get(link.parent.session_id)
 
     def find_first(self, request: Request) -> Link:
-        """Where ``request`` belongs in a session that it is the first call of."""
+        """Return the place of ``request`` in a session that it is the first call of."""
         return Search(TurnIndex(), request, None).link()
 
     def _find_anonymous(self, request: Request) -> Link:
@@ -191,10 +195,10 @@ class SessionMemory:
         return max(found, key=_reach, default=link)
 
     async def _were_running(self, call_ids: Iterable[str]) -> bool:
-        """Whether some of the calls were still at the engine; returns when they are over.
+        """Wait for the calls that are still at the engine; return whether there were any.
 
         A client that cut a stream and goes on at once may echo a call whose end is not recorded
-        yet; that end is near.
+        yet. The wait takes at most :data:`ECHO_WAIT_S`.
         """
         running = self.running(call_ids)
         with contextlib.suppress(TimeoutError):
@@ -213,7 +217,7 @@ class SessionMemory:
     # -- the store -------------------------------------------------------------------------------
 
     async def _load(self, session: Session) -> None:
-        """Adds the session's recorded calls that are not in memory."""
+        """Add the session's recorded calls that are not in memory."""
         calls, spans = await asyncio.to_thread(
             lambda: (self._reader.calls(session.id), self._reader.spans(session.id))
         )
@@ -222,7 +226,7 @@ class SessionMemory:
         self._settle(session)
 
     async def _grown(self, session: Session) -> bool:
-        """Whether the store has calls of the session that were not made here."""
+        """Return whether the store has calls of the session that were not made here."""
         counts = await asyncio.to_thread(self._reader.call_counts, session.id)
         return _ended(counts) > len(session.calls)
 
@@ -235,7 +239,7 @@ class SessionMemory:
         return self.add(record)
 
     async def _load_anonymous(self) -> None:
-        """Reads the latest anonymous sessions that are in the store and not in memory."""
+        """Read the latest anonymous sessions that are in the store and not in memory."""
         self._writers = await asyncio.to_thread(self._reader.writer_ids)
         latest = await asyncio.to_thread(
             lambda: list(
@@ -252,17 +256,18 @@ class SessionMemory:
                 await self._load(session)
 
     async def _others_wrote(self) -> bool:
-        """Whether an anonymous conversation that goes on here may have been begun elsewhere."""
+        """Return whether another process may have begun an anonymous conversation that goes on
+        here."""
         writers = await asyncio.to_thread(self._reader.writer_ids)
         return len(writers) > 1 or writers != self._writers
 
 
 def _ended(counts: Mapping[CallStatus, int]) -> int:
-    """How many of the counted calls have ended: of one that runs there is nothing to read yet."""
+    """Return the number of calls that have ended. A running call has nothing to read yet."""
     return sum(counts.values()) - counts.get(CallStatus.OPEN, 0)
 
 
 def _reach(link: Link) -> int:
-    """Where the tokens of the link's parent end."""
+    """Return the number of tokens up to the end of the link's parent, or 0 if there is none."""
     tip = None if link.parent is None else link.parent.tip(link.choice)
     return 0 if tip is None else tip.end

@@ -1,10 +1,10 @@
-"""Who a request is from, what it may do, and which session it belongs to.
+"""Authentication and admission: the rights of a request, and the session that it belongs to.
 
-A session key records calls of its session, a verifier key scores and seals one session, the admin
-key permits everything. A proxy that was given a key to ask for asks for it on loopback too. Where
-``keyless_recording`` is set, a loopback request without a key may record: it finds its session by
-path, by the harness's own session id, by the conversation it continues, or opens a new one; a
-session that has a key stays closed to it, and so does the control API.
+A session key records calls of its session, a verifier key scores and seals one session, and the
+admin key permits everything. A proxy with an admin key asks for a key on loopback too. With
+``keyless_recording``, a loopback request without a key may record. Its session is found by path, by
+the harness's own session id or by the conversation that it continues; otherwise a new one is
+opened. A session that has a key stays closed to such a request, and so does the control API.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """What a request's credentials and address allow."""
+    """The rights that a request's credentials and address give."""
 
     admin: bool = False
-    """May use the control routes and any session."""
+    """Whether it may use the control routes and any session."""
     session: Session | None = None
-    """The session whose key was given: its calls may be recorded and continued."""
+    """The session whose key was given. Its calls may be recorded and continued."""
     scores: str | None = None
-    """The session whose verifier key was given: it may be scored and sealed."""
+    """Id of the session whose verifier key was given. It may be scored and sealed."""
 
     @property
     def keyless(self) -> bool:
-        """Whether it may record in sessions that have no key, and do nothing else."""
+        """Whether the caller may record in sessions that have no key, and do nothing else."""
         return not self.admin and self.session is None and self.scores is None
 
     def may_read(self, session: SessionRecord) -> bool:
-        """Whether the caller may read calls of the session, to continue them."""
+        """Return whether the caller may read calls of the session, to continue them."""
         if self.session is not None:
             return self.session.id == session.id
         return self.admin or (self.keyless and session.key_hash is None)
 
     def may_score(self, session_id: str) -> bool:
-        """Whether the caller may reward and seal the session, and set kinds of its calls."""
+        """Return whether the caller may reward and seal the session, and set kinds of its calls."""
         return self.admin or self.scores == session_id
 
 
@@ -89,8 +89,8 @@ class Sessions:
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
-        """Raises :class:`ApiError` (401) when there is no valid key and one is needed, or when a
-        key in our form is not, or no longer, valid."""
+        """Return the caller's rights. Raise :class:`ApiError` (401) when there is no valid key and
+        one is needed, or when a key in Bridle's form is not, or no longer, valid."""
         admin_key = self._settings.admin_key
         given = credentials(headers)
         for key in given:
@@ -112,9 +112,9 @@ class Sessions:
     async def admit(
         self, caller: Caller, path_session: str | None, identity: Identity
     ) -> Session | None:
-        """The open session that a data request names by key, path or the harness's own session id;
-        ``None`` when nothing does. Raises :class:`ApiError` when it is sealed, expired or not the
-        caller's."""
+        """Return the open session that a data request names by key, path or the harness's own
+        session id; ``None`` if it names none. Raise :class:`ApiError` when it is sealed, expired,
+        unknown or not the caller's."""
         if caller.scores is not None:
             raise ApiError("permission", "a verifier key records no calls", status=403)
         session = caller.session
@@ -134,14 +134,15 @@ class Sessions:
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
-        """The session of a request that only its conversation identifies: the one that it continues
-        while that is open, else a new one."""
+        """Return the session of a request that only its conversation identifies: the one that it
+        continues while that is open, else a new one."""
         if continued is not None and continued.record.sealed_at is None:
             return continued
         return await self.create(self._record(identity))
 
     def readable(self, caller: Caller) -> Callable[[str], bool]:
-        """Whether the caller may read calls of the session with an id; it may read the store."""
+        """Return a function of a session id, which returns whether the caller may read the
+        session's calls. The function may read the store."""
 
         def may_read(session_id: str) -> bool:
             if not caller.keyless:
@@ -156,7 +157,7 @@ class Sessions:
         return may_read
 
     async def find(self, id_or_name: str) -> Session | None:
-        """A session by id, or else by name."""
+        """Return a session by id, or else by name."""
         found = self._memory.get(id_or_name) or self._memory.named(id_or_name)
         if found is None:
             record = await asyncio.to_thread(self._read, id_or_name)
@@ -164,11 +165,12 @@ class Sessions:
         return found
 
     def forget(self, session_id: str) -> None:
-        """The session changed elsewhere: the store is asked for it again."""
+        """Drop a session that changed elsewhere, so that it is read from the store again."""
         self._memory.forget(session_id)
 
     async def create(self, record: SessionRecord) -> Session:
-        """Raises :class:`ApiError` (409) when its name is taken, 503 when the store is down."""
+        """Store a new session. Raise :class:`ApiError`: 409 when its name is taken, 422 when it
+        cannot be stored, 503 when the store is down."""
         try:
             await self._writer.add(record)
         except RecordRejected as error:
@@ -186,8 +188,8 @@ class Sessions:
     async def seal(
         self, session_id: str, outcome: str, labels: Mapping[str, Any] | None = None
     ) -> None:
-        """Ends the session; the first seal counts, wherever it was made. ``labels`` replace its
-        own. Raises 503."""
+        """End the session; the first seal counts, wherever it was made. ``labels`` replace its own.
+        Raise 503."""
         await self._before_seal(session_id)
         try:
             await self._writer.seal_session(session_id, outcome, time.time(), labels)
@@ -196,7 +198,7 @@ class Sessions:
         self.forget(session_id)
 
     async def renew_verifier_key(self, session_id: str) -> str:
-        """A new verifier key of the session; the one before it opens nothing any more. Raises
+        """Return a new verifier key of the session, which makes the one before it invalid. Raise
         503."""
         key = new_verifier_key(session_id)
         try:
@@ -207,7 +209,8 @@ class Sessions:
         return key
 
     async def _scored_by(self, key: str) -> str:
-        """Reads the store each time, since another process may have renewed the key."""
+        """Return the id of the session that a verifier key scores. The store is read each time,
+        since another process may have renewed the key."""
         session_id = session_named_in(key)
         try:
             record = await asyncio.to_thread(self._reader.session, session_id)
@@ -248,7 +251,8 @@ class Sessions:
         return await self._named(name, identity)
 
     async def _named(self, name: str, identity: Identity) -> Session:
-        """The session called ``name``, created on first use, once however many ask at once."""
+        """Return the session called ``name``. It is created on first use, only once for concurrent
+        requests."""
         session = self._memory.named(name)
         if session is not None:
             return session
@@ -291,7 +295,7 @@ class Sessions:
 
 
 def credentials(headers: Mapping[str, str]) -> list[str]:
-    """Every key that the request carries, in any of the providers' three headers."""
+    """Return every key that the request carries, in any of the providers' three headers."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = [
         token if scheme.lower() == "bearer" else "",
@@ -315,7 +319,7 @@ def store_unavailable() -> ApiError:
 
 
 def store_not_read(error: StoreUnavailable) -> ApiError:
-    """The error that clients get for ``error``, which is logged."""
+    """Log ``error`` and return the error that clients get for it."""
     log.error("store_not_read", extra={"error": str(error)})
     return store_unavailable()
 
@@ -328,11 +332,11 @@ def _check_open(session: SessionRecord) -> None:
 
 
 def _local_host(headers: Mapping[str, str]) -> bool:
-    """Whether the client asked for this machine by a local name: a web page that was pointed here
-    by a rebound DNS name did not."""
+    """Return whether the client asked for this machine by a local name. A web page that was
+    directed here by a rebound DNS name did not."""
     return is_loopback(_name(headers.get("host", "localhost")))
 
 
 def _name(host: str) -> str:
-    """Without its port."""
+    """Return ``host`` without its port."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

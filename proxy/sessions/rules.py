@@ -1,8 +1,8 @@
 """The rules in a session's settings: pins and caps of sampling parameters, and a budget.
 
-A budget is looked at when a call begins; a call that runs may end. The store is the account, so
-that every process on it sees the same. Calls that run here are added to it, and those that run in
-other processes are not, so several processes may overdraw by the calls that they begin at once.
+A budget is checked when a call begins; a running call may end. The use is read from the store, so
+every process on it gets the same number. Running calls of this process are added to it, and those
+of other processes are not, so several processes may overdraw by the calls that they begin at once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ _DEFAULTS: Final[Mapping[str, float]] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""The values that engines take for parameters that a request leaves out; the other parameters have
-no bound then."""
+"""The values that engines use for parameters that a request leaves out. All other parameters are
+unbounded if left out."""
 
 
 def effective(
     asked: Sampling, settings: Mapping[str, Any], *, pinned: bool = True
 ) -> tuple[Sampling, tuple[Note, ...]]:
-    """``asked`` under ``settings``: ``pin`` replaces, ``cap`` is an upper bound, ``default`` fills
-    what the client left out. Each value that overrides the client's is noted. ``pinned``: whether
-    pins apply, which are for the policy and not for another provider's model.
+    """Return ``asked`` under ``settings``, with a note for each value that overrides the client's.
+
+    ``pin`` replaces a value, ``cap`` is an upper bound, and ``default`` fills in what the client
+    left out. ``pinned`` is whether pins apply, which are for the policy and not for another
+    provider's model.
 
     Settings look like ``{"pin": {"temperature": 1.0}, "cap": {"max_tokens": 512}}``.
     """
@@ -83,7 +85,7 @@ class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` naming the field that is neither a sampling rule nor a budget."""
+    """Raise ``ValueError`` naming the field that is neither a sampling rule nor a budget."""
     try:
         msgspec.convert(settings, _Settings)
     except msgspec.ValidationError as error:
@@ -91,22 +93,23 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 class Budgets:
-    """Every session's budget: its own settings' ``budget`` over the proxy's default."""
+    """The sessions' budgets: ``budget`` of a session's own settings over the proxy's default."""
 
     def __init__(self, reader: Reader, default: Budget) -> None:
         self._reader = reader
         self.default = None if default == Budget() else default
-        """Of sessions that have no settings of their own; ``None`` when there is none."""
+        """The proxy's default budget; ``None`` if it has no bound."""
 
     def of(self, settings: Mapping[str, Any]) -> Budget | None:
-        """The budget of a session with such settings, or ``None`` when it has none."""
+        """Return the budget of a session with such settings, or ``None`` if it has none."""
         own = settings.get("budget")
         if not own:
             return self.default
         return msgspec.structs.replace(self.default or Budget(), **own)
 
     async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
-        """Why the session's next call is refused, if it is; ask before the call begins."""
+        """Return the error and the note that refuse the session's next call, or ``None`` if the
+        call is permitted. Ask before the call begins."""
         record = session.record
         if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)

@@ -1,8 +1,9 @@
-"""Sessions that another proxy on the same store has sealed.
+"""A check for sessions that another proxy on the same store has sealed.
 
 The proxies of one deployment report their seals to each other
-(``proxy/cluster/cluster_control.py``). Proxies of other deployments on the same store do not: while
-others write to the store, each proxy reads now and then which of its sessions in use are sealed.
+(``proxy/cluster/cluster_control.py``). Proxies of other deployments on the same store do not. While
+others write to the store, each proxy therefore checks repeatedly which of its sessions in use are
+sealed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ log = logging.getLogger("bridle.proxy")
 
 EVERY_S: Final = 2.0
 _AT_ONCE: Final = 1000
-"""The sessions used last; one that is not among them takes no calls, or few."""
+"""Maximum number of sessions in one check, the ones used last. A session that is not among them
+gets few calls or none."""
 
 
 class SealWatch:
-    """Looks every ``every_s`` seconds, in a thread."""
+    """Checks every ``every_s`` seconds, in a thread."""
 
     def __init__(self, memory: SessionMemory, reader: Reader, every_s: float = EVERY_S) -> None:
         self._memory = memory

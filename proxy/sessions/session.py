@@ -27,11 +27,11 @@ from bridle.store.tree import Point, TokenTree, path_nodes
 _SESSION_BYTES: Final = 4000
 _TURN_BYTES: Final = 3000
 _NODE_BYTES: Final = 500
-"""What a session, a turn and a span take beside their token ids, roughly."""
+"""Approximate bytes of a session, a turn and a span, without their token ids."""
 
 
 class Session:
-    """See the module."""
+    """A session in memory; the module shows the order of the methods."""
 
     __slots__ = (
         "calls",
@@ -49,26 +49,26 @@ class Session:
     def __init__(
         self, record: SessionRecord, turns: TurnIndex | None = None, *, loaded: bool = True
     ) -> None:
-        """``turns`` is where its turns are kept when it shares them with other sessions."""
+        """``turns`` is the index of its turns, if it shares one with other sessions."""
         self.record = record
         self.id: str = record.id
         self.turns = TurnIndex() if turns is None else turns
         self.tree = TokenTree(record.id)
         self.calls: set[str] = set()
-        """Its calls that are over and have been looked at."""
+        """Ids of its calls that are over and have been processed."""
         self.running: set[str] = set()
-        """Its calls that are at the engine."""
+        """Ids of its calls that are at the engine."""
         self.prompt = KnownPrompt()
-        """Its latest long prompt as the engine reported it."""
+        """The session's latest long prompt as the engine reported it."""
         self.homes: dict[Any, Any] = {}
-        """By pool of engines, the one that it stays with."""
+        """The engine that the session stays with, by pool of engines."""
         self.loaded = loaded
-        """Whether the calls that the store has of it have been read."""
+        """Whether the session's calls in the store have been read."""
         self.size = 0
-        """Bytes, when last measured."""
+        """Bytes held, when last measured."""
 
     def measure(self) -> int:
-        """Bytes held, roughly; returns by how many they have grown."""
+        """Update ``size``, the approximate number of bytes held, and return its growth."""
         tree = self.tree
         size = _SESSION_BYTES + 4 * tree.tokens + _NODE_BYTES * len(tree.nodes) + self.prompt.size
         size += _TURN_BYTES * len(self.calls)
@@ -76,16 +76,17 @@ class Session:
         return grown
 
     def find(self, request: Request, agent: str | None = None) -> Link:
-        """Where ``request`` belongs: by what it says, or by its tokens. ``agent`` is the harness'
-        own name of the (sub-)agent, when its headers have one. Changes nothing."""
+        """Return the place of ``request`` in the session, found by its messages or by its tokens.
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. The session
+        is not changed."""
         link = Search(self.turns, request, agent).link()
         if link.parent is None and isinstance(request.prompt, tuple):
             return self.find_tokens(link, token_array(request.prompt))
         return link
 
     def find_tokens(self, link: Link, prompt: TokenIds) -> Link:
-        """``link``, below the longest recorded path (prompt and reply) that ``prompt`` begins
-        with, if there is one."""
+        """Return ``link``, below the longest recorded path (prompt and reply) that ``prompt``
+        begins with, if there is one."""
         point, _ = self.tree.find(prompt)
         for node, count in path_nodes(point.node, point.position):
             call_id, _, name = (node.id or "").rpartition(".")
@@ -111,8 +112,8 @@ class Session:
         prompt: TokenIds | None,
         sent: TokenIds | None = None,
     ) -> tuple[Growth, bool]:
-        """Puts a call's tokens into the tree: ``prompt`` are the ids that the engine used, and
-        ``sent`` those that it was sent. Also returns whether these are the same."""
+        """Put a call's tokens into the tree. ``prompt`` holds the ids that the engine used, and
+        ``sent`` the ids that it was sent. Return the growth and whether both are the same."""
         exact = prompt is not None and sent is not None and np.array_equal(prompt, sent)
         near = None if link.base is None else link.base.tip(link.choice)
         known = near.end if exact and near is not None else 0
@@ -127,8 +128,8 @@ class Session:
         growth: Growth | None = None,
         prompt_length: int = 0,
     ) -> Turn:
-        """The turn of a call that is over: ``messages`` are its replies, ``growth`` its tokens.
-        Without them, or without a known prompt, nothing is built on it."""
+        """Return the turn of a call that is over. ``messages`` are its replies, ``growth`` its
+        tokens. Without them, or without a known prompt, nothing is built on it."""
         nodes, prompt = self.tree.nodes, None
         if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
             prompt = Point(tip, prompt_length)
@@ -154,13 +155,13 @@ class Session:
         )
 
     def add(self, turn: Turn) -> None:
-        """Remembers a call that is over, or replaces what was known of it."""
+        """Add a call that is over, or replace its turn."""
         self.turns.add(turn)
         self.calls.add(turn.call_id)
 
     def trim(self) -> bool:
-        """Forgets half of the turns that nothing is built on, longest out of use first; whether
-        there were any. One line is always kept whole."""
+        """Remove half of the turns that nothing is built on, longest out of use first. Return
+        whether there were any. One line is always kept whole."""
         leaves = self.turns.leaves()
         idle = leaves[: len(leaves) // 2]
         for turn in idle:
@@ -169,7 +170,7 @@ class Session:
         return bool(idle)
 
     def dissolve(self) -> None:
-        """Gives up what it holds, also where it is shared."""
+        """Remove its turns from a shared index, and dissolve its token tree."""
         if self.turns.unrelated:
             for call_id in self.calls:
                 turn = self.turns.turns.get(call_id)

@@ -46,7 +46,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Wants(msgspec.Struct, frozen=True, gc=False):
-    """What the client's reply shows of what is always recorded, and in which form."""
+    """The recorded data that the client's reply contains, and their form."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -54,35 +54,35 @@ class Wants(msgspec.Struct, frozen=True, gc=False):
     stream_usage: bool = False
     reasoning: bool = True
     reasoning_summary: bool = False
-    """Responses only: reasoning as the item's ``summary``, else as its ``content``."""
+    """Whether reasoning is the item's ``summary``, and not its ``content`` (Responses only)."""
     encrypted_reasoning: bool = False
-    """Responses only: reasoning items carry ``encrypted_content``."""
+    """Whether reasoning items carry ``encrypted_content`` (Responses only)."""
     json_array: bool = False
-    """Google only: the stream is one JSON array that grows, not server-sent events."""
+    """Whether the stream is one JSON array that grows, and not server-sent events (Google only)."""
 
 
 class ClientTool(msgspec.Struct, frozen=True, gc=False):
-    """The client's tool that an engine's function stands for."""
+    """A client's tool that an engine's function stands for."""
 
     name: str
     namespace: str | None = None
     custom: bool = False
-    """A freeform tool, whose input is a text and not an object."""
+    """Whether it is a freeform tool, whose input is a text and not an object."""
 
 
 class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
-    """What only a Responses request has."""
+    """The fields that only a Responses request has."""
 
     echo: bytes = b"{}"
     """The fields that a response repeats from its request, as one JSON object."""
     tools: Mapping[str, ClientTool] = {}
-    """By the name of the function that stands for the tool."""
+    """The client's tools by the name of the function that stands for each."""
     instructions: bool = False
     """Whether ``messages[0]`` is the request's ``instructions``, which a response that continues
     this one does not inherit."""
     store: bool = True
     references: tuple[str, ...] = ()
-    """Ids of items that the input names and does not contain."""
+    """Ids of items that the input names but does not contain."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -92,7 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
-    """Only for ``completions``."""
+    """The prompt as text or token ids; only for ``completions``."""
     tools: tuple[dict[str, Any], ...] = ()
     """Chat-shaped function tools: ``{"type": "function", "function": {...}}``."""
     tool_choice: Any = None
@@ -107,18 +107,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra: Mapping[str, Any] = {}
     """Harmless fields that are forwarded to the engine as they are."""
     previous_response_id: str | None = None
-    """The recorded reply whose conversation comes before ``messages``: of a Responses request its
-    ``previous_response_id``, of a Messages request the message that its ``thread`` continues."""
+    """Id of the recorded reply whose conversation comes before ``messages``: the
+    ``previous_response_id`` of a Responses request, or the message that the ``thread`` of a
+    Messages request continues."""
     responses: ResponsesFields = ResponsesFields()
     names: Mapping[str, str] = {}
-    """The client's names of the engine's parameters, where they differ."""
+    """The client's names of the engine's parameters, by the engine's name, where they differ."""
     notes: tuple[Note, ...] = ()
-    """What was converted or dropped in translation; each is counted."""
+    """Notes on everything that was converted or dropped in translation; each is counted."""
 
     @property
     def template_arguments(self) -> dict[str, Any] | None:
-        """``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds the
-        same ones when it renders, and a tail that is rendered here must be equal to its own."""
+        """The ``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds
+        the same ones when it renders, and a tail that is rendered here must be equal to its own."""
         effort = self.extra.get("reasoning_effort")
         if effort is None:
             return self.template_kwargs
@@ -206,7 +207,7 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_sequence: str | None = None
     opaque: Mapping[str, Any] = {}
-    """See :class:`Opaque`."""
+    """Opaque fields of the message, as in :class:`Opaque`."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -218,7 +219,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
-    """Ids as Python integers, for a JSON encoder."""
+    """Return ids as Python integers, for a JSON encoder."""
     return None if ids is None else np.asarray(ids, dtype=np.uint32).tolist()
 
 
@@ -237,15 +238,15 @@ class Minted(msgspec.Struct, frozen=True, gc=False):
     """The model name of the client's request, which its reply repeats."""
 
     def item_id(self, kind: str, index: int) -> str:
-        """Id of the ``index``-th output item: ``kind`` is the provider's prefix (``msg``, ``fc``,
-        ``rs``)."""
+        """Return the id of the ``index``-th output item. ``kind`` is the provider's prefix
+        (``msg``, ``fc``, ``rs``)."""
         return f"{kind}_{self.call_id.removeprefix('call_')}{index:02d}"
 
     def tool_call_id(self, index: int, prefix: str = "call") -> str:
         return f"{prefix}_{self.call_id.removeprefix('call_')}{index:02d}"
 
     def signature(self, index: int) -> str:
-        """Value for thinking signatures and encrypted reasoning content."""
+        """Return the value for thinking signatures and encrypted reasoning content."""
         return f"bridle.{self.call_id.removeprefix('call_')}{index:02d}"
 
 
@@ -254,7 +255,7 @@ class Overflow(NamedTuple):
 
     prompt: int | None = None
     output: int | None = None
-    """Tokens that the client asked for."""
+    """Number of output tokens that the client asked for."""
     limit: int | None = None
 
 
@@ -278,8 +279,8 @@ class ApiError(BridleError):
         details: Mapping[str, Any] | None = None,
         overflow: Overflow | None = None,
     ) -> None:
-        """``details``: what a dialect's error object has for programs to read. ``overflow``: the
-        numbers of a context overflow, where the upstream gave them beside its message."""
+        """``details`` holds the fields of a dialect's error object that programs read. ``overflow``
+        holds the numbers of a context overflow, if the upstream gave them beside its message."""
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -290,8 +291,8 @@ class ApiError(BridleError):
         self.overflow = overflow
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The error with the client's ``names`` of the engine's parameters. Names that are English
-        words stay as they are in the message."""
+        """Return the error with the client's ``names`` of the engine's parameters. Names that are
+        English words stay as they are in the message."""
         if not names or self.kind != "invalid_request":
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
@@ -301,15 +302,15 @@ class ApiError(BridleError):
         )
 
     def hinted(self, hint: str) -> ApiError:
-        """The error with ``hint`` after its message, where an engine refused the messages or named
-        no field."""
+        """Return the error with ``hint`` after its message, if an engine refused the messages or
+        named no field."""
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
         return ApiError(self.kind, f"{self.message} {hint}", status=self.status, param=self.param)
 
 
 class HttpError(msgspec.Struct, frozen=True):
-    """An error as it goes to the client."""
+    """An error as it is sent to the client."""
 
     status: int
     body: bytes
@@ -330,18 +331,19 @@ class Emitter(Protocol):
     def begin(self) -> bytes: ...
     def event(self, event: Event) -> bytes: ...
     def keep_alive(self) -> bytes:
-        """A valid protocol event that resets the client's idle timer and changes nothing."""
+        """Return a valid protocol event that resets the client's idle timer and changes nothing."""
         ...
 
     def end(self) -> bytes: ...
     def fail(self, error: ApiError) -> bytes:
-        """The provider's mid-stream error."""
+        """Return the provider's mid-stream error."""
         ...
 
 
 Parse = Callable[[bytes, Mapping[str, str], Mapping[str, str]], Request]
-"""Body, path and query to request. ``path`` holds the route's parameters (Google puts the model and
-the method there). Raises :class:`ApiError` (``invalid_request``) that names the field."""
+"""A function from body, path and query to a request. ``path`` holds the route's parameters (Google
+puts the model and the method there). It raises :class:`ApiError` (``invalid_request``) that names
+the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +356,10 @@ class Dialect:
     reply: Callable[[Request, Minted, Reply], bytes]
     error: Callable[[ApiError], HttpError]
     response_prefix: str
-    """Of response ids."""
+    """The prefix of response ids."""
     tool_call_prefix: str = "call"
 
     def mint(self, call_id: str, created: int, model: str) -> Minted:
-        """The opaque values of the call's reply."""
+        """Return the opaque values of the call's reply."""
         response_id = f"{self.response_prefix}_{call_id.removeprefix('call_')}"
         return Minted(call_id, created, response_id, model)

@@ -20,11 +20,11 @@ import numpy as np
 from bridle.store.records import TokenIds
 
 PLACEHOLDER: Final = "cut"
-"""Stands in the JSON where the array was."""
+"""The string that replaces the array in the JSON."""
 
 WORTH_CUTTING: Final = 1024
-"""The shortest array, in bytes, for which cutting is faster than decoding where the beginning of
-the prompt is known; for a new prompt both cost about the same."""
+"""Minimum bytes of an array for which cutting is faster than decoding, if the beginning of the
+prompt is known; for a new prompt both cost about the same."""
 
 _MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
@@ -33,7 +33,7 @@ _NO_IDS: Final = np.empty(0, dtype=np.uint32)
 
 
 def read_ids(text: bytes) -> TokenIds | None:
-    """``b"1,2,3"`` as ``uint32[3]``; ``None`` when it is anything else."""
+    """Return ``b"1,2,3"`` as ``uint32[3]``, or ``None`` if ``text`` has any other form."""
     if not text or text.translate(None, b"0123456789,"):
         return None
     if text.startswith(b",") or text.endswith(b",") or b",," in text:
@@ -56,11 +56,11 @@ class KnownPrompt:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Number of bytes held."""
         return len(self._text) + 4 * len(self._ids)
 
     def read(self, text: bytes) -> TokenIds | None:
-        """The result of :func:`read_ids` for ``text``, read-only."""
+        """Return the result of :func:`read_ids` for ``text``, read-only."""
         if text == self._text:
             return self._ids
         before, rest = self._text, text[len(self._text) :]
@@ -80,9 +80,9 @@ class KnownPrompt:
 def cut_prompt_ids(
     payload: bytes, read: Callable[[bytes], TokenIds | None] = read_ids
 ) -> tuple[bytes, TokenIds | None]:
-    """``payload`` without its first ``prompt_token_ids``, and these as ``uint32[P]``.
+    """Return ``payload`` without its first ``prompt_token_ids``, and these as ``uint32[P]``.
 
-    Returns the payload untouched and ``None`` when there is nothing to cut or any doubt.
+    Return the payload unchanged and ``None`` if there is nothing to cut or any doubt.
     """
     if len(payload) < WORTH_CUTTING:
         return payload, None

@@ -80,7 +80,8 @@ class Fold:
         return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
-        """The reply so far. A choice without events that stands before one with events is empty."""
+        """Return the reply so far. A choice without events that stands before one with events is
+        empty."""
         if self._reply is None:
             choices: list[ChoiceReply] = []
             for index in range(max(self._choices, default=-1) + 1):
@@ -114,12 +115,13 @@ class _Call:
 
     def __init__(self, head: ToolCallDelta) -> None:
         self.head = head
-        """Its first piece, which has its id and name."""
+        """The call's first piece, which has its id and name."""
         self.pieces: list[str] = []
         self.extra: dict[str, Any] = {}
 
     def whole(self, opaque: Mapping[str, Any]) -> ToolCall:
-        """The call; ``opaque`` are the fields of its message, which the first call keeps."""
+        """Return the whole call. ``opaque`` holds the fields of its message, which the first call
+        keeps."""
         head, extra = self.head, self.extra
         if opaque:
             extra = {**extra, MESSAGE_FIELDS: opaque}
@@ -128,7 +130,7 @@ class _Call:
 
 
 class _Choice:
-    """One choice in the making; text in pieces, so that long replies stay linear."""
+    """One choice in the making. Text is kept in pieces, so that long replies stay linear."""
 
     __slots__ = (
         "detail",
@@ -145,7 +147,7 @@ class _Choice:
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: dict[int, _Call] = {}
-        """By index."""
+        """The tool calls by their index."""
         self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -153,7 +155,7 @@ class _Choice:
         self.finished: Finished | None = None
 
     def add_opaque(self, fields: Mapping[str, Any]) -> None:
-        """Adds a message's opaque fields. Lists that come in pieces are joined."""
+        """Add a message's opaque fields. Lists that come in pieces are joined."""
         for name, value in fields.items():
             known = self.opaque.get(name)
             if isinstance(known, list) and isinstance(value, list):
@@ -163,7 +165,8 @@ class _Choice:
 
 
 def events_of(reply: Reply, choice: int) -> Iterator[Event]:
-    """One choice of a whole reply as events: the inverse of the fold, up to how texts were cut."""
+    """Yield the events of one choice of a whole reply. This is the inverse of the fold, except for
+    where texts were cut."""
     if choice < len(reply.choices):
         whole = reply.choices[choice]
         if whole.reasoning:

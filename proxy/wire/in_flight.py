@@ -1,9 +1,10 @@
-"""How many bytes the running calls of a process hold, and which must end when it is too many.
+"""A limit on the bytes that the running calls of a process hold.
 
-A call holds the bytes of its request and of its reply until it is over. When all together hold more
-than the limit, the next one that grows and holds no less than the mean is ended: small calls go on
-while a large one fills the memory. What an ended call holds until its record is committed counts no
-more, up to as much again as the limit: one that ends must not take all others with it.
+A call holds the bytes of its request and of its reply until it is over. When all calls together
+hold more than the limit, the next one that grows and holds no less than the mean is ended: small
+calls go on while a large one fills the memory. The bytes that an ended call holds until its record
+is committed do not count, up to as much again as the limit, so that it does not end all other
+calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STEP: Final = 64 << 10
 
 
 class InFlight:
-    """Of one process."""
+    """The bytes that the running calls of one process hold."""
 
     __slots__ = ("bytes", "ending", "holders", "limit")
 
@@ -27,20 +28,21 @@ class InFlight:
         self.limit = limit
         self.bytes = 0
         self.ending = 0
-        """Of these, the bytes of calls that have been ended."""
+        """The part of ``bytes`` that belongs to calls that have been ended."""
         self.holders = 0
-        """Calls that hold any."""
+        """Number of calls with counted bytes."""
 
 
 class Held(msgspec.Struct):
-    """What one call holds. An :meth:`add` must be followed by a :meth:`release` in the end."""
+    """The bytes that one call holds. An :meth:`add` must be followed by a :meth:`release` in the
+    end."""
 
     of: InFlight
     bytes: int = 0
     ending: int = 0
 
     def add(self, count: int) -> None:
-        """Raises :class:`ApiError` (503) when this call has to end."""
+        """Add ``count`` bytes. Raise :class:`ApiError` (503) when this call has to end."""
         everything = self.of
         everything.holders += not self.bytes
         self.bytes += count

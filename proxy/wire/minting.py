@@ -3,8 +3,8 @@
 Every value of :class:`bridle.proxy.wire.canonical.Minted` contains the 24 base-32 characters of its
 call id, followed by an index of two or more digits (response ids have none), between characters
 that cannot be part of either. Harnesses join such values (``call_…|fc_…``) or prefix them with a
-tool's name, so the last such characters count; Google's clients require base 64 for signatures. All
-of these still name their call.
+tool's name, so the last such characters count. Google's clients require base 64 for signatures. The
+call id can be read from all of these.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 _MINTED = re.compile(r"(?<![A-Za-z0-9])([a-z2-7]{24})(\d{2,6})?(?![A-Za-z0-9])")
 _LONGEST_ECHO = 512
-"""Minted values are short; a long foreign signature or item is not searched."""
+"""Maximum characters of a value that is searched. Minted values are short; a long foreign signature
+or item is not searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class MintedId:
-    """Where an echoed value came from."""
+    """The origin of an echoed value."""
 
     call_id: str
     index: int | None
@@ -30,7 +31,8 @@ class MintedId:
 
 
 def read(value: str) -> MintedId | None:
-    """The call that minted ``value``, or ``None`` when it has not the shape of a minted value.
+    """Return the call that minted ``value``, or ``None`` if it does not have the shape of a minted
+    value.
 
     The shape is no proof: the caller must check that the call exists.
     """
@@ -47,23 +49,24 @@ def read(value: str) -> MintedId | None:
 
 
 def call_id_of(value: str) -> str | None:
-    """The call id in a minted value, or ``None``."""
+    """Return the call id in a minted value, or ``None``."""
     minted = read(value)
     return minted.call_id if minted is not None else None
 
 
 def call_ids(values: Iterable[str]) -> tuple[str, ...]:
-    """The distinct call ids in ``values``, in order of first appearance."""
+    """Return the distinct call ids in ``values``, in order of first appearance."""
     return tuple(dict.fromkeys(minted.call_id for value in values if (minted := read(value))))
 
 
 def as_base64(value: str) -> str:
-    """A minted value for clients that decode the field as bytes (Google's thought signatures)."""
+    """Return a minted value for clients that decode the field as bytes (Google's thought
+    signatures)."""
     return b64encode(value.encode()).decode()
 
 
 def _plain(value: str) -> str | None:
-    """``value`` decoded from either alphabet of base 64, if it is such text."""
+    """Return ``value`` decoded from either alphabet of base 64, if it is such text."""
     try:
         if "-" in value or "_" in value:
             return urlsafe_b64decode(value).decode()

@@ -14,7 +14,7 @@ class EventTooLarge(BridleError, ValueError):
 
 
 class SseParser:
-    """The ``data`` of each event, in order (WHATWG HTML, section 9.2.6).
+    """A parser that returns the ``data`` of each event, in order (WHATWG HTML, section 9.2.6).
 
     ``event``, ``id`` and ``retry`` fields and comment lines are skipped: engines use ``data``
     alone. Lines may end in LF, CRLF or CR; several ``data`` lines of one event are joined by LF.
@@ -25,7 +25,7 @@ class SseParser:
     __slots__ = ("_data", "_limit", "_pending", "_size")
 
     def __init__(self, limit: int = _UNBOUNDED) -> None:
-        """``limit``: bytes of an event."""
+        """``limit`` is the maximum number of bytes of an event."""
         self._limit = limit
         self._pending: list[bytes] = []
         """Pieces of the line that has not ended."""
@@ -34,7 +34,8 @@ class SseParser:
         """Bytes of the event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Payloads of the events that ``chunk`` completes. Raises :class:`EventTooLarge`."""
+        """Return the payloads of the events that ``chunk`` completes. Raise
+        :class:`EventTooLarge`."""
         if (
             chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
@@ -73,12 +74,14 @@ class SseParser:
         return payloads
 
     def finish(self) -> list[bytes]:
-        """What is left when the stream ends; a last event without its blank line still counts."""
+        """Return the payloads that are left when the stream ends; a last event without its blank
+        line still counts."""
         return self.feed(b"\n\n") if self._pending or self._data else []
 
     @staticmethod
     def _normalised(text: bytes) -> bytes:
-        """Line ends as LF; a CR at the very end stays, because it may be half of a CRLF."""
+        """Return ``text`` with line ends as LF. A CR at the very end stays, because it may be half
+        of a CRLF."""
         held = text.endswith(b"\r")
         body = text[:-1] if held else text
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

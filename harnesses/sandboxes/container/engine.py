@@ -16,7 +16,7 @@ from bridle.harnesses.sandboxes.base import NotLaunchable, SandboxLost
 
 VARIABLE: Final = "BRIDLE_CONTAINERS"
 OWNER: Final = "bridle.owner"
-"""Label of everything that one process makes and removes: ``HOST:PID:START``."""
+"""Label of everything that one process makes and removes, ``HOST:PID:START``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One of the two programs."""
+    """The program of the container engine: docker or podman."""
 
     program: str
 
     @classmethod
     def find(cls) -> Engine:
-        """``$BRIDLE_CONTAINERS``, else docker, else podman. Raises :class:`NotLaunchable`."""
+        """Find ``$BRIDLE_CONTAINERS``, else docker, else podman. Raise :class:`NotLaunchable`."""
         named = os.environ.get(VARIABLE)
         for program in (named,) if named else ("docker", "podman"):
             if shutil.which(program):
@@ -62,7 +62,7 @@ class Engine:
         out: IO[bytes] | None = None,
         limit_s: float = 120.0,
     ) -> Finished:
-        """Runs a command to its end. Raises :class:`SandboxLost` after ``limit_s`` seconds."""
+        """Run a command to its end. Raise :class:`SandboxLost` after ``limit_s`` seconds."""
         given = asyncio.subprocess.PIPE if isinstance(data, bytes) else data
         process = await self.start(
             *arguments,
@@ -94,14 +94,14 @@ class Engine:
             raise SandboxLost(f"cannot start {self.program}: {error}") from error
 
     async def check(self, *arguments: str, **options: Any) -> bytes:
-        """The output of a command that must succeed. Raises :class:`SandboxLost`."""
+        """Return the output of a command that must succeed. Raise :class:`SandboxLost`."""
         finished = await self.run(*arguments, **options)
         if finished.code:
             raise SandboxLost(f"{self.program} {arguments[0]} failed: {finished.error}")
         return finished.out
 
     async def sweep(self) -> list[str]:
-        """Removes containers whose owner on this machine has died; returns their ids."""
+        """Remove containers whose owner on this machine has died; return their ids."""
         form = '{{.ID}} {{.Label "' + OWNER + '"}}'
         listed = await self.check("ps", "-a", "--filter", f"label={OWNER}", "--format", form)
         dead = [
@@ -117,13 +117,13 @@ class Engine:
 
 
 def owner_label() -> str:
-    """This process, so that no later one with the same number passes for it."""
+    """Return the label of this process, which no later process with the same number has."""
     pid = os.getpid()
     return f"{socket.gethostname()}:{pid}:{_start_of(pid)}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether a process of this machine that has this label has ended."""
+    """Return whether a process of this machine that has this label has ended."""
     host, _, rest = owner.partition(":")
     pid, _, start = rest.partition(":")
     if host != socket.gethostname() or not pid.isdigit():
@@ -132,7 +132,8 @@ def is_dead(owner: str) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """When a process started, in ticks; ``""`` when there is none."""
+    """Return the time at which a process started, in ticks, or ``""`` if there is no such
+    process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -140,7 +141,7 @@ def _start_of(pid: int) -> str:
 
 
 def require_words(words: Sequence[str]) -> None:
-    """Raises :class:`NotLaunchable` for an argument that an engine would take for an option."""
+    """Raise :class:`NotLaunchable` for an argument that an engine would take for an option."""
     for word in words:
         if word.startswith("-"):
             raise NotLaunchable(f"{word!r} is no name of an image")

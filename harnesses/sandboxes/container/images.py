@@ -31,7 +31,7 @@ class Image:
 
 
 class Images:
-    """Gets images ready; each is asked for once at a time."""
+    """Makes images available; each is built or pulled once at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -39,7 +39,8 @@ class Images:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def get(self, spec: ContainerSpec) -> Image:
-        """The image of a task. Raises :class:`LaunchRefused` when it cannot be had."""
+        """Return the image of a task. Raise :class:`LaunchRefused` when it cannot be built or
+        pulled."""
         if spec.build is None:
             name = spec.image or DEFAULT_IMAGE
         else:
@@ -80,9 +81,9 @@ class Images:
 
 
 def digest_of(folder: Path) -> str:
-    """A digest of names, modes and contents below ``folder``.
+    """Return a digest of names, modes and contents below ``folder``.
 
-    Raises :class:`LaunchRefused` when it has no Dockerfile.
+    Raise :class:`LaunchRefused` when it has no Dockerfile.
     """
     if not (folder / "Dockerfile").is_file():
         raise LaunchRefused(f"{folder} has no Dockerfile")

@@ -29,26 +29,27 @@ _HERE: Final = Path(__file__).with_name("layer")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What is built for one harness. Without ``pins`` and ``command`` it is Python alone."""
+    """The files that are built for one harness. Without ``pins`` and ``command`` they are Python
+    alone."""
 
     name: str
     pins: str | None = None
-    """``NAME`` of ``harnesses/python/NAME.txt``, for a Python harness."""
+    """The ``NAME`` of ``harnesses/python/NAME.txt``, for a Python harness."""
     command: str | None = None
     """The command of a Node harness."""
     node_modules: str = "node_modules"
-    """Where the install script put it, below ``harnesses/node``."""
+    """The folder below ``harnesses/node`` in which the install script put the harness."""
     packages: tuple[str, ...] = ()
-    """What of ``node_modules`` it needs; all of it when empty."""
+    """The packages of ``node_modules`` that it needs; all of them if empty."""
 
     @property
     def program(self) -> str:
-        """The command that starts it, in the layer's ``bin``."""
+        """The command in the layer's ``bin`` that starts the harness."""
         return self.command or ("mini" if self.pins else "python3")
 
     @property
     def asks(self) -> str:
-        """The argument with which it reports on itself and ends."""
+        """The argument with which the command reports on itself and ends."""
         return "--help" if self.pins else "--version"
 
     @property
@@ -60,7 +61,7 @@ class Layer:
         return f"{LAYERS}-{self.name}-{self.digest()}"
 
     def digest(self) -> str:
-        """Of all that decides what is built."""
+        """Return a digest of everything that decides what is built."""
         files = sorted(_HERE.glob("*.py"))
         if self.pins:
             files.append(PYTHON / f"{self.pins}.txt")
@@ -92,7 +93,7 @@ class Layer:
         return "\n".join([*lines, f'LABEL {LABEL}="{self.name}"', ""])
 
     def write_context(self, folder: Path) -> None:
-        """Writes what the build reads. Raises :class:`NotLaunchable`."""
+        """Write the files that the build reads. Raise :class:`NotLaunchable`."""
         (folder / "Dockerfile").write_text(self.dockerfile(), encoding="utf-8")
         for script in _HERE.glob("*.py"):
             shutil.copy(script, folder)
@@ -131,12 +132,12 @@ LAYER_OF: Final = {
         Layer("gemini-cli", command="gemini", node_modules="more/node_modules"),
     )
 }
-"""By harness; ``none`` is for any other command."""
+"""The layers by harness; ``none`` is for any other command."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedPrograms:
-    """Where a layer's programs are in a container."""
+    """The places of a layer's programs in a container."""
 
     layer: Layer
 
@@ -155,9 +156,9 @@ class MountedPrograms:
 
 
 async def install(engine: Engine, layer: Layer) -> bool:
-    """Builds a layer and fills its volume; ``False`` when it is there already.
+    """Build a layer and fill its volume; return ``False`` if it is there already.
 
-    One process at a time does this for a layer. Raises :class:`NotLaunchable` when it cannot be
+    One process at a time does this for a layer. Raise :class:`NotLaunchable` when it cannot be
     built.
     """
     if await is_installed(engine, layer):
@@ -189,20 +190,21 @@ async def _install(engine: Engine, layer: Layer) -> bool:
 
 
 async def is_installed(engine: Engine, layer: Layer) -> bool:
-    """Whether the image was built and its volume filled to the end."""
+    """Return whether the image was built and its volume filled to the end."""
     filled = await engine.run("image", "inspect", "-f", "{{.Id}}", f"{layer.image}-filled")
     volume = await engine.run("volume", "inspect", layer.volume)
     return not filled.code and not volume.code
 
 
 async def remove(engine: Engine, layer: Layer) -> None:
-    """Removes the volume and the images of a layer, if they are there."""
+    """Remove the volume and the images of a layer, if they are there."""
     await engine.run("volume", "rm", "-f", layer.volume)
     await engine.run("rmi", "-f", f"{layer.image}-filled", layer.image)
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    """A hard link where both lie on one file system: some harnesses are hundreds of megabytes."""
+    """Make a hard link if both lie on one file system, else a copy. Some harnesses have hundreds of
+    megabytes."""
     try:
         Path(target).hardlink_to(source)
     except OSError:

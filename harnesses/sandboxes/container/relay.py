@@ -1,9 +1,9 @@
 """The one way out of a session's container: its session's URLs, by a mounted Unix socket.
 
-A connection begins with a line that names its purpose: ``control`` (the container's first
-process, once), ``session`` (HTTP to the proxy, below the session's own paths only), ``egress`` (an
-HTTP proxy to the hosts that the task allows) or ``report TOKEN JSON`` (how a launched process
-ended).
+A connection begins with a line that names its purpose: ``control`` (the container's first process,
+once), ``session`` (HTTP to the proxy, below the session's own paths only), ``egress`` (an HTTP
+proxy to the hosts that the task allows), ``zygote`` (the container's warm process, once) or
+``report TOKEN JSON`` (the result of a launched process).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Relay:
         self.zygote: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
             asyncio.get_running_loop().create_future()
         )
-        """The connection to the container's warm process, where one is started."""
+        """The connection to the container's warm process, if one is started."""
         self.lost = asyncio.Event()
 
     async def start(self, socket: Path) -> None:
@@ -69,7 +69,7 @@ class Relay:
         self.zygote.cancel()
 
     def expect(self, token: str) -> asyncio.Future[dict[str, Any]]:
-        """How the process with ``token`` will have ended."""
+        """Return a future for the result of the process with ``token``."""
         self._reports[token] = asyncio.get_running_loop().create_future()
         return self._reports[token]
 
@@ -77,18 +77,20 @@ class Relay:
         self._reports.pop(token, None)
 
     def allow(self, urls: Iterable[str]) -> None:
-        """Lets a further session's URLs through."""
+        """Let a further session's URLs through."""
         self._paths |= {_session_root(urlsplit(url).path) for url in urls}
 
     def disallow(self, urls: Iterable[str]) -> None:
         self._paths -= {_session_root(urlsplit(url).path) for url in urls}
 
     async def signal_all(self, number: int) -> None:
-        """Signals every process of the container but its first; nothing when it is gone."""
+        """Signal every process of the container but its first; do nothing if the container is
+        gone."""
         await self.command({"do": "kill", "signal": number, "uid": None})
 
     async def command(self, asked: Mapping[str, Any]) -> None:
-        """Has the container's first process do something; nothing when it is gone."""
+        """Send a command to the container's first process and wait for it; do nothing if the
+        container is gone."""
         async with self._turn:
             if self._control is None or self._answers is None or self.lost.is_set():
                 return
@@ -175,7 +177,7 @@ class Relay:
             up_writer.close()
 
     async def _to_allowed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request to an HTTP proxy: ``CONNECT HOST:PORT``, or a plain ``http://`` URL."""
+        """Serve one request to an HTTP proxy: ``CONNECT HOST:PORT``, or a plain ``http://`` URL."""
         head = await reader.readuntil(b"\r\n\r\n")
         method, target, _ = head.split(b" ", 2)
         connecting = method == b"CONNECT"
@@ -210,7 +212,8 @@ class Relay:
 
 
 class _Requests:
-    """A client's side of a connection to the proxy; holds back heads until their path is known."""
+    """A client's side of a connection to the proxy. It holds back heads until their path is
+    known."""
 
     def __init__(self, paths: Collection[str], host: bytes) -> None:
         self._paths = paths
@@ -223,7 +226,7 @@ class _Requests:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes | None:
-        """The bytes that may pass now; ``None`` for a request that goes elsewhere."""
+        """Return the bytes that may pass now, or ``None`` for a request that goes elsewhere."""
         if self._upgrading:
             return None
         self._held += data
@@ -255,7 +258,7 @@ class _Requests:
 
 
 def _session_root(path: str) -> str:
-    """``/s/ID`` of ``/s/ID/v1``, below whatever the proxy is mounted at."""
+    """Return ``/s/ID`` of ``/s/ID/v1``, below the path at which the proxy is mounted."""
     return path.rstrip("/").removesuffix("/v1")
 
 
@@ -267,7 +270,7 @@ def _is_below(target: str, roots: Collection[str]) -> bool:
 
 
 def _is_allowed(host: str, allowed: frozenset[str]) -> bool:
-    """``host`` itself, or below a ``*.domain`` of the list."""
+    """Return whether ``host`` is in the list, or below a ``*.domain`` of it."""
     above = host.split(".")
     return host in allowed or any(
         "*." + ".".join(above[number:]) in allowed for number in range(1, len(above))

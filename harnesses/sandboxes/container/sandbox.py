@@ -47,15 +47,15 @@ _INSIDE: Final = Path(__file__).resolve().with_name("inside")
 SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
 SOCKETS: Final = PurePosixPath("/run/bridle")
 _SHARED: Final = ("/logs/verifier", "/logs/artifacts")
-"""Directories that a task's tests may count on, as Harbor's do."""
+"""Directories that a task's tests may expect, as Harbor's do."""
 _EGRESS_PORT: Final = 3128
 _START_S: Final = 120.0
 _DRAIN_S: Final = 0.5
-"""How long output is waited for when a process has ended and one that it left holds the stream."""
+"""Seconds of waiting for output when a process has ended and one that it left holds the stream."""
 _STORAGE_EVERY_S: Final = 2.0
 _NAME_LENGTH: Final = 3000
 _TOO_LONG: Final = 7
-"""E2BIG."""
+"""The number of the error E2BIG."""
 
 
 class ContainerSandbox:
@@ -90,11 +90,11 @@ class ContainerSandbox:
         return self._directory
 
     def url(self, url: str) -> str:
-        """The path of ``url`` at the port of the loopback that leads to the relay."""
+        """Return ``url`` at the port of the loopback that leads to the relay."""
         return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{self.port}").geturl()
 
     async def ready(self) -> None:
-        """Waits for the first process. Raises :class:`SandboxLost`."""
+        """Wait for the first process. Raise :class:`SandboxLost`."""
         deadline = time.monotonic() + _START_S
         while not self.relay.ready.done() and time.monotonic() < deadline:
             await asyncio.wait({self.relay.ready}, timeout=1.0)
@@ -142,7 +142,7 @@ class ContainerSandbox:
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
     def _user_for(self, role: Role) -> str:
-        """The task's for the agent, else the image's."""
+        """Return the task's user for the agent, else the image's."""
         if role == "agent":
             return f"{self._user['uid']}:{self._user['gid']}"
         return self._image_user or "root"
@@ -154,7 +154,7 @@ class ContainerSandbox:
         report: asyncio.Future[dict[str, Any]],
         launch: Launch,
     ) -> dict[str, Any] | None:
-        """What the launcher reports; ``None`` when the time was up."""
+        """Return the launcher's report, or ``None`` if the time was up."""
         over: asyncio.Future[Any] = asyncio.create_task(process.wait())
         lost: asyncio.Future[Any] = asyncio.create_task(self.relay.lost.wait())
         full: asyncio.Future[Any] = asyncio.create_task(self._over_storage())
@@ -195,7 +195,7 @@ class ContainerSandbox:
         await self.relay.signal_all(signal.SIGKILL)
 
     async def _over_storage(self) -> None:
-        """Returns when the container has written more than it may; without a limit, never."""
+        """Return when the container has written more than it may; without a limit, never."""
         limit = self._spec.storage_mb
         while limit is not None:
             await asyncio.sleep(_STORAGE_EVERY_S)
@@ -337,7 +337,7 @@ class ContainerProvider:
         return MountedPrograms(self._layer)
 
     async def _started(self) -> Path:
-        """Sweeps what dead owners left, installs the layer, makes the folder of sockets; once."""
+        """Remove what dead owners left, install the layer and make the folder of sockets, once."""
         async with self._starting:
             if self._sockets is None:
                 await self._engine.sweep()
@@ -372,14 +372,15 @@ def _place(programs: MountedPrograms, spec: ContainerSpec, image: Image) -> Plac
 
 
 def _port_of(urls: Mapping[str, str]) -> int:
-    """The proxy's own port, so that the URLs of a session on this machine stay as they are."""
+    """Return the proxy's own port, so that the URLs of a session on this machine stay as they
+    are."""
     return next((urlsplit(url).port or 8484 for url in urls.values() if url), 8484)
 
 
 def _arguments(
     spec: ContainerSpec, image: Image, place: Place, sockets: Path, port: int
 ) -> list[str]:
-    """What follows ``run`` for a session's container."""
+    """Return the arguments after ``run`` for a session's container."""
     listen = {"session": port}
     if spec.network == "allowlist":
         listen["egress"] = _EGRESS_PORT
@@ -408,7 +409,7 @@ def _arguments(
 
 
 async def _until_healthy(sandbox: ContainerSandbox, spec: ContainerSpec) -> None:
-    """Raises :class:`SandboxLost` when the task's own check fails as often as it may."""
+    """Raise :class:`SandboxLost` when the task's own check fails as often as it may."""
     health = spec.health
     if health is None:
         return
@@ -430,7 +431,7 @@ async def _until_healthy(sandbox: ContainerSandbox, spec: ContainerSpec) -> None
 
 
 async def _send(process: asyncio.subprocess.Process, line: bytes) -> None:
-    """Writes ``line``; the end of a process that is gone already is seen elsewhere."""
+    """Write ``line``. The end of a process that is already gone is handled elsewhere."""
     if process.stdin is not None:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(line)
@@ -438,7 +439,8 @@ async def _send(process: asyncio.subprocess.Process, line: bytes) -> None:
 
 
 def _exit_code(told: Mapping[str, Any], launch: Launch) -> int:
-    """Raises what a process that did not start means."""
+    """Return the exit code of a launch. Raise the error that it reports if the process did not
+    start."""
     if told.get("error") == "directory":
         raise DirectoryGone("the directory to start in does not exist")
     if told.get("error") == "start":
@@ -472,9 +474,9 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def extract(tar: tarfile.TarFile, target: Path) -> None:
-    """Writes what an agent has put into an archive; leaves out what would lie, or lead, outside of
-    the folder, what is no file, and what is deeper or larger than is looked at. Pythons before
-    3.11.4 cannot tell where a link leads: with them all links are left out."""
+    """Extract an archive of an agent's files. Leave out entries that would lie, or lead, outside of
+    the folder, that are no files or folders, or that are too deep or too large. Pythons before
+    3.11.4 cannot detect where a link leads, so with them all links are left out."""
     members = _bounded(tar)
     if hasattr(tarfile, "data_filter"):
         tar.extractall(target, members=members, filter=_harmless)  # noqa: S202 - filtered
@@ -502,7 +504,7 @@ def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
 
 
 def _is_plain(entry: tarfile.TarInfo) -> bool:
-    """Whether it is a file or a folder below the one that it is written to."""
+    """Return whether it is a file or a folder below the one that it is written to."""
     path = PurePosixPath(entry.name)
     below = not path.is_absolute() and ".." not in path.parts
     entry.mode &= 0o755

@@ -1,9 +1,9 @@
 """Sessions of a Python harness forked from a warm process inside one container for all of them.
 
-Each session is a user of its own in the container, with directories that no other user reads. What
-sessions share is the image, the loopback (each reaches the URLs of the sessions that run, and needs
-the key of its own) and the container's limits. Tasks whose files lie in the image need a container
-of their own each.
+Each session is a user of its own in the container, with directories that no other user reads.
+Sessions share the image, the loopback (each reaches the URLs of all running sessions, and needs the
+key of its own) and the container's limits. Tasks whose files lie in the image need a container of
+their own each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Warm:
 
 
 class WarmContainerProvider:
-    """Opens sessions in one warm container per image; ``preload``, ``fresh`` and ``environment``
+    """Opens sessions in one warm container per image. ``preload``, ``fresh`` and ``environment``
     are those of :class:`bridle.harnesses.sandboxes.forked.ForkedProvider`."""
 
     def __init__(
@@ -207,7 +207,7 @@ class WarmSession(ContainerSandbox):
         return f"{self._user['uid']}:{self._user['gid']}"
 
     async def _end_all(self, grace_s: float, report: asyncio.Future[dict[str, Any]]) -> None:
-        """Ends what this session runs, not the container's other sessions."""
+        """End the processes of this session, not those of the container's other sessions."""
         await self._end_session()
 
     async def _end_session(self) -> None:

@@ -62,7 +62,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """The ``text_completion`` object, as JSON."""
+    """Return the ``text_completion`` object, as JSON."""
     whole: dict[str, Any] = {
         "id": minted.response_id,
         "object": "text_completion",
@@ -87,7 +87,7 @@ class CompletionsEmitter(ChatEmitter):
         super().__init__(request, minted)
         self._prompt_token_ids: Sequence[int] | None = None
         self._written: dict[int, int] = {}
-        """Characters of each choice's tokens whose logprobs have been written."""
+        """Number of characters of each choice's tokens whose logprobs have been written."""
 
     def begin(self) -> bytes:
         return b""
@@ -126,7 +126,7 @@ class CompletionsEmitter(ChatEmitter):
 
 
 def _prompt(wire: str | list[Any]) -> str | tuple[int, ...]:
-    """One prompt: text, token ids, or a list of one of these."""
+    """Return the one prompt: text, token ids, or a list of one of these."""
     if isinstance(wire, str):
         return wire
     if not wire:
@@ -154,8 +154,8 @@ def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> 
 
 
 def _logprobs(detail: Sequence[Mapping[str, Any]], position: int = 0) -> dict[str, Any]:
-    """The parallel lists that this dialect shows logprobs in; ``position`` is the first token's in
-    the text."""
+    """Return the parallel lists in which this dialect shows logprobs. ``position`` is the first
+    token's position in the text."""
     offsets: list[int] = []
     for entry in detail:
         offsets.append(position)

@@ -57,7 +57,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 
 
 def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple[Message, ...]:
-    """The messages in order; what was converted or dropped is added to ``notes``."""
+    """Return the messages in order; a note for each conversion or loss is added to ``notes``."""
     # A session's whole history passes here in every call: nothing is called for a plain message.
     made: list[Message] = []
     for position, wire in enumerate(messages):
@@ -89,7 +89,7 @@ def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple
 
 
 def _check_parts(parts: Sequence[Json], field: str) -> None:
-    """Raises :class:`ApiError` (400) for a part whose text is not a string, or that cannot be
+    """Raise :class:`ApiError` (400) for a part whose text is not a string, or that cannot be
     written as JSON."""
     for index, part in enumerate(parts):
         if _is_plain(part):
@@ -100,8 +100,8 @@ def _check_parts(parts: Sequence[Json], field: str) -> None:
 
 
 def _is_plain(part: Json) -> bool:
-    """Whether ``part`` is strings, one level deep at most, and has a text if it is of that type.
-    Nearly all parts are plain, and an image of megabytes need not be written as JSON to be
+    """Return whether ``part`` is strings, one level deep at most, and has a text if it is of that
+    type. Nearly all parts are plain, and an image of megabytes need not be written as JSON to be
     checked."""
     if part.get("type") == "text" and "text" not in part:
         return False

@@ -44,7 +44,7 @@ FORWARDED: Final = frozenset(
 
 
 class AskedUsage(msgspec.Struct, gc=False):
-    """``stream_options``."""
+    """The field ``stream_options``."""
 
     include_usage: bool | None = None
 
@@ -96,7 +96,7 @@ class _Allowed(msgspec.Struct, gc=False):
 
 
 class _AllowedTools(msgspec.Struct, gc=False):
-    """``tool_choice`` of the type ``allowed_tools``."""
+    """A ``tool_choice`` of the type ``allowed_tools``."""
 
     allowed_tools: _Allowed
 
@@ -173,7 +173,8 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 def beyond(
     fields: Json, known: frozenset[str], forwarded: frozenset[str]
 ) -> tuple[Json, dict[Note, None]]:
-    """The fields beyond the ``known`` ones: those to forward, and a note for each other one."""
+    """Return the fields beyond the ``known`` ones: those to forward, and a note for each other
+    one."""
     extra: Json = {}
     notes: dict[Note, None] = {}
     for name, value in fields.items():
@@ -187,7 +188,7 @@ def beyond(
 
 
 def _tools(wire: _Body, notes: dict[Note, None]) -> tuple[Tools, Any]:
-    """The tools that may be called, and the engine's ``tool_choice``."""
+    """Return the tools that may be called, and the engine's ``tool_choice``."""
     kept: list[Json] = []
     for position, tool in enumerate(wire.tools or ()):
         kind = tool.get("type", "function")

@@ -31,7 +31,7 @@ from bridle.proxy.wire.canonical import ToolCall
 _AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
 _UNREADABLE: Final = "cannot be read here; send its text, or an image of it"
 _MEANINGLESS: Final = frozenset({"thought", "thoughtSignature", "videoMetadata", "partMetadata"})
-"""Keys that say nothing to the model without another one."""
+"""Keys that mean nothing to the model without another one."""
 _PLAIN_RESULTS: Final = ("output", "result", "error")
 """Keys under which clients put a function's result when it is text."""
 
@@ -80,13 +80,13 @@ class _Placed(NamedTuple):
     part: _Part
     field: str
     kind: str
-    """Its first key, for notes."""
+    """The part's first key, for notes."""
     given: Json
     """The part as the client wrote it."""
 
 
 def instruction_content(given: str | Json, transcript: Transcript) -> Content:
-    """``systemInstruction``: a content, or plain text."""
+    """Return the content of ``systemInstruction``, which is a content or plain text."""
     if isinstance(given, str):
         return given
     content = google(given, _Content, "systemInstruction")
@@ -94,7 +94,7 @@ def instruction_content(given: str | Json, transcript: Transcript) -> Content:
 
 
 def add_contents(contents: str | Json | list[Json] | None, transcript: Transcript) -> None:
-    """Adds the contents in their order. Raises ``ApiError`` (400) that names the field."""
+    """Add the contents in their order. Raise ``ApiError`` (400) that names the field."""
     if isinstance(contents, str):
         transcript.user(contents)
         return
@@ -125,7 +125,7 @@ class _Calls:
         self._count = 0
 
     def new_id(self) -> str:
-        """An id for a call that has none, the same whenever the same history is sent."""
+        """Return an id for a call that has none, the same whenever the same history is sent."""
         return f"call_{self._count}"
 
     def add(self, call: ToolCall) -> None:
@@ -135,7 +135,7 @@ class _Calls:
         self._count += 1
 
     def answered(self, identifier: str | None, name: str | None) -> str:
-        """The id of the call that a response answers."""
+        """Return the id of the call that a response answers."""
         found = _next(self._by_id.get(identifier or ""))
         if found is None and identifier is not None:
             self._transcript.note("call_id_repaired")
@@ -145,7 +145,7 @@ class _Calls:
 
 
 class _Waiting:
-    """A call in both queues of :class:`_Calls`; once answered it is passed over in the other."""
+    """A call in both queues of :class:`_Calls`. Once it is answered, the other queue skips it."""
 
     __slots__ = ("answered", "id")
 
@@ -155,7 +155,7 @@ class _Waiting:
 
 
 def _next(waiting: deque[_Waiting] | None) -> str | None:
-    """The id of the oldest call that waits, which is answered now."""
+    """Mark the oldest waiting call as answered and return its id."""
     while waiting:
         call = waiting.popleft()
         if not call.answered:
@@ -165,7 +165,7 @@ def _next(waiting: deque[_Waiting] | None) -> str | None:
 
 
 def _parts(given: str | Json | list[Json] | None, field: str) -> list[_Placed]:
-    """One part may stand where a list of them is expected, and a text for a part."""
+    """Return the parts. One part may stand in place of a list, and a text in place of a part."""
     if isinstance(given, str):
         return [_Placed(_Part(given), field, "text", {"text": given})]
     if isinstance(given, dict):
@@ -179,7 +179,8 @@ def _placed(given: Json, field: str) -> _Placed:
 
 
 def _add_model(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
-    """Contents in a row are one turn: clients keep each chunk of a streamed reply as its own."""
+    """Add a model's content. Contents in a row are one turn, because clients keep each chunk of a
+    streamed reply as a content of its own."""
     called = [
         google(part.function_call, _Call, f"{field}.functionCall")
         if part.function_call is not None
@@ -216,7 +217,8 @@ def _signed_id(signature: str | None) -> str | None:
 
 
 def _add_user(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
-    """Function responses become tool messages, the parts between them user messages."""
+    """Add a user's content. Function responses become tool messages, and the parts between them
+    become user messages."""
     held: list[Json] = []
     has_response = False
     for placed in parts:
@@ -253,9 +255,9 @@ def _result_text(response: _Response, field: str, transcript: Transcript) -> str
 
 
 def _chat_parts(parts: list[_Placed], transcript: Transcript) -> list[Json]:
-    """Text, image and audio parts in chat shape. A part of an unknown kind becomes its JSON text,
-    with a note: history is not dropped. Raises ``ApiError`` (400) for files that cannot be read
-    here."""
+    """Return text, image and audio parts in chat shape. A part of an unknown kind becomes its JSON
+    text, with a note: history is not dropped. Raise ``ApiError`` (400) for files that cannot be
+    read here."""
     return [chat for placed in parts if (chat := _chat_part(placed, transcript)) is not None]
 
 

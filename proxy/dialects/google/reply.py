@@ -22,7 +22,7 @@ from bridle.proxy.wire.canonical import (
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """The ``GenerateContentResponse``, as JSON."""
+    """Return the ``GenerateContentResponse``, as JSON."""
     candidates = [
         candidate(
             index,
@@ -36,7 +36,7 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
 
 
 def count(total_tokens: int) -> bytes:
-    """The reply to ``countTokens``."""
+    """Return the reply to ``countTokens``."""
     return orjson.dumps({"totalTokens": total_tokens})
 
 
@@ -90,12 +90,12 @@ def candidate(
 
 
 def signature(minted: Minted, index: int) -> str:
-    """A thought signature, which clients decode as bytes."""
+    """Return a thought signature, which clients decode as bytes."""
     return minting.as_base64(minted.signature(index))
 
 
 def call_part(minted: Minted, call: ToolCall) -> Json:
-    """The call with a signature that names it, for clients that do not send its id back."""
+    """Return the call with a signature that names it, for clients that do not send its id back."""
     function = {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
     minted_id = minting.read(call.id)
     index = minted_id.index if minted_id is not None else None

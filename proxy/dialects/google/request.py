@@ -182,7 +182,7 @@ def _tool(given: Json, field: str) -> Json:
 def _tool_choice(
     given: Json | None, tools: tuple[Json, ...], transcript: Transcript
 ) -> tuple[tuple[Json, ...], Any]:
-    """The tools that may be called, and ``tool_choice`` in chat shape."""
+    """Return the tools that may be called, and ``tool_choice`` in chat shape."""
     field = "toolConfig.functionCallingConfig"
     settings = google(given or {}, _ToolConfig, "toolConfig").function_calling_config or {}
     calling = google(settings, _Calling, field)
@@ -210,7 +210,8 @@ def _tool_choice(
 
 
 def _thinking(config: _Config, transcript: Transcript) -> tuple[Json, Json | None, bool]:
-    """Fields to forward, template arguments, and whether thoughts are to be shown."""
+    """Return the fields to forward, the template arguments, and whether thoughts are to be
+    shown."""
     if config.thinking_config is None:
         return {}, None, False
     thinking = google(config.thinking_config, _Thinking, "generationConfig.thinkingConfig")

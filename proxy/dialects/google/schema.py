@@ -23,24 +23,24 @@ _DROPPED: Final = frozenset({"propertyOrdering", "nullable", "type"})
 _COUNTS: Final = frozenset(
     {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
 )
-"""Protocol buffers write 64-bit integers as strings."""
+"""Keywords whose 64-bit integers Protocol buffers write as strings."""
 
 
 def camel_keys(fields: Json) -> Json:
-    """``fields`` with its own keys in camel case; Google's APIs accept ``system_instruction`` as
-    well as ``systemInstruction``."""
+    """Return ``fields`` with its own keys in camel case; Google's APIs accept
+    ``system_instruction`` as well as ``systemInstruction``."""
     if not any("_" in name for name in fields):
         return fields
     return {_camel(name): value for name, value in fields.items()}
 
 
 def google(value: Json, kind: type[T], field: str) -> T:
-    """``value`` with keys in either spelling as a ``kind``. Raises ``ApiError`` (400)."""
+    """Return ``value`` with keys in either spelling as a ``kind``. Raise ``ApiError`` (400)."""
     return convert(camel_keys(value), kind, field)
 
 
 def json_schema(schema: Json, field: str) -> Json:
-    """``schema``, which stands in ``field``, as JSON Schema throughout."""
+    """Return ``schema``, which stands in ``field``, as JSON Schema throughout."""
     return _converted(writable(schema, field))
 
 

@@ -1,8 +1,8 @@
 """A Gemini reply as it streams: each event is a whole ``GenerateContentResponse``.
 
-Gemini gives a function call in one piece, so a call is held until the next begins; the last one
-leaves with the finish reasons in ``end``. The first text part and every call carry a signature,
-the places from which clients carry it into the next request.
+Gemini gives a function call in one piece, so a call is held until the next begins; the last one is
+sent with the finish reasons in ``end``. The first text part and every call carry a signature,
+because clients send it back from there in the next request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bridle.proxy.wire.canonical import (
 
 
 class _Choice:
-    """What is held back of one candidate."""
+    """The parts of one candidate that have not been sent yet."""
 
     def __init__(self) -> None:
         self.signed = False
@@ -66,7 +66,7 @@ class GoogleEmitter:
 
     @property
     def content_type(self) -> str:
-        """Without ``alt=sse`` the stream is a JSON array."""
+        """The media type; without ``alt=sse`` the stream is a JSON array."""
         return "text/event-stream" if self._sse else "application/json; charset=UTF-8"
 
     def begin(self) -> bytes:
@@ -97,8 +97,8 @@ class GoogleEmitter:
         return b""
 
     def keep_alive(self) -> bytes:
-        """A response with an empty text, since Google's own client drops a whole turn from its
-        chat when one response of it has no content; inside an array, white space."""
+        """Return a response with an empty text, since Google's own client drops a whole turn from
+        its chat when one response of it has no content. Inside an array, white space is enough."""
         if not self._sse:
             return b"\n"
         return self._write(response_object(self._minted, [candidate(0, [{"text": ""}])]))

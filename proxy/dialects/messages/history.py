@@ -41,7 +41,7 @@ class _Block(msgspec.Struct, gc=False):
 
 
 class _Source(msgspec.Struct, gc=False):
-    """Where an image or a document comes from."""
+    """The source of an image or a document."""
 
     media_type: str = ""
     data: str = ""
@@ -68,18 +68,18 @@ REFUSED: Final[Mapping[str, str]] = {
     "tool_addition": "send the tools as 'tools' of a new conversation",
     "tool_removal": "send the tools as 'tools' of a new conversation",
 }
-"""Types of blocks that carry content or tools which cannot be had here."""
+"""Types of blocks that carry content or tools which are not available here."""
 _OF_COMPACTION: Final[Mapping[str, Unsupported]] = {
     "tool_changes": Unsupported("send the tools as 'tools' of a new conversation")
 }
 _WITHOUT_MEANING: Final = frozenset({"fallback"})
-"""Types of blocks that say nothing to the model."""
+"""Types of blocks that mean nothing to the model."""
 _IMAGES: Final[_Required] = {"base64": ("media_type", "data"), "url": ("url",)}
 _DOCUMENTS: Final[_Required] = {"text": ("data",), "content": ()}
 
 
 def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -> None:
-    """Adds the messages in their order. Raises ``ApiError`` (400) that names the field."""
+    """Add the messages in their order. Raise ``ApiError`` (400) that names the field."""
     for position, message in enumerate(messages):
         field = f"messages[{position}].content"
         content = message.content
@@ -93,7 +93,8 @@ def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -
 
 
 def content_of(given: str | Sequence[Json] | None, field: str, transcript: Transcript) -> Content:
-    """A text, or blocks in chat shape; blocks that have none are dropped with a note."""
+    """Return a text, or blocks in chat shape. A block that has none becomes text or is dropped,
+    with a note."""
     if given is None or isinstance(given, str):
         return given or ""
     return joined(_parts(given, field, transcript))
@@ -109,7 +110,7 @@ def _parts(blocks: Sequence[Json], field: str, transcript: Transcript) -> list[J
 
 
 def _add_user(blocks: Sequence[Json], field: str, transcript: Transcript) -> None:
-    """Tool results become tool messages, the blocks between them user messages, in order."""
+    """Add tool results as tool messages, and the blocks between them as user messages, in order."""
     parts: list[Json] = []
     has_result = False
     for index, given in enumerate(blocks):
@@ -157,8 +158,8 @@ def _add_assistant(given: Sequence[Json], field: str, transcript: Transcript) ->
 def _chat_parts(
     kind: str, block: _Block | None, given: Json, field: str, transcript: Transcript
 ) -> list[Json]:
-    """A block as chat parts. One of an unknown type becomes its JSON text, with a note: history is
-    not dropped. Raises ``ApiError`` (400) for content that cannot be read here."""
+    """Return a block as chat parts. One of an unknown type becomes its JSON text, with a note:
+    history is not dropped. Raise ``ApiError`` (400) for content that cannot be read here."""
     if block is None:
         refuse_kind(kind, REFUSED, field)
         if kind in _WITHOUT_MEANING:
@@ -185,7 +186,8 @@ def _chat_parts(
 
 
 def _summary(block: _Block, given: Json, field: str) -> list[Json]:
-    """The summary that stands for earlier messages; without one the compaction had failed."""
+    """Return the summary that stands for earlier messages, or nothing if the compaction had
+    failed."""
     refuse(given, _OF_COMPACTION, f"{field}.")
     return [text_part(block.content)] if block.content and isinstance(block.content, str) else []
 

@@ -11,7 +11,7 @@ from bridle.proxy.wire.canonical import ChoiceReply, FinishReason, Minted, Reply
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """The ``message`` object, as JSON."""
+    """Return the ``message`` object, as JSON."""
     choice = reply.choices[0] if reply.choices else ChoiceReply()
     usage = reply.usage
     stop_reason = stop_reason_of(
@@ -30,7 +30,7 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
 
 
 def count(input_tokens: int) -> bytes:
-    """The reply to ``/v1/messages/count_tokens``."""
+    """Return the reply to ``/v1/messages/count_tokens``."""
     return orjson.dumps({"input_tokens": input_tokens})
 
 
@@ -55,8 +55,8 @@ def message_object(
 
 
 def usage_object(input_tokens: int, output_tokens: int) -> Json:
-    """All input counts as ``input_tokens``: harnesses add the cache fields to it, and the sum
-    decides when they compact."""
+    """Return the usage, with all input counted as ``input_tokens``. Harnesses add the cache fields
+    to it, and the sum decides when they compact."""
     return {
         "input_tokens": input_tokens,
         "cache_creation_input_tokens": 0,
@@ -68,7 +68,8 @@ def usage_object(input_tokens: int, output_tokens: int) -> Json:
 def stop_reason_of(
     reason: FinishReason | None, stop_sequence: str | None, called_tools: bool
 ) -> str:
-    """Anthropic's word. Engines report ``stop`` also after a call that ``tool_choice`` forced."""
+    """Return Anthropic's stop reason. Engines report ``stop`` also after a call that
+    ``tool_choice`` forced."""
     if reason == "length":
         return "max_tokens"
     if reason == "content_filter":

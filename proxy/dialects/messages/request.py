@@ -80,8 +80,8 @@ class _Tool(msgspec.Struct, gc=False):
 
 
 def _clears_thinking_alone(value: Any) -> bool:
-    """Whether a ``context_management`` clears nothing but thinking, of which the template and the
-    setting ``continuation`` decide here. Claude Code sends such a one."""
+    """Return whether a ``context_management`` clears nothing but thinking. Claude Code sends such a
+    one; here the template and the setting ``continuation`` decide about thinking."""
     edits = value.get("edits") if isinstance(value, dict) else None
     return all(
         isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")
@@ -117,13 +117,14 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """As :func:`parse`, for a request to count tokens, which needs no ``max_tokens``."""
+    """Parse a request to count tokens, which is like one of :func:`parse` but needs no
+    ``max_tokens``."""
     return parse_with(body, None)
 
 
 def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
-    """As :func:`parse_count`, with the tools of the thread that the request continues; ``None``
-    before they are known."""
+    """Parse like :func:`parse_count`, with the tools of the thread that the request continues;
+    ``None`` before they are known."""
     fields = decode(body)
     wire = convert(fields, _Body)
     refuse(fields, REFUSED)
@@ -161,8 +162,8 @@ def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
 
 
 def with_history(body: bytes, history: Sequence[Message], tools: tuple[Json, ...]) -> Request:
-    """The request in ``body`` after the conversation that its thread holds: ``history`` begins
-    with the instructions and ends with the reply that is continued."""
+    """Return the request in ``body`` after the conversation that its thread holds. ``history``
+    begins with the instructions and ends with the reply that is continued."""
     request = parse_with(body, tools)
     return msgspec.structs.replace(request, messages=(*history, *request.messages))
 
@@ -193,7 +194,7 @@ def _tools(given: list[Json] | tuple[()], transcript: Transcript) -> tuple[Json,
 def _tool_choice(
     choice: _ToolChoice | None, tools: tuple[Json, ...], transcript: Transcript
 ) -> tuple[Any, bool | None]:
-    """``tool_choice`` and ``parallel_tool_calls`` in chat shape."""
+    """Return ``tool_choice`` and ``parallel_tool_calls`` in chat shape."""
     if choice is None:
         return None, None
     if not tools:
@@ -211,7 +212,7 @@ def _tool_choice(
 
 
 def _thinking(wire: _Body, transcript: Transcript) -> tuple[Json, Json | None]:
-    """Fields to forward and template arguments for ``thinking`` and the effort."""
+    """Return the fields to forward and the template arguments for ``thinking`` and the effort."""
     thinking = wire.thinking
     effort = wire.output_config.effort if wire.output_config else None
     if thinking is not None and thinking.type == "disabled":
@@ -230,7 +231,7 @@ def _response_format(wire: _Body) -> Json | None:
 
 
 def _prefill(transcript: Transcript) -> Json:
-    """A conversation that ends in assistant text is to be continued by the reply."""
+    """Return the fields that make the reply continue a conversation that ends in assistant text."""
     last = transcript.messages[-1]
     if last.role != "assistant" or last.tool_calls or not last.content:
         return {}

@@ -1,10 +1,10 @@
 """A Messages reply as it streams: canonical events become content blocks.
 
-Blocks come one after another. A block's stop event leaves when the next block begins; the last
-block is stopped by ``end``, with the terminal events, for harnesses run what is complete even if
-the stream is cut afterwards. A call's arguments come whole with its stop, since clients parse every
-piece as the beginning of an object and run what they could parse of a broken one. Until then empty
-pieces show that more is coming.
+Blocks come one after another. A block's stop event is sent when the next block begins. The last
+block is stopped by ``end``, with the terminal events, because harnesses run what is complete even
+if the stream is cut afterwards. A call's arguments are sent whole with its stop, because clients
+parse every piece as the beginning of an object and run what they could parse of a broken one. Until
+then, empty pieces show that more is coming.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``thread``: a conversation that the server holds, of which a client sends the new messages only.
+"""``thread``: a conversation that the server holds, of which a client sends only the new messages.
 
 ``{"type": "create"}`` changes nothing, because every conversation is recorded.
 ``{"type": "continue", "previous_message_id": …}`` takes history, instructions and tools from the
-record. The official SDKs send the whole history anew when they get one of the error codes here.
+record. The official SDKs send the whole history again when they get one of the error codes here.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from bridle.proxy.dialects.body import Json
 from bridle.proxy.wire.canonical import ApiError
 
 _OF_THE_THREAD: Final = ("system", "tools")
-"""Fields that a request which continues a thread takes from it."""
+"""Fields that a request which continues a thread takes from the thread."""
 
 
 class Thread(msgspec.Struct, gc=False):
-    """The request's field."""
+    """The request's field ``thread``."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
 
 
 def continued_message(thread: Thread | None, fields: Json) -> str | None:
-    """The id of the message that the request with these ``fields`` continues, if it continues one.
+    """Return the id of the message that the request with these ``fields`` continues, if it
+    continues one.
 
-    Raises :class:`ApiError` (400) when it asks for what a thread cannot have."""
+    Raise :class:`ApiError` (400) when it asks for something that a thread cannot have.
+    """
     if thread is None or thread.type == "create":
         return None
     if thread.previous_message_id is None:
@@ -42,7 +44,7 @@ def continued_message(thread: Thread | None, fields: Json) -> str | None:
 
 
 def thread_not_found(message_id: str) -> ApiError:
-    """The error for a message that is not recorded here, or not for this client."""
+    """Return the error for a message that is not recorded here, or not for this client."""
     return ApiError(
         "invalid_request",
         f"thread.previous_message_id: no message {message_id} to continue; send the whole history",
@@ -53,7 +55,7 @@ def thread_not_found(message_id: str) -> ApiError:
 
 
 def thread_unsupported(names: list[str]) -> ApiError:
-    """The error for a request that no thread can be continued with."""
+    """Return the error for a request that cannot continue a thread."""
     return ApiError(
         "invalid_request",
         f"thread: cannot be continued with this {' and '.join(names)}; send the whole history "

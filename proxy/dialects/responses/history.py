@@ -81,7 +81,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "input_image": "send 'image_url', because no files are held here",
     "input_audio": "send 'input_audio' with its data",
 }
-"""Types of items and content parts that carry what cannot be had here."""
+"""Types of items and content parts whose content is not available here."""
 _PARTS: Final[_Required] = {
     "input_text": ("text",),
     "output_text": ("text",),
@@ -100,10 +100,10 @@ def add_items(
     tools: ToolList,
     known: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
-    """Adds the input's items to ``transcript`` in their order, with those of ``known`` in place of
-    references to them. Returns the other ids that are referred to, each once.
+    """Add the input's items to ``transcript`` in their order, with those of ``known`` in place of
+    references to them. Return the other ids that are referred to, each once.
 
-    Raises ``ApiError`` (400) that names the field.
+    Raise ``ApiError`` (400) that names the field.
     """
     unknown: dict[str, None] = {}
     for index, item in enumerate(items):
@@ -124,7 +124,8 @@ def add_items(
 
 
 def _kind(item: Json, field: str) -> str:
-    """An item without a type is a message when it has a role, else a reference."""
+    """Return the item's type. An item without one is a message if it has a role, else a
+    reference."""
     if item.get("type"):
         return type_of(item, field)
     return "message" if item.get("role") is not None else "item_reference"
@@ -189,7 +190,7 @@ def _add_call(item: _Item, kind: str, field: str, transcript: Transcript) -> Non
 
 
 def _call_id(item: _Item, field: str) -> str:
-    """``call_id``, or ``id`` where an item type allows that instead."""
+    """Return ``call_id``, or ``id`` where an item type allows that instead."""
     call_id = item.id if item.call_id is None else item.call_id
     if call_id is None:
         raise invalid(f"{field}.call_id", "Field required")
@@ -204,7 +205,7 @@ def _arguments(item: _Item, field: str, transcript: Transcript) -> str:
 
 
 def _output(output: Any, field: str, transcript: Transcript) -> Content:
-    """A result: a text, content parts, or another value as JSON text."""
+    """Return a result: a text, content parts, or another value as JSON text."""
     if output is None or isinstance(output, str):
         return output or ""
     field = f"{field}.output"

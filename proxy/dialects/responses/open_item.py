@@ -1,8 +1,8 @@
 """The output item that a streamed response is writing: its events and its final form.
 
-``added`` is the item of its first event, ``open`` the events that follow at once, ``delta`` those
-of a piece, ``close`` those that complete its parts, ``item`` the whole. The emitter numbers the
-events.
+``added`` returns the item of its first event, ``open`` the events that follow at once, ``delta``
+those of a piece, ``close`` those that complete its parts, and ``item`` the whole item. The emitter
+numbers the events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
 
 
 class OpenReasoning:
-    """A ``reasoning`` item; ``summarise``: its text is the item's summary, else its content."""
+    """A ``reasoning`` item. Its text is the item's summary if ``summarise`` is set, else its
+    content."""
 
     def __init__(self, identifier: str, place: Json, summarise: bool, signature: str | None):
         self._id = identifier
@@ -94,8 +95,8 @@ class OpenText:
 
 
 class OpenCall:
-    """A ``function_call`` or ``custom_tool_call`` item. The input of the latter is known when the
-    function arguments that carry it are whole, and is sent in one piece."""
+    """A ``function_call`` or ``custom_tool_call`` item. The input of the latter is known only when
+    the function arguments that carry it are whole, and is sent in one piece."""
 
     def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tool: ClientTool):
         self.index = first.index
@@ -152,7 +153,7 @@ def _output_text(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Json:
 
 
 def _aligned(text: str, detail: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The entries of ``detail`` whose tokens make up ``text``; all of them when none do."""
+    """Return the entries of ``detail`` whose tokens make up ``text``, or all of them if none do."""
     spelled = "".join(str(entry.get("token", "")) for entry in detail)
     start = spelled.rfind(text)
     if start < 0 or not text:

@@ -10,7 +10,7 @@ from bridle.proxy.wire.fold import events_of
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
-    """The ``response`` object, as JSON."""
+    """Return the ``response`` object, as JSON."""
     emitter = ResponsesEmitter(request, minted)
     for event in events_of(reply, 0):
         emitter.event(event)
@@ -18,5 +18,5 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
 
 
 def deleted(response_id: str) -> bytes:
-    """The reply to ``DELETE /v1/responses/{id}``."""
+    """Return the reply to ``DELETE /v1/responses/{id}``."""
     return orjson.dumps({"id": response_id, "object": "response", "deleted": True})

@@ -49,7 +49,7 @@ _ECHOED: Final[Json] = {
 }
 """Request fields that a response repeats, with the provider's defaults."""
 _INEFFECTIVE: Final = frozenset({"max_tool_calls", "truncation"})
-"""Echoed, but without the effect that the client may expect: each is noted."""
+"""Fields that are echoed but lack the effect that the client may expect. Each is noted."""
 _INPUT: Final = "send the conversation as 'input'"
 REFUSED: Final[Mapping[str, Unsupported]] = {
     "conversation": Unsupported(_INPUT),
@@ -115,7 +115,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
-    """As :func:`parse`, with ``items`` in place of the references to them, by id."""
+    """Parse like :func:`parse`, with ``items`` in place of the references to them, by id."""
     fields = decode(body)
     refuse(fields, REFUSED)
     wire = convert(fields, _Body)
@@ -156,15 +156,15 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
 
 
 def own_messages(request: Request) -> tuple[Message, ...]:
-    """The request's messages without its ``instructions``, which a later request that continues it
-    does not inherit."""
+    """Return the request's messages without its ``instructions``, which a later request that
+    continues it does not inherit."""
     return request.messages[1:] if request.responses.instructions else request.messages
 
 
 def with_history(request: Request, history: Sequence[Message]) -> Request:
-    """``request`` with the conversation of its ``previous_response_id`` before its input and after
-    its ``instructions``. ``history`` is the previous request's :func:`own_messages`, the messages
-    before them, and the previous reply."""
+    """Return ``request`` with the conversation of its ``previous_response_id`` before its input and
+    after its ``instructions``. ``history`` is the previous request's :func:`own_messages`, the
+    messages before them, and the previous reply."""
     head = request.messages[:1] if request.responses.instructions else ()
     return msgspec.structs.replace(request, messages=(*head, *history, *own_messages(request)))
 
@@ -172,7 +172,7 @@ def with_history(request: Request, history: Sequence[Message]) -> Request:
 def _add_input(
     wire: _Body, transcript: Transcript, tools: ToolList, known: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Adds the input; returns the ids that it refers to and that are not ``known``."""
+    """Add the input. Return the ids that it refers to and that are not ``known``."""
     if isinstance(wire.input, list):
         if not (wire.input or wire.instructions or wire.previous_response_id):
             raise invalid("input", "must be a non-empty list, or a string")

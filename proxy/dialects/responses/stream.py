@@ -1,8 +1,8 @@
 """A Responses reply as it streams: canonical events become the API's typed events.
 
-Items come one after another: an item's ``added`` event leaves with its first piece and its ``done``
-event when the next item begins. The last item is closed by ``end``, with the terminal event, for
-harnesses run what is done even if the stream is cut afterwards.
+Items come one after another. An item's ``added`` event is sent with its first piece, and its
+``done`` event when the next item begins. The last item is closed by ``end``, with the terminal
+event, because harnesses run what is done even if the stream is cut afterwards.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ResponsesEmitter:
         return b""
 
     def keep_alive(self) -> bytes:
-        """``response.in_progress`` again: a typed event that no client acts on."""
+        """Return ``response.in_progress`` again: a typed event that no client acts on."""
         response = orjson.Fragment(self._object("in_progress"))
         return self._write({"type": "response.in_progress", "response": response})
 
@@ -94,13 +94,14 @@ class ResponsesEmitter:
         return closing + self._write({"type": kind, "response": orjson.Fragment(self.whole())})
 
     def whole(self) -> bytes:
-        """The ``response`` object of all events so far, as JSON."""
+        """Return the ``response`` object of all events so far, as JSON."""
         self._finish()
         status, incomplete = _status_of(self._reason)
         return self._object(status, self._output, self._usage, incomplete=incomplete)
 
     def fail(self, error: ApiError) -> bytes:
-        """``response.failed``; the item that was being written stays undone."""
+        """Return ``response.failed``. The item that was being written remains without its ``done``
+        event."""
         if self._before_end is not None:
             self._sequence, done = self._before_end
             del self._output[done:]
@@ -159,12 +160,12 @@ class ResponsesEmitter:
         return self._write(added, *item.open())
 
     def _finish(self) -> bytes:
-        """Completes the last item, with the response's status."""
+        """Complete the last item, with the response's status."""
         rest = b"" if self._called_tools else self._more_text(self._blank.rest())
         return rest + self._close(_status_of(self._reason)[0])
 
     def _close(self, status: str) -> bytes:
-        """Completes the item that is being written, if any."""
+        """Complete the item that is being written, if any."""
         item, self._open = self._open, None
         if item is None:
             return b""
@@ -226,7 +227,7 @@ def _usage_object(usage: Usage) -> Json:
 
 
 def _status_of(reason: FinishReason | None) -> tuple[str, str | None]:
-    """The response's status and, when incomplete, why."""
+    """Return the response's status and, if it is incomplete, the reason."""
     if reason == "length":
         return "incomplete", "max_output_tokens"
     if reason == "content_filter":

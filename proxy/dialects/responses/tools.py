@@ -44,7 +44,7 @@ class _Named(msgspec.Struct, gc=False):
 
 
 class _Choice(_Named, gc=False):
-    """``tool_choice`` of any type that is known."""
+    """A ``tool_choice`` of any type that is known."""
 
     mode: str | None = None
     tools: list[_Named] | None = None
@@ -69,15 +69,15 @@ class ToolList:
         self._transcript = transcript
         self.chat: list[Json] = []
         self.client: dict[str, ClientTool] = {}
-        """By the name of the function that stands for the tool."""
+        """The client's tools by the name of the function that stands for each."""
 
     def add(self, tools: Sequence[Json], field: str, namespace: str | None = None) -> None:
-        """Raises ``ApiError`` (400) that names the field."""
+        """Add the tools. Raise ``ApiError`` (400) that names the field."""
         for index, tool in enumerate(tools):
             self._add(tool, f"{field}[{index}]", namespace)
 
     def choose(self, choice: str | Json | None) -> Any:
-        """``tool_choice`` in chat shape; removes the tools that it does not allow."""
+        """Return ``tool_choice`` in chat shape, and remove the tools that it does not allow."""
         if choice is None or choice in ("auto", "none"):
             return choice if self.chat else None
         if choice == "required":
@@ -137,20 +137,20 @@ class ToolList:
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """The engine's name of a function inside ``namespace``."""
+    """Return the engine's name of a function inside ``namespace``."""
     if not namespace:
         return name
     return namespace + (name if namespace.endswith(SEPARATOR) else SEPARATOR + name)
 
 
 def custom_arguments(text: str) -> str:
-    """A freeform tool's input as the arguments of the function that stands for it."""
+    """Return a freeform tool's input as the arguments of the function that stands for it."""
     return json_text({"input": text}, "input")
 
 
 def custom_input(arguments: str) -> str:
-    """The input in such arguments: the inverse of :func:`custom_arguments`. Arguments of another
-    shape are the input themselves."""
+    """Return the input in such arguments: the inverse of :func:`custom_arguments`. Arguments of
+    another shape are the input themselves."""
     given = arguments_object(arguments).get("input")
     return given if isinstance(given, str) else arguments
 

@@ -1,8 +1,9 @@
-"""The first process of a session's container: the way out to the session's URL, and the end of all.
+"""The first process of a session's container, which forwards to the session's URL and ends all
+others.
 
-Runs as root under the Python that is mounted with the harness, with the standard library only. It
-connects to the relay outside (``relay.py``) by the mounted Unix socket. What arrives at a port of
-the loopback is forwarded there. Orphans are reaped. The control connection asks for signals to all
+It runs as root under the Python that is mounted with the harness, with the standard library only.
+It connects to the relay outside (``relay.py``) by the mounted Unix socket. Connections to a port of
+the loopback are forwarded there. Orphans are reaped. The control connection asks for signals to all
 processes or to one user's, and for directories; when it ends, so does the container.
 """
 
@@ -53,7 +54,8 @@ def main() -> None:
 
 
 def user_of(name: str) -> tuple[int, int]:
-    """``""``, ``user``, ``uid``, ``user:group`` as numbers; root when there is none."""
+    """Return the numbers of the user and group that ``name`` states as ``user``, ``uid`` or
+    ``user:group``; an empty name means root."""
     user, _, group = name.partition(":")
     if not user:
         return 0, 0
@@ -70,7 +72,7 @@ def user_of(name: str) -> tuple[int, int]:
 
 
 def make(path: str, uid: int, gid: int) -> None:
-    """Makes a directory of the user's; one that the image has stays as it is."""
+    """Make a directory of the user's; one that the image has stays as it is."""
     if os.path.isdir(path):
         return
     os.makedirs(path)
@@ -191,7 +193,7 @@ def obey(control: socket.socket) -> None:
 
 
 def kill(number: int, uid: int | None) -> None:
-    """Signals every process of the container but this one, or every one of a user."""
+    """Signal every process of the container but this one, or every process of a user."""
     if uid is not None:
         pid = os.fork()
         if pid:

@@ -1,7 +1,8 @@
 """Starts one process in a session's container, as the user that ``docker exec`` gives it.
 
-What to start comes as JSON on the standard input, so that no key stands in a command line. How it
-ended goes to the relay outside: the exit codes 125 to 127 of ``docker exec`` could be either's.
+The launch comes as JSON on the standard input, so that no key stands in a command line. The result
+goes to the relay outside, because the exit codes 125 to 127 of ``docker exec`` may be its own or
+the process's.
 """
 
 from __future__ import annotations
