@@ -179,7 +179,7 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A named, countable event on a call: what was dropped, converted, weakened or retried."""
+    """A named, countable event on a call: something was dropped, converted, weakened or retried."""
 
     name: str
     """Stable snake_case word; the label of the counter in ``/metrics``."""
@@ -213,7 +213,7 @@ class SessionRecord:
 
     id: str
     created_at: float
-    """Seconds since the epoch, like every time in the store."""
+    """The time in seconds since the epoch, like every time in the store."""
     run_id: str | None = None
     task_suite: str | None = None
     task_split: str | None = None
@@ -472,7 +472,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     """
 
     id: str
-    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
+    """The id: ``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
     session_id: str
     call_id: str
     parent_id: str | None
@@ -555,7 +555,7 @@ class RunRecord:
 
     id: str
     kind: str
-    """``proxy``, ``rollout``, ``train``, ``sft``, ``eval``, ``demo`` …"""
+    """The kind of job: ``proxy``, ``rollout``, ``train``, ``sft``, ``eval``, ``demo`` …"""
     started_at: float
     name: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -597,7 +597,7 @@ class AttemptEnded:
 
     run_id: str
     status: str
-    """``completed``, ``failed`` or ``stopped``."""
+    """The final status: ``completed``, ``failed`` or ``stopped``."""
     at: float
     reason: str | None = None
 

@@ -73,8 +73,8 @@ LIBRARY: Final[Mapping[str, str]] = {
 """The names of secrets, and detect-secrets' plugins for them."""
 
 _GROUPED: Final = frozenset({"aws_access_key", "password_in_url"})
-"""Names of the library's secrets that are a group of the pattern, which also matches text around
-them."""
+"""Names of the library's secrets whose pattern has the secret in a group, and also matches the text
+around it."""
 _SHORTEST: Final = 8
 """Minimum characters of a secret. For a password in a URL, the text around it counts."""
 _EVERYWHERE: Final = 64
@@ -268,8 +268,8 @@ READERS: Final[Mapping[str, Finder]] = {
     "private_key": _private_keys,
     "json_web_token": _web_tokens,
 }
-"""Functions that find secrets, by the names of these. A regular expression would search the same
-text again from each place where one might begin."""
+"""Functions that find secrets, by the names of the secrets. They are used where a regular
+expression would search the same text again from each place where a secret might begin."""
 
 
 def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
