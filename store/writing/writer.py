@@ -75,7 +75,7 @@ does one that a failover has not reached yet."""
 
 @dataclass(slots=True)
 class WriterStats:
-    """Counters since the start, for ``/metrics``."""
+    """Counters since the start of the writer."""
 
     transactions: int = 0
     """Number of committed transactions that carried records."""
