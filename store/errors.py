@@ -1,4 +1,4 @@
-"""What can go wrong between a record and the disk."""
+"""Errors between a record and the disk."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from bridle.errors import BridleError
 
 
 class StoreUnavailable(BridleError):
-    """The record is not in the store: its transaction failed, or was never tried; or what is asked
-    for cannot be read."""
+    """A record is not in the store, because its transaction failed or was never tried, or data of
+    the store cannot be read."""
 
 
 class StoreBusy(StoreUnavailable):
-    """The writer's queue is full; nothing was queued. Try again, or turn the client away."""
+    """The writer's queue is full and nothing was queued. Try again, or refuse the client's
+    request."""
 
     retryable = True
 
@@ -21,8 +22,8 @@ class StoreClosed(StoreUnavailable):
 
 
 class RecordRejected(StoreUnavailable):
-    """The database is well, but it does not take this record (a duplicate, an unknown session)."""
+    """The database works, but it refuses this record (a duplicate, an unknown session)."""
 
 
 class NotFound(BridleError, LookupError):
-    """No such session, call or body in the store."""
+    """The store has no such session, call or body."""

@@ -1,4 +1,4 @@
-"""Names of processes that no later process has, by which a store knows whether its writers run."""
+"""Names of processes that are never used again, by which a store knows whether its writers run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from sqlalchemy import Row
 
 
 def alive(row: Row[Any]) -> bool:
-    """Whether the process of a row of ``writers`` still runs: its lease is valid, and on this
-    machine the process exists."""
+    """Return whether the process of a row of ``writers`` still runs: its lease is valid and, if it
+    is on this machine, the process exists."""
     if row.seen_at + row.lease < time.time():
         return False
     return bool(row.host != host() or process(row.pid) == row.process)
 
 
 def host() -> str:
-    """This machine and process-id namespace, within which a process id means something."""
+    """Return a name of this machine and process-id namespace, within which a process id is
+    unique."""
     namespace = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()}/{os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def process(pid: int) -> str:
-    """Names the process that has ``pid`` now; another value once the number is used anew.
+    """Return a name of the process that has ``pid`` now; it changes when the number is used again.
 
-    Where there is no ``/proc`` a living process is named by its number alone.
+    Without ``/proc`` the name of a living process is its number alone.
     """
     stat = Path(f"/proc/{pid}/stat")
     try:

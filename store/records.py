@@ -1,8 +1,8 @@
-"""What the store holds, as plain values: the words every room uses for a recorded call.
+"""The records that the store holds, as plain values that every room uses.
 
-Identifiers are lower-case text made by :func:`new_id`; those of one time begin alike, which keeps
-indexes together. A *call* is one model request and its reply, a *session* is everything recorded
-under one session key.
+Identifiers are lower-case text made by :func:`new_id`; identifiers made at about the same time
+begin alike, which keeps indexes compact. A *call* is one model request and its reply, a *session*
+is everything recorded under one session key.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
 
 SHORT_TEXT: Final = 128
-"""Characters at most of a name that a person or program chooses: of a task, a harness, a reward."""
+"""Maximum characters of a name that a person or program chooses, such as that of a task, a harness
+or a reward."""
 
 
 def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
-    """``uint32[T]``. Raises ``OverflowError`` for an id outside ``uint32``."""
+    """Return the ids as ``uint32[T]``. Raise ``OverflowError`` for an id outside ``uint32``."""
     if isinstance(ids, np.ndarray):
         return ids.astype(np.uint32, copy=False)
     # NumPy asks every element for its type first.
@@ -40,7 +41,8 @@ def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
 
 
 def new_id(prefix: str) -> str:
-    """A unique identifier ``prefix_`` + 24 characters: 50 bits of milliseconds, 70 random bits.
+    """Return a unique identifier: ``prefix_`` and 24 characters, which hold 50 bits of milliseconds
+    and 70 random bits.
 
     The alphabet is lower-case base 32, so that the identifier can travel inside tool-call ids,
     headers and paths of every provider.
@@ -52,7 +54,7 @@ def new_id(prefix: str) -> str:
 
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
-"""RFC 4648's base 32, in lower case."""
+"""The alphabet of RFC 4648's base 32, in lower case."""
 _PAIRS: Final = [first + second for first in _ALPHABET for second in _ALPHABET]
 _AS_TEXT: Final = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 _RANDOM_CHARACTERS: Final = 14
@@ -60,48 +62,54 @@ _RANDOM_CHARACTERS: Final = 14
 
 _all: Final = np.logical_and.reduce
 MISSING_LOGPROB: Final = -9999.0
-"""What vLLM and OpenAI write for a logprob that they do not have."""
+"""The value that vLLM and OpenAI write for a logprob that they do not have."""
 
 
 def logprob_array(logprobs: Sequence[float]) -> Logprobs:
-    """``float32[T]``, rounded as IEEE 754 does. NaN stands for a token without a usable logprob:
-    one that is infinite or at most :data:`MISSING_LOGPROB`, too."""
+    """Return the logprobs as ``float32[T]``, rounded as IEEE 754 does. NaN stands for a token
+    without a usable logprob, which includes logprobs that are infinite or at most
+    :data:`MISSING_LOGPROB`."""
     scores = np.frombuffer(array("f", logprobs), dtype=np.float32)
     usable = (scores > MISSING_LOGPROB) & (scores < np.inf)
     return scores if _all(usable) else np.where(usable, scores, np.float32(np.nan))
 
 
 class Continuation(StrEnum):
-    """How a session's prompts are made: from recorded ids, or by rendering the messages again."""
+    """The way in which a session's prompts are made: from recorded ids, or by rendering the
+    messages again."""
 
     EXACT = "exact"
     RENDERED = "rendered"
 
 
 class CallStatus(StrEnum):
-    """Where a call stands. Only ``COMPLETE`` and ``PARTIAL`` calls carry trainable tokens."""
+    """The state of a call. Only ``COMPLETE`` and ``PARTIAL`` calls carry trainable tokens."""
 
     OPEN = "open"
-    """Begun and not ended: running now, or found so after a crash (then ``INTERRUPTED``)."""
+    """The call has begun and not ended. It runs now, or its process crashed and the call is not
+    marked as ``INTERRUPTED`` yet."""
     COMPLETE = "complete"
     PARTIAL = "partial"
-    """Cut by the client or the engine; tokens that arrived are kept: the harness may use them."""
+    """The client or the engine cut the call. The tokens that arrived are kept, because the harness
+    may use them."""
     FAILED = "failed"
-    """No token arrived: refused, invalid, or the engine was not to be had."""
+    """No token arrived: the call was refused or invalid, or the engine could not be reached."""
     QUARANTINED = "quarantined"
-    """The reply's ids, logprobs and usage contradict each other; kept, never trained on."""
+    """The reply's ids, logprobs and usage contradict each other. The call is kept and never trained
+    on."""
     INTERRUPTED = "interrupted"
-    """Open when the process that ran it died; marked at restart."""
+    """The process that ran the call died; the call is marked when a writer finds it."""
 
 
 AGENTS_OWN: Final = frozenset({"budget", "context_overflow", "invalid_request"})
-"""Reasons of calls that failed by what the agent asked for, and not by the engine or the proxy."""
+"""Reasons of failed calls for which the agent's request is to blame, and not the engine or the
+proxy."""
 CLIENT_DISCONNECTED: Final = "client_disconnected"
-"""Reason of a call whose client did not wait for its end."""
+"""The reason of a call whose client did not wait for its end."""
 
 
 class CallKind(StrEnum):
-    """What a call was for. ``UNKNOWN`` until there is evidence."""
+    """The purpose of a call. ``UNKNOWN`` until there is evidence."""
 
     MAIN = "main"
     SUBAGENT = "subagent"
@@ -113,7 +121,7 @@ class CallKind(StrEnum):
 
 
 class BreakReason(StrEnum):
-    """Why a call that continues another in meaning does not continue it in tokens."""
+    """The reason why a call that continues another in meaning does not continue it in tokens."""
 
     REASONING_DROPPED = "reasoning_dropped"
     TEMPLATE_REWROTE_HISTORY = "template_rewrote_history"
@@ -129,35 +137,37 @@ class BreakReason(StrEnum):
     TOKENIZER_DIFFERS = "tokenizer_differs"
     """The engine has another tokenizer or template than the proxy was given."""
     ENGINE_RENDERS_OTHERWISE = "engine_renders_otherwise"
-    """The engine's prompts are not what the proxy renders of the same messages."""
+    """The engine's prompts differ from those that the proxy renders of the same messages."""
     PARENT_WITHOUT_IDS = "parent_without_ids"
     """The parent call has no token ids (an external upstream, or a quarantined record)."""
     UNEXPLAINED = "unexplained"
 
 
 CONSTRAINED: Final = "constrained_by_grammar"
-"""Name of the note on a call whose reply a grammar shaped: where an engine masks its logits for
-that (vLLM does), its logprobs are of what the grammar allowed and not of the policy alone."""
+"""Name of the note on a call whose reply was constrained by a grammar. Where an engine masks its
+logits for that (vLLM does), the logprobs are of the distribution that the grammar allowed and not
+of the policy alone."""
 
 TOOL_CALLS_UNREAD: Final = "tool_calls_unread"
 """Name of the note on a call whose reply has tool calls as text; its detail is their markup."""
 
 RENDERS_OTHERWISE: Final = BreakReason.ENGINE_RENDERS_OTHERWISE.value
-"""Name of the note on a session's first call whose prompt is not what the proxy renders of the same
-messages; its detail shows the first difference."""
+"""Name of the note on a session's first call whose prompt differs from the proxy's rendering of the
+same messages; its detail shows the first difference."""
 
 IDS_MISSING: Final = "no_token_ids"
 """Name of the note on a call whose engine returned text without the ids of its tokens."""
 
 LOGPROBS_MISSING: Final = "logprobs_missing"
-"""Name of the note on a call with sampled tokens of which the engine gave no usable logprob."""
+"""Name of the note on a call with sampled tokens for which the engine gave no usable logprob."""
 
 ALSO_BROKE_ON: Final = "also_broke_on"
-"""Name of the note for each further reason of a break, after the first difference's."""
+"""Name of the note for each further reason of a break, after that of the first difference."""
 
 
 OBSERVED: Final = -1
-"""In place of a choice: what a call was given, and not what a choice of it sampled."""
+"""Used in place of a choice's index for tokens and messages that belong to the call's request, not
+to a sampled reply."""
 
 
 class SpanKind(StrEnum):
@@ -169,7 +179,7 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A named, countable event on a call: what was dropped, converted, weakened or retried."""
+    """A named, countable event on a call: something was dropped, converted, weakened or retried."""
 
     name: str
     """Stable snake_case word; the label of the counter in ``/metrics``."""
@@ -181,7 +191,8 @@ DEFAULT_POLICY: Final = "policy"
 each with weights and versions of its own; all of them share one tokenizer and chat template."""
 
 FROZEN: Final = "model_frozen"
-"""Name of the note on a call that another model than the policy answered: it is never trained."""
+"""Name of the note on a call that a model other than the policy answered; such a call is never
+trained on."""
 
 
 def is_frozen(notes: Iterable[Note]) -> bool:
@@ -189,7 +200,8 @@ def is_frozen(notes: Iterable[Note]) -> bool:
 
 
 class VersionRun(msgspec.Struct, frozen=True, gc=False):
-    """From token ``start`` (0-based, within the sampled ids) on, ``version`` was sampling."""
+    """A run of sampled tokens of one policy version: ``version`` sampled the tokens from ``start``
+    (0-based, within the sampled ids) up to the next run."""
 
     start: int
     version: int
@@ -201,17 +213,18 @@ class SessionRecord:
 
     id: str
     created_at: float
-    """Seconds since the epoch, like every time in the store."""
+    """The time in seconds since the epoch, like every time in the store."""
     run_id: str | None = None
     task_suite: str | None = None
     task_split: str | None = None
     task_id: str | None = None
-    """Its own within the suite and split."""
+    """The task's own id, unique within the suite and split."""
     group_id: str | None = None
-    """Sessions of one group are compared with each other by the trainer."""
+    """The group of the session. The trainer compares the sessions of one group with each other."""
     harness: str | None = None
     name: str | None = None
-    """What a person calls it; the path segment of ``/s/{name}/…`` when set by the client."""
+    """The name that people use for the session; the path segment of ``/s/{name}/…`` when the client
+    sets it."""
     key_hash: str | None = None
     """SHA-256 hex of the session key; the key itself is never stored."""
     verifier_key_hash: str | None = None
@@ -219,11 +232,12 @@ class SessionRecord:
     expires_at: float | None = None
     continuation: Continuation = Continuation.EXACT
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling pins and caps, budgets."""
+    """Sampling parameters that are pinned or capped, and budgets."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     sealed_at: float | None = None
     outcome: str | None = None
-    """How the rollout ended: ``completed``, ``timeout``, ``error`` …; ``None`` while open."""
+    """The outcome of the rollout: ``completed``, ``timeout``, ``error`` …; ``None`` while the
+    session is open."""
 
     def __post_init__(self) -> None:
         known = [part is not None for part in (self.task_suite, self.task_split, self.task_id)]
@@ -245,14 +259,16 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     arguments: str
     """JSON text as the client sent it, or as the engine produced it."""
     engine_id: str | None = None
-    """The engine's own id of a call that it sampled; ``id`` is the one that the client was sent."""
+    """The engine's own id of a tool call that it sampled; ``id`` is the one that was sent to the
+    client."""
     extra: Mapping[str, Any] | None = None
     """Opaque fields that an upstream sent with the call and may demand back (``extra_content``).
-    The first call of a message has the message's own under :data:`MESSAGE_FIELDS`."""
+    The first call of a message also holds the message's own fields, under
+    :data:`MESSAGE_FIELDS`."""
 
     @property
     def own_extra(self) -> dict[str, Any]:
-        """:attr:`extra` without the message's fields."""
+        """The content of :attr:`extra` without the message's fields."""
         extra = self.extra or {}
         return {name: value for name, value in extra.items() if name != MESSAGE_FIELDS}
 
@@ -269,11 +285,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     name: str | None = None
     anchors: tuple[str, ...] = ()
     """Opaque values minted by the proxy that the harness echoed with this message: Responses item
-    ids, encrypted reasoning, thinking signatures. Tool-call ids are not repeated here. They serve
-    lineage while the request is admitted and are not stored."""
+    ids, encrypted reasoning, thinking signatures. Tool-call ids are not repeated here. Lineage uses
+    them while the request is admitted; they are not stored."""
 
     def to_chat(self) -> dict[str, Any]:
-        """This message as an engine's chat template expects it (arguments stay JSON text)."""
+        """Return this message as an engine's chat template expects it (arguments stay JSON
+        text)."""
         chat: dict[str, Any] = {"role": self.role}
         if self.content is not None or not self.tool_calls:
             chat["content"] = self.content if self.content is not None else ""
@@ -296,45 +313,50 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A request in digests of 16 bytes: lineage compares requests by them."""
+    """A request in digests of 16 bytes, by which lineage compares requests."""
 
     system: bytes
-    """The leading system messages."""
+    """The digest of the leading system messages."""
     system_form: bytes
-    """How these are written."""
+    """The digest of their written form."""
     tools: bytes
     ask: bytes
-    """What else makes two requests the same question: tool choice, response format, prefill."""
+    """The digest of everything else that makes two requests the same question: tool choice,
+    response format, prefill."""
     units: tuple[bytes, ...]
-    """The steps after the base's reply (all steps when there is no base)."""
+    """The digests of the steps after the base's reply (of all steps if there is no base)."""
     forms: tuple[bytes, ...]
-    """How these steps are written, one each."""
+    """The digest of the written form of each of these steps."""
     depth: int
-    """How many steps the whole request has, those before the base's reply included."""
+    """Number of steps of the whole request, those before the base's reply included."""
     agent: str | None = None
-    """The harness' own name of the (sub-)agent, when its headers give one."""
+    """The harness's own name of the (sub-)agent, if its headers give one."""
     arguments: str | None = None
-    """What the chat template was given beside messages and tools, as JSON; ``None``: nothing."""
+    """The arguments of the chat template besides messages and tools, as JSON; ``None`` if there are
+    none."""
     prefill: str = ""
-    """The beginning of the reply, which the request has as its last message. It is no step of the
-    request: a later one repeats it and the reply as one message."""
+    """The beginning of the reply, which the request has as its last message. It does not count as a
+    step of the request, because a later request repeats it and the reply as one message."""
 
 
 class LineageState(msgspec.Struct, frozen=True, gc=False):
-    """Which recorded reply a request continues, as lineage found when it was admitted."""
+    """The recorded reply that a request continues, as lineage found it when the request was
+    admitted."""
 
     digests: RequestDigests
     base_call_id: str | None = None
-    """The deepest call whose whole conversation stands unchanged at the request's start."""
+    """The deepest call whose whole conversation stands unchanged at the start of the request."""
     base_choice: int = 0
-    """Which of that call's replies is continued."""
+    """The index of the base's reply that is continued."""
     differs: tuple[str, ...] = ()
-    """What the harness wrote differently along this conversation, so far."""
+    """Ways in which the harness rewrote this conversation so far, such as ``reasoning`` or
+    ``whitespace``."""
     confidence: float = 1.0
-    """1.0 when an echoed id names the parent; less the more is inferred."""
+    """The confidence in the base: 1.0 if an echoed id names the parent, less the more is
+    inferred."""
     retry_of: str | None = None
-    """An earlier call that asked the same. A retry is only what the request looked like when it
-    was admitted: when the earlier call has children, both were samples."""
+    """An earlier call that asked the same question. The request only looked like a retry when it
+    was admitted: if the earlier call has children, both replies were samples."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
@@ -344,47 +366,48 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """
 
     tail: tuple[Message, ...]
-    """The messages after the base's reply; all of them when there is no base."""
+    """The messages after the base's reply; all messages if there is no base."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The definitions of the tools that the model had."""
     length: int = 0
-    """Messages of the whole request, those before ``tail`` included."""
+    """Number of messages of the whole request, those before ``tail`` included."""
     instructions: bool = False
     """Whether the first message is a Responses request's ``instructions``."""
     lineage: LineageState | None = None
 
 
 LogprobsOf = Literal["processed", "raw", "unknown"]
-"""``processed``: of what was drawn from, after temperature, truncation and the rest. ``raw``: of
-the policy before all that."""
+"""The distribution that the logprobs belong to. ``processed`` is the one that tokens were drawn
+from, after temperature, truncation and the like; ``raw`` is the policy's before all of these."""
 
 
 class Sampler(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The distribution that the sampled tokens of a call were drawn from.
 
-    The defaults are the policy's own distribution. ``None``: the request left the value to the
-    engine, and nobody knows what the engine takes then.
+    The defaults are the policy's own distribution. ``None`` means that the request left the value
+    to the engine, whose default is not known.
     """
 
     logprobs: LogprobsOf = "unknown"
-    """Which distribution the recorded logprobs are of."""
+    """The distribution that the recorded logprobs belong to."""
     temperature: float | None = 1.0
-    """Below 1e-5: the likeliest token, always."""
+    """The temperature. A value below 1e-5 means greedy decoding."""
     top_p: float | None = 1.0
     top_k: int | None = 0
-    """0: all tokens."""
+    """The number of likeliest tokens to draw from; 0 means all tokens."""
     min_p: float | None = 0.0
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
     repetition_penalty: float | None = 1.0
     grammar: str = ""
-    """The parts of the request that had a grammar shape the reply; empty: none."""
+    """Names of the request fields that made the engine use constrained decoding, or "" if there are
+    none."""
     others: tuple[str, ...] = ()
     """Further parameters of the request that change the distribution, such as ``logit_bias``."""
 
     @property
     def label(self) -> str:
-        """These settings in a few words: ``temperature 0.7, top_p 0.8``."""
+        """A short text of these settings, such as ``temperature 0.7, top_p 0.8``."""
         found = []
         for name in SAMPLER_PARAMETERS:
             value = getattr(self, name)
@@ -405,13 +428,13 @@ SAMPLER_PARAMETERS: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""The parameters of a request that a sampler is made of."""
+"""The request parameters that define a sampler."""
 PLAIN: Final = Sampler()
 """The policy's own distribution."""
 
 
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
-    """What is known when a request has been admitted; written before the engine is asked."""
+    """The record of an admitted request; it is written before the engine is asked."""
 
     id: str
     session_id: str
@@ -423,33 +446,33 @@ class CallBegun(msgspec.Struct, frozen=True, gc=False):
     model_requested: str
     parent_call_id: str | None = None
     lineage_rule: str | None = None
-    """Which rule found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
+    """The rule that found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
     headers: Mapping[str, str] = {}
-    """Identity headers of the harness only; never credentials."""
+    """Headers that identify the harness; never credentials."""
     conversation: Conversation | None = None
-    """``None`` for a request that has no messages which were read."""
+    """The messages of the request; ``None`` if it has none that were read."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
 
     token_ids: TokenIds
-    """``uint32[T]``, the engine's own, stop token included."""
+    """The engine's own ids, ``uint32[T]``, stop token included."""
     logprobs: Logprobs
-    """``float32[T]``, of the distribution that :attr:`Sampler.logprobs` names."""
+    """The logprobs, ``float32[T]``, of the distribution that :attr:`Sampler.logprobs` names."""
     versions: tuple[VersionRun, ...]
     finish_reason: str | None
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """An edge of a session's token tree; append-only, never changed after its commit.
+    """An edge of a session's token tree. It is only ever added, and never changed after its commit.
 
-    A span hangs at absolute token position ``start`` of its parent's path. The parent may reach
-    further than ``start``: then this span branches off inside it.
+    A span is attached at the absolute token position ``start`` of its parent's path. If the parent
+    reaches further than ``start``, this span branches off inside it.
     """
 
     id: str
-    """``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
+    """The id: ``{call_id}.o`` for observed tokens, ``{call_id}.s{choice}`` for sampled ones."""
     session_id: str
     call_id: str
     parent_id: str | None
@@ -457,7 +480,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     kind: SpanKind
     token_ids: TokenIds
     logprobs: Logprobs | None = None
-    """``float32[len(token_ids)]`` for sampled spans, else ``None``."""
+    """The logprobs, ``float32[len(token_ids)]``, of sampled spans; ``None`` for others."""
     versions: tuple[VersionRun, ...] = ()
 
     @property
@@ -467,17 +490,17 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class Growth(msgspec.Struct, frozen=True, gc=False):
-    """What a call adds to its session's token tree."""
+    """The spans that a call adds to its session's token tree."""
 
     prompt_span_id: str | None
     """The span in which the prompt ends; ``None`` for an empty or unknown prompt."""
     spans: tuple[Span, ...]
     shared: int = 0
-    """How many leading tokens of the prompt are those of the path that the call continues."""
+    """Number of leading tokens that the prompt shares with the path that the call continues."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
-    """What is known when a call is over; committing it is what makes the reply deliverable."""
+    """The record of a call that is over. The reply may be delivered once it is committed."""
 
     id: str
     session_id: str
@@ -485,62 +508,63 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     ended_at: float
     first_token_at: float | None = None
     prompt_token_ids: TokenIds | None = None
-    """``uint32[P]`` as the engine reports it used them; ``None`` without a report."""
+    """The prompt's ids, ``uint32[P]``, as the engine reports that it used them; ``None`` without a
+    report."""
     choices: tuple[Choice, ...] = ()
     growth: Growth | None = None
-    """Where these tokens stand in the session's tree; ``None``: they are stored whole."""
+    """The place of these tokens in the session's tree; if ``None``, they are stored whole."""
     response_body: bytes = b""
-    """What the client was sent, as bytes (the whole event stream when streaming)."""
+    """The bytes that were sent to the client (the whole event stream when streaming)."""
     model_served: str | None = None
     usage: Mapping[str, Any] = {}
     sampling: Mapping[str, Any] = {}
     """Effective sampling parameters, as sent to the engine."""
     sampler: Sampler | None = None
-    """What the tokens were drawn from; ``None``: not recorded."""
+    """The distribution that the tokens were drawn from; ``None`` if it was not recorded."""
     replies: tuple[Message, ...] = ()
     """The reply of each choice, its tool calls under their minted ids."""
     kind: CallKind = CallKind.UNKNOWN
     role: str | None = None
-    """Name of the sub-agent or side task, when the harness names it."""
+    """Name of the sub-agent or side task, if the harness names it."""
     break_reason: BreakReason | None = None
     reason: str | None = None
-    """Why a call failed, was cut or quarantined."""
+    """The reason why the call failed, was cut or was quarantined."""
     error: Mapping[str, Any] = {}
     notes: tuple[Note, ...] = ()
     compared: bool = False
-    """Whether it has been looked for a contradiction (``integrity.py``); else the writer
-    looks."""
+    """Whether the call was already checked for contradictions (``integrity.py``); if not, the
+    writer checks it."""
     policy: str | None = None
-    """The name of the policy that was asked, where it is another than the default."""
+    """The name of the policy that the request asked for; ``None`` for the default."""
 
 
 def span_id(call_id: str, choice: int) -> str:
-    """``{call_id}.o`` or ``{call_id}.s{choice}``."""
+    """Return ``{call_id}.o`` for the observed tokens of a call, else ``{call_id}.s{choice}``."""
     return f"{call_id}.o" if choice == OBSERVED else f"{call_id}.s{choice}"
 
 
 def span_place(identifier: str) -> tuple[str, int]:
-    """The call and the choice of a :func:`span_id`."""
+    """Return the call and the choice that a :func:`span_id` names."""
     call_id, _, part = identifier.rpartition(".")
     return call_id, OBSERVED if part == "o" else int(part[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One job of ours that made sessions or weights: a proxy, a rollout, a training run."""
+    """One job of Bridle that made sessions or weights: a proxy, a rollout, a training run."""
 
     id: str
     kind: str
-    """``proxy``, ``rollout``, ``train``, ``sft``, ``eval``, ``demo`` …"""
+    """The kind of job: ``proxy``, ``rollout``, ``train``, ``sft``, ``eval``, ``demo`` …"""
     started_at: float
     name: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     ended_at: float | None = None
     status: str = "running"
-    """``running``, then how it ended: ``completed``, ``failed``, ``stopped`` (by Ctrl-C or a
-    signal). Set by its latest attempt, as are ``ended_at`` and ``reason``."""
+    """The state of the run: ``running``, then ``completed``, ``failed`` or ``stopped`` (by Ctrl-C
+    or a signal). The latest attempt sets it, as well as ``ended_at`` and ``reason``."""
     reason: str | None = None
-    """One line: why it failed or was stopped."""
+    """One line that says why the run failed or was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,10 +573,10 @@ class AttemptRecord:
 
     run_id: str
     number: int
-    """From 1."""
+    """The number of the attempt, from 1."""
     started_at: float
     writer_id: str | None = None
-    """Of the process that runs it, in the table of writers."""
+    """The id, in the table of writers, of the process that runs the attempt."""
     ended_at: float | None = None
     status: str = "running"
     reason: str | None = None
@@ -560,35 +584,35 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegun:
-    """A run starts, for the first time or again."""
+    """The start of a run, for the first time or again."""
 
     run: RunRecord
-    """Added unless the store knows its id."""
+    """The run, which is added unless the store knows its id."""
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """A run ends."""
+    """The end of a run."""
 
     run_id: str
     status: str
-    """``completed``, ``failed`` or ``stopped``."""
+    """The final status: ``completed``, ``failed`` or ``stopped``."""
     at: float
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFates:
-    """Where a session's sampled tokens went in a training run. A later account of the same session
+    """A training run's account of a session's sampled tokens. A later account of the same session
     by the same run replaces the earlier one."""
 
     session_id: str
     run_id: str
     tokens: Mapping[tuple[str, str], int]
-    """By fate (``trained``, ``masked``, ``dropped``) and reason."""
+    """Number of tokens by fate (``trained``, ``masked``, ``dropped``) and reason."""
     step: int
-    """The step that took it, from 0."""
+    """The step that took the session, from 0."""
     version: int | None
     """Policy version after the step; ``None`` where weights have no number."""
     at: float
@@ -596,13 +620,14 @@ class SessionFates:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What a session is asked to do."""
+    """A task that sessions are asked to do."""
 
     id: str
-    """Its own within the suite and split."""
+    """The task's own id, unique within the suite and split."""
     suite: str
     split: str
-    """``train``, ``eval`` …: tasks of one split are never used as another."""
+    """The name of the split: ``train``, ``eval`` … Tasks of one split are never used as those of
+    another."""
     payload: Mapping[str, Any]
     created_at: float
 
@@ -621,21 +646,22 @@ class PolicyRecord:
     logprob_gap: float | None = None
     """Mean absolute difference found by that comparison, in nats."""
     name: str = DEFAULT_POLICY
-    """Which of the run's policies; each counts its versions by itself."""
+    """The name of the policy. Each policy of a run counts its own versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """What an engine last was reported to serve; one row each."""
+    """The policy version and model that an engine was last reported to serve; one row per
+    engine."""
 
     engine: str
-    """Its base URL, as the proxy is given it."""
+    """The engine's base URL, as it is given to the proxy."""
     version: int
     model: str | None
-    """Served model name, when it changes with the version."""
+    """The served model name, if it changes with the version."""
     reported_at: float
     weights_fingerprint: str | None = None
-    """The engine's own fingerprint of its weights at that time; ``None`` when it reports none."""
+    """The engine's own fingerprint of its weights at that time; ``None`` if it reports none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""A reward: one named number about a session, or about one call of it, and what kind it is.
+"""A reward: one named number about a session, or about one call of it, and its kind.
 
 A *score* counts towards the numbers that training, evaluation, exports and pages use. A *finding*
 reports something that happened, such as a look at the git history; its value is never summed and
-never exported as a reward. It acts through its mode alone.
+never exported as a reward. Only its mode has an effect.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 
 class RewardSource(StrEnum):
-    """Whose right a reward was recorded by. The server assigns it; no client can claim one."""
+    """The authority under which a reward was recorded. The server assigns it; a client cannot claim
+    one."""
 
     VERIFIER = "verifier"
-    """The session's verifier key: the code that a run scores its sessions by."""
+    """The session's verifier key, which the code that scores a run's sessions uses."""
     OPERATOR = "operator"
-    """The admin key, or someone who writes to the store itself (``bridle reward``)."""
+    """The admin key, or a person who writes to the store itself (``bridle reward``)."""
     UNATTESTED = "unattested"
-    """Recorded by a release in which a session's own key could write rewards."""
+    """A reward of a release in which a session's own key could write rewards."""
 
 
 class RewardKind(StrEnum):
-    """How a reward is used."""
+    """The use of a reward."""
 
     SCORE = "score"
     """A number that counts."""
@@ -38,16 +39,17 @@ class FindingMode(StrEnum):
     """The effect of a finding on its session."""
 
     WARN = "warn"
-    """None: it is shown."""
+    """The finding is only shown."""
     ZERO = "zero"
     """No number of the session is above 0."""
     QUARANTINE = "quarantine"
-    """No number of the session is above 0, and it is not trained on."""
+    """No number of the session is above 0, and the session is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A named score of a session, or of one call or turn in it. Late ones are welcome."""
+    """A named reward of a session, or of one call or turn in it. It may arrive at any later
+    time."""
 
     session_id: str
     name: str
@@ -58,7 +60,7 @@ class Reward:
     source: RewardSource = RewardSource.OPERATOR
     kind: RewardKind = RewardKind.SCORE
     mode: FindingMode | None = None
-    """Of a finding; ``warn`` where none is given. A score has none."""
+    """The mode of a finding, ``warn`` unless given. A score has none."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,5 +78,5 @@ class Reward:
 
     @property
     def whole(self) -> bool:
-        """Whether it is about the session, not about one call or turn."""
+        """Whether the reward is about the session, not about one call or turn."""
         return self.call_id is None and self.turn is None

@@ -1,9 +1,9 @@
-"""The token tree of a session, in memory: where do these tokens hang, and which are new?
+"""The token tree of a session, in memory. It finds which tokens of a call are new, and their place.
 
-A session's prompts share long prefixes. Every span of tokens is stored once and hangs at an
+A session's prompts share long prefixes. Every span of tokens is stored once and is attached at an
 absolute position of its parent's path; a prompt is attached at its longest recorded prefix, and
-only what comes after it becomes a new span. A tree that lacks what another process has added, or
-what was dropped to save memory, is still exact: the prefixes found in it are merely shorter.
+only the tokens after it become a new span. A tree without the spans that another process has added,
+or those dropped to save memory, is still exact: it merely finds shorter prefixes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from bridle.store.records import Choice, Growth, Span, SpanKind, TokenIds
 
 DETACHED: Final = -1
-"""``start`` of sampled tokens whose prompt is not known; they are no part of the tree."""
+"""The ``start`` of sampled tokens whose prompt is not known; they are not part of the tree."""
 
 _NONE: Final = np.empty(0, dtype=np.uint32)
 
 
 class Node:
-    """A span in its place."""
+    """A span at its place in the tree."""
 
     __slots__ = ("children", "end", "id", "parent", "start", "token_ids")
 
@@ -32,17 +32,18 @@ class Node:
         self, span_id: str | None, parent: Node | None, start: int, token_ids: TokenIds
     ) -> None:
         self.id = span_id
-        """``None`` for the root, which has no tokens."""
+        """The id of the span; ``None`` for the root, which has no tokens."""
         self.parent = parent
         self.start = start
         self.end = start + len(token_ids)
         self.token_ids = token_ids
         self.children: list[Node] = []
-        """In the order of attachment; each starts inside ``(self.start, self.end]``."""
+        """The spans attached here, in the order of attachment; each starts inside ``(self.start,
+        self.end]``."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
-    """The path of ``node``, cut after ``position`` tokens."""
+    """The end of ``node``'s path when it is cut after ``position`` tokens."""
 
     node: Node
     position: int
@@ -55,31 +56,31 @@ class TokenTree:
         self.session_id = session_id
         self.root = Node(None, None, 0, _NONE)
         self.tokens = 0
-        """Tokens of all spans, each once."""
+        """Number of tokens of all spans, each counted once."""
         self.nodes: dict[str | None, Node] = {None: self.root}
-        """By the ids of their spans; the root by ``None``."""
+        """The nodes by the ids of their spans; the root by ``None``."""
         self.extend(spans)
 
     def extend(self, spans: Iterable[Span]) -> None:
-        """Adds the recorded spans that are missing here. Raises as :func:`parents_first` does."""
+        """Add the recorded spans that are missing here. Raise as :func:`parents_first` does."""
         for span in parents_first(spans):
             if span.id not in self.nodes and span.start != DETACHED:
                 self._insert(span, self.nodes[span.parent_id])
 
     def dissolve(self) -> None:
-        """Lets go of the nodes, which hold each other. The paths of nodes that are held elsewhere
-        stay."""
+        """Remove all nodes, which refer to each other, so that memory is freed. The paths of nodes
+        that are referenced elsewhere stay."""
         for node in self.nodes.values():
             node.children.clear()
         self.nodes = {None: self.root}
 
     def find(self, prompt: TokenIds, near: Node | None = None, known: int = 0) -> tuple[Point, int]:
-        """The longest recorded prefix of ``prompt`` (``uint32[P]``), and how many of its tokens are
-        those of the path of ``near``.
+        """Return the longest recorded prefix of ``prompt`` (``uint32[P]``), and the number of
+        tokens that the prompt shares with the path of ``near``.
 
-        ``near`` is the node whose path the prompt probably continues; when it does, only what hangs
-        on it is compared. ``known`` leading tokens are known to be those of that path. Among equal
-        prefixes that of ``near``, then the oldest, wins.
+        ``near`` is the node whose path the prompt probably continues; if it does, only the spans
+        attached to it are compared. ``known`` is a number of leading tokens that are known to be on
+        that path. Among equal prefixes that of ``near`` wins, then the oldest.
         """
         if near is None:
             return self._descend(Point(self.root, 0), prompt), 0
@@ -96,8 +97,8 @@ class TokenTree:
         near: Node | None = None,
         known: int = 0,
     ) -> Growth:
-        """Adds a call: its prompt's unrecorded tokens, and every choice's sampled ones. ``near``
-        and ``known`` are those of :meth:`find`."""
+        """Add a call: the unrecorded tokens of its prompt, and the sampled tokens of every choice.
+        ``near`` and ``known`` are those of :meth:`find`."""
         if prompt is None:
             sampled = self._sampled(call_id, choices, None, DETACHED)
             return Growth(None, tuple(sampled))
@@ -138,7 +139,7 @@ class TokenTree:
         return spans
 
     def drop(self, call_id: str) -> None:
-        """Forgets the call's spans as far as nothing hangs on them."""
+        """Forget the call's spans, except those to which others are attached."""
         for node in self._of_call(call_id):
             if node is None or node.children or node.parent is None:
                 continue
@@ -148,14 +149,14 @@ class TokenTree:
             del self.nodes[node.id]
 
     def path(self, span_id: str | None, length: int) -> TokenIds:
-        """``uint32[length]``: the tokens from the root to ``length`` along this span's path.
+        """Return the tokens from the root to ``length`` along this span's path, ``uint32[length]``.
 
-        Raises ``KeyError`` for an unknown span and ``ValueError`` when the path is shorter.
+        Raise ``KeyError`` for an unknown span and ``ValueError`` if the path is shorter.
         """
         return path_ids(self.nodes[span_id], length)
 
     def _of_call(self, call_id: str) -> list[Node | None]:
-        """The call's sampled nodes, then its observed one, ``None`` where it has none."""
+        """Return the call's sampled nodes, then its observed one, or ``None`` if it has none."""
         nodes: list[Node | None] = []
         while (node := self.nodes.get(f"{call_id}.s{len(nodes)}")) is not None:
             nodes.append(node)
@@ -169,7 +170,8 @@ class TokenTree:
         return node
 
     def _descend(self, start: Point, prompt: TokenIds) -> Point:
-        """The farthest point reached from ``start``, up to which ``prompt`` is known to match."""
+        """Return the farthest point below ``start`` that ``prompt`` matches. It is known to match
+        up to ``start``."""
         best, open_points = start, [start]
         while open_points:
             point = open_points.pop()
@@ -187,8 +189,8 @@ class TokenTree:
 
 
 def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
-    """The nodes of a path of ``length`` tokens from its end to the root, and how many tokens of
-    each are on it."""
+    """Yield the nodes of a path of ``length`` tokens from its end to the root, each with the number
+    of its tokens that are on the path."""
     step: Node = node
     while step.parent is not None:
         if step.start < length:
@@ -198,8 +200,8 @@ def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
 
 
 def path_ids(node: Node, length: int, more: TokenIds = _NONE) -> TokenIds:
-    """``uint32``: ``length`` tokens along ``node``'s path, then ``more``. Raises ``ValueError``
-    when the path is shorter."""
+    """Return ``length`` tokens along ``node``'s path, then ``more``, as ``uint32``. Raise
+    ``ValueError`` if the path is shorter."""
     if node.end < length:
         raise ValueError(f"the path of span {node.id} has {node.end} tokens, not {length}")
     pieces, step = [more], node
@@ -212,7 +214,7 @@ def path_ids(node: Node, length: int, more: TokenIds = _NONE) -> TokenIds:
 
 
 def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:
-    """How many leading elements two arrays share."""
+    """Return the number of leading elements that two arrays share."""
     length = min(len(left), len(right))
     if length == 0:
         return 0
@@ -222,9 +224,9 @@ def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:
 
 
 def parents_first(spans: Iterable[Span]) -> list[Span]:
-    """The spans in an order in which each one's parent comes before it.
+    """Return the spans in an order in which each one's parent comes before it.
 
-    Detached spans come first. Raises ``ValueError`` when a parent is missing, or is its own heir.
+    Detached spans come first. Raise ``ValueError`` if a parent is missing or spans form a cycle.
     """
     waiting: dict[str, list[Span]] = {}
     ready: list[Span] = []

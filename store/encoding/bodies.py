@@ -1,13 +1,14 @@
-"""Request and response bodies, exact to the byte, for next to no room beside the message columns.
+"""Request and response bodies, exact to the byte, in little more room than the message columns
+take.
 
 A harness sends its whole history with every call. A request is kept as a splice of an earlier
 request of its session: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
-is stored. The text of a body is in message columns already, so those texts are the dictionary that
-zstd compresses it with: for a response the replies; for a request its own messages, the replies
-that came after its base, and the part of the base that it replaces. Bases form chains; reading a
-request is a splice per link. A request that shares little with its base is stored whole and begins
-a chain; its dictionary also has the tools. The SHA-256 of every body is kept with its call, so
-that reading proves itself.
+is stored. The message columns already hold the text of a body, so zstd compresses the body with
+these texts as its dictionary. For a response these are the replies; for a request they are its own
+messages, the replies that came after its base, and the part of the base that it replaces. Bases
+form chains; reading a request is a splice per link. A request that shares little with its base is
+stored whole and begins a chain; its dictionary also has the tools. The SHA-256 of every body is
+kept with its call, so that every read is verified.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ RESPONSE: Final = "response"
 """Values of ``bodies.part``."""
 
 MAX_DEPTH: Final = 1000
-"""A chain this long is ended by a body stored whole, so that no read follows more links."""
+"""The maximum length of a chain. The next body is stored whole, so that no read follows more
+links."""
 
 _WITH_REPLIES: Final = 16
-"""Codec of a request whose dictionary has the replies of its base call."""
+"""The codec of a request whose dictionary has the replies of its base call."""
 
 _DICTIONARY_GAIN: Final = 4
-"""So many times smaller the replaced bytes must make what replaces most of the base."""
+"""The minimum compression of a middle that is most of the request. A request that compresses less
+is stored whole."""
 
 
 class Earlier(msgspec.Struct, frozen=True, gc=False):
-    """A request that later ones can be stored against."""
+    """A request against which later ones can be stored."""
 
     data: bytes
     depth: int
-    """Links from here to a request that is stored whole; 0 for that one."""
+    """Number of links from here to a request that is stored whole; 0 for that one."""
     replies: bytes = b""
-    """The texts of the replies that it got, when its call has ended."""
+    """The texts of the replies to this request, once its call has ended."""
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +68,8 @@ def sha256_of(data: bytes) -> bytes:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Their texts, written as bodies write them; equal for equal messages and tools."""
+    """Return the texts of messages and tools as bodies write them; equal for equal messages and
+    tools."""
     said: list[Any] = list(tools)
     for message in messages:
         said += (message.reasoning, message.content, message.tool_call_id, message.name)
@@ -75,8 +79,8 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (
 
 
 def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | None:
-    """``data`` as a splice of ``base``; ``None`` when they share too little, or the chain is too
-    long. ``texts`` are those of its own messages."""
+    """Pack ``data`` as a splice of ``base``. Return ``None`` if they share too little or the chain
+    is too long. ``texts`` are those of the request's own messages."""
     if base is None or base.depth >= MAX_DEPTH:
         return None
     prefix, suffix = shared_ends(base.data, data)
@@ -94,17 +98,18 @@ def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | No
 
 
 def pack_whole(data: bytes, texts: bytes) -> Packed:
-    """A response, or a request that begins a chain."""
+    """Pack a response, or a request that begins a chain."""
     return Packed(0, 0, 0, pack_against(data, texts))
 
 
 def unpack_whole(packed: Packed, texts: bytes) -> bytes:
-    """What :func:`pack_whole` was given."""
+    """Return the body that :func:`pack_whole` was given."""
     return unpack_against(packed.data, texts)
 
 
 def unpack_request(packed: Packed, base: bytes, replies: bytes, texts: bytes) -> bytes:
-    """What :func:`pack_request` was given, with the base's bytes and its call's replies."""
+    """Return the body that :func:`pack_request` was given. ``base`` is the base's bytes;
+    ``replies`` are the texts of its call's replies."""
     end = len(base) - packed.suffix
     if packed.data[0] != _WITH_REPLIES:
         replies = b""
@@ -114,14 +119,15 @@ def unpack_request(packed: Packed, base: bytes, replies: bytes, texts: bytes) ->
 
 
 def proved(data: bytes, digest: str) -> bytes:
-    """``data``. Raises ``ValueError`` when it is not what the SHA-256 (hex) names."""
+    """Return ``data``. Raise ``ValueError`` if its SHA-256 is not ``digest`` (hex)."""
     if sha256(data).hexdigest() != digest:
         raise ValueError(f"a body does not have the bytes it was stored with ({digest})")
     return data
 
 
 def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
-    """Lengths of the common prefix and of the common suffix after it; they never overlap."""
+    """Return the lengths of the common prefix and of the common suffix after it; they never
+    overlap."""
     one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
     prefix = common_prefix(one, other)
     return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])

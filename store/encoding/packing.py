@@ -1,8 +1,8 @@
 """Arrays and JSON as bytes: exact to the bit, and compressed only where that is smaller.
 
-The first byte of a packed value names its codec. Of logprobs the bytes with their exponents are
-compressed, which are nearly constant, and their mantissas, which are noise, are left alone; token
-ids are cut into their low halves and their high ones, which leaves words that return as a whole.
+The first byte of a packed value names its codec. Of logprobs only the bytes with the exponents,
+which are nearly constant, are compressed; the mantissas, which are noise, are stored as they are.
+Token ids are split into their low halves and their high ones, because whole words repeat in each.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from bridle.store.records import Logprobs, TokenIds
 RAW: Final = 0
 ZSTD: Final = 1
 DICTIONARY: Final = 2
-"""zstd with a dictionary that the reader must have; so are all codecs above it."""
+"""zstd with a dictionary that the reader must have, as for every codec from this one on in a packed
+body."""
 HALVES: Final = 3
 EXPONENTS: Final = 4
-"""A zstd frame of every value's highest byte, then the planes of the other three."""
+"""A zstd frame of every value's highest byte, followed by the planes of the other three bytes."""
 
 LEVEL: Final = 1
-"""Level 3 takes a third more time to save a hundredth of the bytes."""
+"""The zstd level. Level 3 takes a third more time to save a hundredth of the bytes."""
 _WORTH_TRYING: Final = 48
-"""Below this many bytes a zstd frame costs more than it saves."""
+"""The minimum bytes to compress: below, a zstd frame costs more than it saves."""
 
 _SMALL_BITS: Final = 12
-"""Lengths of so many bits are below 4 KB."""
+"""The number of bits of a length below 4 KB."""
 
 
 class _Codecs(threading.local):
-    """zstandard's objects are fast to reuse and may not be shared between threads."""
+    """The codecs of a thread: zstandard's objects are fast to reuse and must not be shared between
+    threads."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(
@@ -50,7 +52,7 @@ _codecs = _Codecs()
 
 
 def pack(data: bytes) -> bytes:
-    """``data`` behind a codec byte, compressed when that is smaller."""
+    """Return ``data`` behind a codec byte, compressed if that is smaller."""
     if len(data) >= _WORTH_TRYING:
         packed = _codecs.compress(data)
         if len(packed) < len(data):
@@ -59,8 +61,8 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """What :func:`pack` was given. Raises ``ValueError`` on an unknown codec and on damaged
-    bytes."""
+    """Return the bytes that :func:`pack` was given. Raise ``ValueError`` for an unknown codec and
+    for damaged bytes."""
     codec = packed[0]
     if codec == RAW:
         return bytes(packed[1:])
@@ -70,8 +72,8 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> bytes:
-    """``data`` compressed with the bytes of ``dictionary`` at hand, behind ``codec``; without them
-    when that is smaller."""
+    """Return ``data``, compressed with the bytes of ``dictionary``, behind ``codec``. If
+    :func:`pack` gives fewer bytes, return these."""
     if len(data) < _WORTH_TRYING or not dictionary:
         return pack(data)
     compressor = zstandard.ZstdCompressor(
@@ -88,7 +90,8 @@ def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> byt
 
 
 def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
-    """What :func:`pack_against` was given. Raises ``ValueError`` when that does not come out."""
+    """Return the bytes that :func:`pack_against` was given. Raise ``ValueError`` for damaged bytes,
+    and for another dictionary."""
     if packed[0] < DICTIONARY:
         return unpack(packed)
     content = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -100,7 +103,8 @@ def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
-    """For sizes below these powers of two."""
+    """Return zstd's parameters for data and a dictionary whose lengths have these numbers of
+    bits."""
     bits = max(data_bits, dictionary_bits)
     # zstd's own tables for so little have four places for each of its bytes.
     tables = {"hash_log": max(6, bits)} if bits <= _SMALL_BITS else {}
@@ -123,7 +127,8 @@ def _decompress(frame: bytes) -> bytes:
 
 
 def pack_ids(ids: ArrayLike) -> bytes:
-    """Token ids ``uint32[T]`` as bytes. Raises ``OverflowError`` for ids outside ``uint32``."""
+    """Return token ids, ``uint32[T]``, as bytes. Raise ``OverflowError`` for ids outside
+    ``uint32``."""
     words = np.ascontiguousarray(ids, dtype="<u4")
     raw = words.tobytes()
     if len(raw) >= _WORTH_TRYING:
@@ -135,7 +140,7 @@ def pack_ids(ids: ArrayLike) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> TokenIds:
-    """``uint32[T]``, read-only. Raises ``ValueError`` on damaged bytes."""
+    """Return token ids, ``uint32[T]``, read-only. Raise ``ValueError`` for damaged bytes."""
     if packed[0] != HALVES:
         return np.frombuffer(unpack(packed), dtype="<u4")
     raw = _decompress(packed[1:])
@@ -149,7 +154,7 @@ def unpack_ids(packed: bytes) -> TokenIds:
 
 
 def pack_logprobs(logprobs: ArrayLike) -> bytes:
-    """Logprobs ``float32[T]`` as bytes, NaN payloads and the sign of zero included."""
+    """Return logprobs, ``float32[T]``, as bytes, NaN payloads and the sign of zero included."""
     words = np.ascontiguousarray(logprobs, dtype="<f4")
     if words.nbytes >= _WORTH_TRYING:
         planes = words.view(np.uint8).reshape(-1, 4).T.tobytes()
@@ -161,7 +166,7 @@ def pack_logprobs(logprobs: ArrayLike) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> Logprobs:
-    """``float32[T]``, read-only. Raises ``ValueError`` on damaged bytes."""
+    """Return logprobs, ``float32[T]``, read-only. Raise ``ValueError`` for damaged bytes."""
     codec = packed[0]
     if codec == EXPONENTS:
         exponents = _decompress(packed[1:])  # what comes after the frame is left alone
@@ -173,7 +178,7 @@ def unpack_logprobs(packed: bytes) -> Logprobs:
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact JSON; mappings that are not dicts are written as objects."""
+    """Return compact JSON. Mappings that are not dicts are written as objects."""
     return orjson.dumps(value, default=_plain)
 
 

@@ -1,5 +1,5 @@
-"""What is done with a whole store, or with sessions of it.
+"""Operations on a whole store or on some of its sessions.
 
-Copies and backups (``copying.py``), forgetting (``retention.py``), and the leases of the feed's
-consumers (``leases.py``).
+The control log of a deployment's proxies (``control.py``), copies and backups (``copying.py``),
+forgetting (``retention.py``), and the leases of the feed's consumers (``leases.py``).
 """

@@ -31,7 +31,7 @@ class Member:
     revision: int
     """The newest change that it has applied."""
     report: Mapping[str, Any]
-    """What it reported of itself with that revision."""
+    """The report on itself that the process gave with that revision."""
 
 
 class ControlLog:
@@ -42,26 +42,26 @@ class ControlLog:
         self._deployment = deployment
 
     def join(self, writer_id: str) -> None:
-        """Makes the process with this row in ``writers`` a member that has applied nothing."""
+        """Make the process with this row in ``writers`` a member that has applied nothing."""
         with self._locked() as connection:
             if not self._members(connection, writer_id):
                 connection.execute(delete(control).where(control.c.deployment == self._deployment))
             self._acknowledge(connection, writer_id, 0, {})
 
     def append(self, change: Mapping[str, Any]) -> int:
-        """Adds a change and returns its revision."""
+        """Add a change and return its revision."""
         row = {"deployment": self._deployment, "change": dict(change)}
         with self._locked() as connection:
             added = insert(control).values(row).returning(control.c.revision)
             return int(connection.execute(added).scalar_one())
 
     def remove(self, revision: int) -> None:
-        """Removes a change that has no effect on a process that starts later."""
+        """Remove a change that has no effect on a process that starts later."""
         with transaction(self._engine) as connection:
             connection.execute(delete(control).where(control.c.revision == revision))
 
     def since(self, revision: int) -> list[tuple[int, dict[str, Any]]]:
-        """The changes after ``revision``, in order."""
+        """Return the changes after ``revision``, in order."""
         query = (
             select(control.c.revision, control.c.change)
             .where(control.c.deployment == self._deployment, control.c.revision > revision)
@@ -71,18 +71,18 @@ class ControlLog:
             return [(row.revision, row.change) for row in connection.execute(query)]
 
     def acknowledge(self, writer_id: str, revision: int, report: Mapping[str, Any]) -> None:
-        """Records that a member has applied all changes up to ``revision``."""
+        """Record that a member has applied all changes up to ``revision``."""
         with transaction(self._engine) as connection:
             self._acknowledge(connection, writer_id, revision, report)
 
     def others(self, writer_id: str) -> list[Member]:
-        """The live members except one."""
+        """Return the live members except one."""
         with self._engine.connect() as connection:
             return self._members(connection, writer_id)
 
     @contextmanager
     def _locked(self) -> Iterator[Connection]:
-        """A transaction that no other one of this kind runs beside."""
+        """Open a transaction that excludes all others of this kind."""
         with transaction(self._engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("LOCK TABLE control IN SHARE ROW EXCLUSIVE MODE")

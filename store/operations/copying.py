@@ -1,8 +1,9 @@
-"""A store as another store: between SQLite and PostgreSQL, and as a backup.
+"""Copies of a store: between SQLite and PostgreSQL, and as a backup.
 
 The source is read in one snapshot, so the copy is the store as it was at one moment, whatever is
-written meanwhile. Rows of ``writers`` are left out: they are the living processes of the source.
-What was running there is found interrupted when the copy is first written to.
+written meanwhile. Rows of ``writers`` are left out, because they are the living processes of the
+source. Calls and runs that were open in the source are marked as interrupted when the copy is first
+written to.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ _ROWS_AT_ONCE: Final = 500
 
 
 class NotEmpty(BridleError, ValueError):
-    """The target of a copy holds something already."""
+    """The target of a copy is not empty."""
 
 
 def copy_store(source: str, target: str) -> dict[str, int]:
-    """Copies every row of ``source`` into ``target``, which is made when it is not there.
+    """Copy every row of ``source`` into ``target``, which is made if it does not exist.
 
-    Returns rows by table. All or nothing; raises :class:`NotEmpty` when the target holds a row, and
-    :class:`StoreUnavailable` when the source has another schema, or one of the two fails.
+    Return the number of rows by table. Nothing is copied unless all is. Raise :class:`NotEmpty` if
+    the target holds a row, and :class:`StoreUnavailable` if the source has another schema or one of
+    the two fails.
     """
     try:
         found = revision(source)
@@ -72,11 +74,11 @@ def copy_store(source: str, target: str) -> dict[str, int]:
 
 
 def backup(source: str, target: Path) -> int:
-    """Writes ``source`` as one SQLite file, complete or not there at all; returns its bytes.
+    """Write ``source`` as one SQLite file, complete or not at all, and return its bytes.
 
-    Writers go on meanwhile. Missing folders on the way are made. File and folders are their
-    owner's alone. Raises ``FileExistsError``, and
-    :class:`StoreUnavailable` when the copy cannot be written or does not prove sound.
+    Writers may go on meanwhile. Missing folders on the way are made. Only their owner has access to
+    the file and these folders. Raise ``FileExistsError`` if the target exists, and
+    :class:`StoreUnavailable` if the copy cannot be written or is not sound.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists already")
@@ -148,7 +150,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _files(path: Path) -> list[Path]:
-    """A database file and what SQLite may keep beside it."""
+    """Return a database file and the files that SQLite may keep beside it."""
     return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
 
 

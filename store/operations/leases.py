@@ -1,6 +1,6 @@
-"""Which sessions each consumer of the trajectory feed holds on lease or is done with.
+"""Leases of sessions to the consumers of the trajectory feed.
 
-Each row is one session that was handed to one consumer, until a time, or for good once it is
+Each row is one session that was handed to one consumer until a time, or for good once it is
 acknowledged. Sealed sessions without a row, or with a row whose time is over, are handed out next.
 So every session reaches every consumer at least once, whichever of the proxies that share the store
 the consumer asks. Times are the wall clock's: proxies whose clocks differ by a second disagree by
@@ -23,12 +23,12 @@ from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import leases, rewards, sessions
 
 SETTLE_S: Final = 1.0
-"""Sessions are handed out this long after their sealing: until then one that was sealed earlier may
-still be on its way into the store."""
+"""Seconds from the sealing of a session until it is handed out. Until then a session that was
+sealed earlier may still be on its way into the store."""
 
 
 class UnknownLease(BridleError, LookupError):
-    """There is no such lease: it ran out, was acknowledged or released before."""
+    """The lease does not exist: it expired, was acknowledged or was released before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Lease:
 
     id: str
     sessions: tuple[str, ...]
-    """Oldest sealed first."""
+    """The ids of the sessions, oldest sealed first."""
     until: float
 
 
@@ -56,10 +56,10 @@ class Leases:
         run: str | None = None,
         rewarded_by: Sequence[str] | None = None,
     ) -> Lease | None:
-        """Up to ``limit`` sessions that nobody of this consumer holds, oldest sealed first.
+        """Lease up to ``limit`` sessions that this consumer does not hold, oldest sealed first.
 
-        ``None`` when there is none. ``run`` takes only that run's sessions, ``rewarded_by`` only
-        those that have a score of one of these sources.
+        Return ``None`` if there are none. ``run`` takes only that run's sessions, ``rewarded_by``
+        only those that have a score of one of these sources.
         """
         now = self._clock()
         free = select(sessions.c.id).where(
@@ -105,9 +105,9 @@ class Leases:
         return lease
 
     def acknowledge(self, consumer: str, lease_id: str) -> Sequence[str]:
-        """Commits that these sessions are not handed to this consumer again, and returns them.
+        """Commit that these sessions are not handed to this consumer again, and return them.
 
-        Raises :class:`UnknownLease`.
+        Raise :class:`UnknownLease`.
         """
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)
@@ -117,7 +117,7 @@ class Leases:
         return held
 
     def release(self, consumer: str, lease_id: str) -> None:
-        """Gives the sessions back at once. Raises :class:`UnknownLease`."""
+        """Give the sessions back at once. Raise :class:`UnknownLease`."""
         with transaction(self._engine) as connection:
             self._in_turn(connection, consumer)
             self._held(connection, consumer, lease_id)
@@ -134,7 +134,8 @@ class Leases:
 
     @staticmethod
     def _in_turn(connection: Connection, consumer: str) -> None:
-        """One request of a consumer after the other; SQLite's transactions are so anyway."""
+        """Wait until no other request of the consumer runs. SQLite runs one transaction at a time
+        anyway."""
         if _is_postgres(connection):
             connection.exec_driver_sql(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%(key)s, 0))",

@@ -1,4 +1,4 @@
-"""Forgetting sessions: everything that it takes to read a call is its own session's.
+"""Deletion of sessions. A session owns all rows that are needed to read its calls.
 
 SQLite overwrites what it deletes (``secure_delete``), in the file and, by emptying it, in the
 write-ahead log.
@@ -17,22 +17,22 @@ from bridle.store.schema.database import make_whole, transaction
 from bridle.store.schema.tables import calls, metadata, sessions
 
 _AT_ONCE: Final = 500
-"""Identifiers per statement: databases bound the number of parameters."""
+"""Maximum identifiers per statement, because databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What is no longer in the store."""
+    """Numbers of deleted rows."""
 
     sessions: int
     calls: int
 
 
 def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
-    """Deletes these sessions and all that belongs to them, in one transaction.
+    """Delete these sessions and everything that belongs to them, in one transaction.
 
-    A call of theirs that still runs fails when it ends: its session is not there any more. Unknown
-    identifiers are passed over.
+    A call of theirs that still runs fails when it ends, because its session is gone. Unknown
+    identifiers are ignored.
     """
     sqlite = engine.dialect.name == "sqlite"
     gone_sessions = gone_calls = 0
@@ -49,7 +49,7 @@ def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
 
 
 def older_than(connection: Connection, created_before: float) -> list[str]:
-    """Sessions created before this time that have no running call, oldest first."""
+    """Return the sessions created before this time that have no running call, oldest first."""
     running = select(calls.c.session_id).where(calls.c.status == CallStatus.OPEN.value)
     query = select(sessions.c.id).where(
         sessions.c.created_at < created_before, sessions.c.id.not_in(running)
@@ -58,7 +58,8 @@ def older_than(connection: Connection, created_before: float) -> list[str]:
 
 
 def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
-    """Deletes from every table that names a session; returns how many calls that were."""
+    """Delete the rows of these sessions from every table that names a session. Return the number of
+    deleted calls."""
     count = select(func.count()).where(calls.c.session_id.in_(session_ids))
     number = connection.execute(count).scalar_one()
     theirs = select(calls.c.id).where(calls.c.session_id.in_(session_ids))

@@ -1,6 +1,6 @@
-"""The account of sampled tokens, as far as the store has it (``store/schema/accounts.py``).
+"""The accounts of sampled tokens that the store has (``store/schema/accounts.py``).
 
-:mod:`bridle.reconstruct.accounts` adds that of sessions which nothing has counted.
+:mod:`bridle.reconstruct.accounts` adds those of sessions that nothing has counted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bridle.store.schema.tables import calls, sessions, token_fates
 
 @dataclass(frozen=True, slots=True)
 class WrittenAccount:
-    """Where a session's sampled tokens went, by an account that is written in the store."""
+    """The account of a session's sampled tokens as it is written in the store."""
 
     trained_by: str | None
-    """The training run that took the session, if one did."""
+    """The training run that took the session; ``None`` if none did."""
     tokens: Mapping[Fate, int]
 
 
 def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, WrittenAccount | None]:
-    """The accounts of all sessions that match, by id and oldest first; ``None`` for one that has
-    sampled tokens and no account. With ``wanted.run`` these are the sessions of that run's account:
-    also those of its evaluation, and those of others that it has trained."""
+    """Return the accounts of all sessions that match, by id and oldest first; ``None`` for a
+    session with sampled tokens and no account. With ``wanted.run`` these are the sessions of that
+    run's account, which include those of its evaluation and others that it has trained on."""
     rows = account_rows(_chosen(wanted), wanted.run)
     ordered = _chosen(wanted).order_by(sessions.c.created_at, sessions.c.id)
     found: dict[str, WrittenAccount | None] = {}
@@ -52,17 +52,18 @@ def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, Written
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
-    """Where the sampled tokens of some sessions went: ``captured`` is the sum of ``fates``."""
+    """The account of the sampled tokens of some sessions: ``captured`` is the sum of ``fates``."""
 
     sessions: int
     captured: int
     fates: Mapping[Fate, int]
-    """Without those of no token. ``uncounted`` are of sessions that have no account."""
+    """Number of tokens by fate, if there are any. ``uncounted`` tokens are those of sessions that
+    have no account."""
     written: frozenset[Fate]
-    """Those that the store has, by which sessions can be listed."""
+    """The fates that the store has, by which sessions can be listed."""
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
-        """The account of both sets of sessions, which have none in common."""
+        """Return the account of both sets of sessions, which must have none in common."""
         return TokenAccount(
             self.sessions + other.sessions,
             self.captured + other.captured,
@@ -71,17 +72,17 @@ class TokenAccount:
         )
 
     def of(self, fate: str) -> int:
-        """Tokens of a fate, whatever the reason."""
+        """Return the number of tokens of a fate, for any reason."""
         return sum(tokens for one, tokens in self.fates.items() if one.fate == fate)
 
     def reasons(self, fate: str) -> dict[str, int]:
-        """Tokens of a fate by reason, the most first."""
+        """Return the number of tokens of a fate by reason, the largest number first."""
         found = Counter({one.reason: n for one, n in self.fates.items() if one.fate == fate})
         return dict(found.most_common())
 
 
 def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
-    """The account of the sessions that match, as far as the store has it."""
+    """Return the account of the sessions that match, as far as the store has it."""
     rows = account_rows(_chosen(wanted), wanted.run).subquery()
     tokens = func.sum(rows.c.tokens).label("tokens")
     query = select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
@@ -96,7 +97,8 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
 
 
 def uncounted_sessions(reader: Reader, wanted: SessionFilter) -> dict[str, int]:
-    """Sampled tokens of the sessions that match and have no account, by id."""
+    """Return the number of sampled tokens by session id, for the sessions that match and have no
+    account."""
     rows = account_rows(_chosen(wanted), wanted.run).subquery()
     query = select(rows.c.session_id, rows.c.tokens).where(rows.c.fate == UNCOUNTED.fate)
     with reader.engine.connect() as connection:
@@ -104,7 +106,7 @@ def uncounted_sessions(reader: Reader, wanted: SessionFilter) -> dict[str, int]:
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
-    """What training runs have written of a session, the earliest first."""
+    """Return the accounts that training runs have written of a session, the earliest first."""
     query = (
         select(token_fates)
         .where(token_fates.c.session_id == session_id, token_fates.c.run_id != "")

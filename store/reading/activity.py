@@ -1,4 +1,4 @@
-"""What happens in a store at this moment: calls of the last seconds, and what runs."""
+"""Activity in a store: the calls that ended in the last seconds, and open calls and sessions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bridle.store.schema.tables import calls, sessions
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Counts over the calls that ended since a moment, and of what is under way."""
+    """Counts of the calls that ended since a moment, and of open calls and sessions."""
 
     calls: int
     failed: int
-    """Of them, those without a usable reply."""
+    """Number of these calls without a usable reply."""
     sampled: int
-    """Their sampled tokens."""
+    """Number of tokens that these calls sampled."""
     slowest_s: float
-    """Seconds of the longest of them."""
+    """Seconds of the longest of these calls."""
     running: int
-    """Calls that have begun and not ended."""
+    """Number of calls that have begun and not ended."""
     open_sessions: int
 
 
@@ -40,7 +40,7 @@ _OPEN: Final = select(func.count()).where(sessions.c.sealed_at.is_(None))
 
 
 def activity(reader: Reader, since: float) -> Activity:
-    """The activity since that time."""
+    """Return the activity since that time (seconds since the epoch)."""
     with reader.engine.connect() as connection:
         ended = connection.execute(_ENDED, {"since": since}).one()
         running = connection.execute(_RUNNING).scalar_one()

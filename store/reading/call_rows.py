@@ -1,4 +1,4 @@
-"""Calls and spans as they are read: their rows as records."""
+"""Rows of calls and spans, decoded for readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bridle.store.schema.tables import calls, spans, tool_sets
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """What is recorded of a call; ``None`` where it is not (yet) known."""
+    """A call as recorded. Fields are ``None`` where the value is not (yet) known."""
 
     id: str
     session_id: str
@@ -51,41 +51,41 @@ class CallRow:
     model_requested: str
     model_served: str | None
     prompt_span_id: str | None
-    """Span in whose path the prompt is the first ``prompt_tokens`` tokens."""
+    """The span in whose path the first ``prompt_tokens`` tokens are the prompt."""
     prompt_tokens: int | None
     sampled_tokens: int | None
-    """Over all choices."""
+    """Number of sampled tokens of all choices."""
     version_start: int | None
     version_end: int | None
     finish_reason: str | None
-    """Of the first choice."""
+    """The finish reason of the first choice."""
     request_sha256: str
     response_sha256: str | None
-    """``None`` when the client was sent nothing."""
+    """The SHA-256 (hex) of the response; ``None`` if nothing was sent to the client."""
     headers: Mapping[str, str]
     sampling: Mapping[str, Any]
     sampler: Sampler | None
     usage: Mapping[str, Any]
     conversation: Conversation | None
-    """``None`` when the request's messages were not read."""
+    """The messages of the request; ``None`` if they were not read."""
     replies: tuple[Message, ...]
-    """By choice; empty when the call has no reply."""
+    """The reply of each choice; empty if the call has no reply."""
     error: Mapping[str, Any]
     notes: tuple[Note, ...]
     started_at: float
     first_token_at: float | None
     ended_at: float | None
     kind_set: CallKind | None
-    """What a person decided that it was for; it counts before anything recorded."""
+    """The kind that a person decided; it takes precedence over everything recorded."""
     role_set: str | None
     kind_by: str | None
-    """Who decided so."""
+    """The person who decided the kind."""
     policy: str | None
-    """The name of the policy that was asked, where it is another than the default."""
+    """The name of the policy that the request asked for; ``None`` for the default."""
 
     @property
     def break_reasons(self) -> tuple[str, ...]:
-        """Every reason of the call's break, that of the first difference first."""
+        """All reasons of the call's break, that of the first difference first."""
         if self.break_reason is None:
             return ()
         others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
@@ -93,12 +93,12 @@ class CallRow:
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar was asked to shape the reply."""
+        """Whether the request asked for a reply constrained by a grammar."""
         return any(note.name == CONSTRAINED for note in self.notes)
 
     def with_kind(self, kind: CallKind, role: str | None) -> CallRow:
-        """This call with another kind and role; ``dataclasses.replace`` takes three times as long,
-        and every call of every session is classified."""
+        """Return this call with another kind and role. ``dataclasses.replace`` takes three times as
+        long, and every call of every session is classified."""
         values = list(_values(self))
         values[_KIND], values[_ROLE] = kind, role
         return CallRow(*values)
@@ -106,7 +106,7 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class SpanRow:
-    """A span as stored, with what the tree itself does not need."""
+    """A span as stored, with the columns that the tree itself does not need."""
 
     span: Span
     length: int
@@ -135,7 +135,7 @@ CALLS: Final = select(
     *(_COLUMNS.get(name, null().label(name)) for name in _NAMES),
     *(_COLUMNS[name] for name in _OF_CONVERSATION),
 )
-"""What :func:`read_calls` reads."""
+"""The query whose rows :func:`read_calls` reads."""
 
 _LENGTH, _CHOICE, _FINISH, _CHECKSUM = (
     list(spans.c.keys()).index(name) for name in ("length", "choice", "finish_reason", "checksum")
@@ -150,11 +150,11 @@ _SHAPES: Final = Shapes(CALLS.selected_columns)
 _SPAN_SHAPES: Final = Shapes(SPANS.selected_columns)
 
 ToolSets = Mapping[tuple[str, bytes], tuple[Mapping[str, Any], ...]]
-"""Definitions by session and identifier."""
+"""Definitions of tools by session and identifier of the set."""
 
 
 def read_calls(connection: Connection, rows: Sequence[Row[Any]]) -> list[CallRow]:
-    """Rows of ``CALLS`` with what their calls said."""
+    """Return the calls of rows of ``CALLS``, with their messages."""
     for row in rows:
         _SHAPES.check(row)
     said = messages_of(connection, [row[_ID] for row in rows])
@@ -210,7 +210,7 @@ def _read_conversation(row: Row[Any], said: Said, tools: ToolSets) -> Conversati
 
 
 def read_span_row(row: Row[Any]) -> SpanRow:
-    """A row of ``SPANS``."""
+    """Return the span of a row of ``SPANS``."""
     _SPAN_SHAPES.check(row)
     choice = row[_CHOICE]
     return SpanRow(

@@ -1,9 +1,8 @@
-"""Rows that cannot be read: found column by column, so that each costs itself alone.
+"""Damaged rows: each value is read by itself, so that only the damaged ones are lost.
 
-A disk, another program or a person may have changed any value. A row of a session, a run or the
-like is read with neutral values in the place of those that are damaged (:func:`mended`). Calls,
-messages and spans are read as they are; where that fails, :func:`damage_of` names the rows and
-columns at fault.
+A disk, another program or a person may have changed any value. Rows of sessions, runs and the like
+are read with neutral values in place of damaged ones (:func:`mended`). Calls, messages and spans
+are read as they are; if that fails, :func:`damage_of` names the rows and columns at fault.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class DamagedRows(StoreUnavailable, ValueError):
 
 
 READ_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, msgspec.MsgspecError)
-"""What reading a damaged row raises."""
+"""The errors that reading a damaged row raises."""
 
 _ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _WORDS: Final[Mapping[Column[Any], frozenset[str]]] = {
@@ -117,7 +116,7 @@ _DECODED: Final[Mapping[Column[Any], Any]] = {
 
 
 def as_stored(table: Table) -> list[ColumnElement[Any]]:
-    """The table's columns without any conversion; JSON as its text."""
+    """Return the table's columns without any conversion; JSON as its text."""
     return [
         cast(column, Text).label(column.name)
         if isinstance(column.type, JSON)
@@ -127,8 +126,8 @@ def as_stored(table: Table) -> list[ColumnElement[Any]]:
 
 
 def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]]:
-    """The values of a row of :func:`as_stored`, with neutral ones in the place of those that are
-    damaged, and these."""
+    """Return the values of a row of :func:`as_stored`, with neutral values in place of damaged
+    ones, and the damage."""
     values: dict[str, Any] = {}
     damage: list[RowDamage] = []
     for column, stored in zip(table.columns, row, strict=False):
@@ -140,8 +139,8 @@ def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]
 
 
 def json_value(column: ColumnElement[Any], *path: str | int) -> Any:
-    """The value at ``path`` in a column of JSON; NULL where SQLite finds no JSON in it, which
-    would end the whole query."""
+    """Return the value at ``path`` in a column of JSON, as SQL. It is NULL where SQLite finds no
+    JSON in the column, because an error would end the whole query."""
     found: Any = case((_is_json(column), column))
     for key in path:
         found = type_coerce(found, JSON)[key]
@@ -164,7 +163,8 @@ def _sqlite(element: Any, compiler: Any, **given: Any) -> str:
 
 
 def number_or_none(value: Any) -> Any:
-    """``value`` if it is a number, else ``None``: an aggregate over damaged rows may be a text."""
+    """Return ``value`` if it is a number, else ``None``. An aggregate over damaged rows may be a
+    text."""
     return value if isinstance(value, int | float) else None
 
 
@@ -183,7 +183,8 @@ _OWNED: Final[Sequence[tuple[Table, Select[Any]]]] = [
 
 
 def damage_of(connection: Connection, session_ids: Sequence[str]) -> list[RowDamage]:
-    """Every damaged value of these sessions, their calls, messages, tools, spans and rewards."""
+    """Return every damaged value of these sessions, their calls, messages, tools, spans and
+    rewards."""
     return [
         each
         for table, query in _OWNED
@@ -193,14 +194,15 @@ def damage_of(connection: Connection, session_ids: Sequence[str]) -> list[RowDam
 
 
 class Shapes:
-    """Checks rows of one query by the types of their values; shapes that are known cost nothing."""
+    """A check of the types of values in the rows of one query. Known combinations of types cost
+    nothing."""
 
     def __init__(self, columns: Iterable[Any]) -> None:
         self._columns = [getattr(column, "type", None) for column in columns]
         self._known: set[tuple[type, ...]] = set()
 
     def check(self, row: Sequence[Any]) -> None:
-        """Raises ``ValueError`` for a value of a type that its column does not have."""
+        """Raise ``ValueError`` for a value of a type that its column does not have."""
         shape = tuple(map(type, row))
         if shape in self._known:
             return
@@ -235,7 +237,7 @@ def _read(column: Column[Any], stored: Any) -> tuple[Any, str | None]:
 
 
 def _value(column: Column[Any], stored: Any) -> Any:
-    """Raises one of :data:`READ_ERRORS`."""
+    """Return the decoded value. Raise one of :data:`READ_ERRORS` if it is damaged."""
     kind = column.type
     if isinstance(kind, Digest | LargeBinary):
         if not isinstance(stored, bytes | memoryview) or isinstance(stored, Undecodable):

@@ -1,4 +1,4 @@
-"""What is recorded of a session or of a run, counted: the ground on which findings stand."""
+"""Counts of the records of a session or of a run, on which findings are based."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bridle.store.records import (
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5
-"""Calls or sessions named as evidence."""
+"""Maximum calls or sessions named as evidence."""
 _COMPLETE: Final = calls.c.status == CallStatus.COMPLETE
 _NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
     "complete": _COMPLETE,
@@ -45,7 +45,7 @@ _NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number, and some of what was counted."""
+    """A number, and examples of the things that were counted."""
 
     number: int
     examples: tuple[str, ...]
@@ -53,7 +53,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of the sessions of a run, or of one session."""
+    """The facts of a run's sessions, or of one session."""
 
     run: RunRecord | None
     scored: bool
@@ -61,19 +61,20 @@ class Facts:
     a verifier. A session that somebody only records is not."""
     sessions: Sequence[Placed]
     outcomes: Mapping[str, int]
-    """Sessions by outcome; ``open`` for those that are not sealed."""
+    """Number of sessions by outcome; ``open`` for sessions that are not sealed."""
     without_calls: Counted
-    """Sealed sessions in which nothing is recorded."""
+    """Sealed sessions without recorded calls."""
     without_reward: Counted
     """Sealed sessions with calls and no score."""
     findings: Mapping[tuple[str, str], Counted]
-    """Sessions by the name and the mode of a finding that is recorded of them."""
+    """Sessions with a finding, by its name and mode."""
     calls: int
-    """Counts of tokens (``CallKind.COUNT``) are left out, here and below."""
+    """Number of calls. Calls that only count tokens (``CallKind.COUNT``) are left out, here and
+    below."""
     complete: int
     failed: Counted
     failures: Mapping[str, int]
-    """Failed and interrupted calls by reason."""
+    """Number of failed and interrupted calls by reason."""
     quarantined: Counted
     quarantines: Mapping[str, int]
     without_ids: Counted
@@ -83,19 +84,19 @@ class Facts:
     greedy: Counted
     """Complete calls at temperature 0."""
     breaks: Mapping[str, int]
-    """By the reason of the first difference."""
+    """Number of broken calls by the reason of their first difference."""
     broken: Counted
     continued: int
-    """Calls that continue another."""
+    """Number of calls that continue another."""
     account: TokenAccount
     wait: float | None
     """Mean seconds from a request to its first token."""
     reply: float | None
     """Mean seconds from the first token to the end."""
     metrics: Mapping[str, Sequence[Metric]]
-    """The run's numbers by name, each by step."""
+    """The run's numbers by name, each in the order of steps."""
     policies: Sequence[PolicyRecord]
-    """What was published: policies by name, the versions of each oldest first."""
+    """The published weights: policies by name, the versions of each oldest first."""
 
 
 def read_facts(
@@ -105,8 +106,8 @@ def read_facts(
     run: RunRecord | None = None,
     session: str | None = None,
 ) -> Facts:
-    """The facts of a run's sessions, or of one session; ``number`` is what a session's rewards
-    come to."""
+    """Return the facts of a run's sessions, or of one session. ``number`` computes a session's one
+    number from its rewards."""
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
     metrics: dict[str, list[Metric]] = {}
@@ -198,7 +199,8 @@ def read_facts(
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
-    """Whether any of the sessions belongs to a run, or has a task with data for a verifier."""
+    """Return whether any of the sessions belongs to a run, or has a task with data for a
+    verifier."""
     of_task = and_(
         tasks.c.suite == sessions.c.task_suite,
         tasks.c.split == sessions.c.task_split,

@@ -1,4 +1,4 @@
-"""Rows read back as the values they were written from, for the writer and the readers alike."""
+"""Decoding of rows into the values that were written, for the writer and the readers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:
-    """The table's columns, JSON as its text: who reads it decides whether it is decoded."""
+    """Return the table's columns, JSON as its text. The reader of a row decides whether to decode
+    it."""
     return [
         cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
         for column in table.columns
@@ -55,11 +56,11 @@ def json_as_text(table: Table) -> list[ColumnElement[Any]]:
 SPANS: Final = select(*json_as_text(spans), calls.c.session_id).join(
     calls, calls.c.id == spans.c.call_id
 )
-"""What :func:`read_span` reads."""
+"""The query whose rows :func:`read_span` reads."""
 
 
 def read_span(row: Sequence[Any]) -> Span:
-    """A row of ``SPANS``. Raises ``ValueError`` when it is damaged."""
+    """Return the span of a row of ``SPANS``. Raise ``ValueError`` if it is damaged."""
     (call_id, choice, parent_call, parent_choice, start, _length, _finish, ids, logprobs,
      versions, _checksum, session_id) = row  # fmt: skip
     identifier = span_id(call_id, choice)
@@ -80,8 +81,8 @@ def read_span(row: Sequence[Any]) -> Span:
 
 
 def request_messages(connection: Connection, call_id: str) -> int:
-    """How many messages a call's request had. Raises :class:`RecordRejected` for an unknown
-    call."""
+    """Return the number of messages of a call's request. Raise :class:`RecordRejected` for an
+    unknown call."""
     found = connection.execute(
         select(calls.c.request_messages).where(calls.c.id == call_id)
     ).first()
@@ -101,7 +102,8 @@ _LINK: Final[tuple[ColumnElement[Any], ...]] = (
 
 
 def request(connection: Connection, call_id: str) -> Earlier:
-    """A call's request. Raises :class:`NotFound`, and ``ValueError`` when it is damaged."""
+    """Return a call's request. Raise :class:`NotFound` if there is none, and ``ValueError`` if it
+    is damaged."""
     a_request = bodies.c.part == REQUEST
     this = select(*_LINK).where(bodies.c.call_id == call_id, a_request)
     links = this.cte("links", recursive=True)
@@ -134,7 +136,7 @@ def request(connection: Connection, call_id: str) -> Earlier:
 
 
 def response(connection: Connection, call_id: str) -> bytes:
-    """What the client was sent. Raises as :func:`request` does."""
+    """Return the bytes that were sent to the client. Raise as :func:`request` does."""
     query = (
         select(calls.c.response_sha256, *_LINK)
         .join(calls, calls.c.id == bodies.c.call_id)
@@ -155,9 +157,9 @@ class Said(NamedTuple):
     """The messages of a call."""
 
     asked: tuple[Message, ...]
-    """Those of its request that are its own."""
+    """The messages of the request that are the call's own, without those of its base."""
     replies: tuple[Message, ...]
-    """By choice."""
+    """The reply of each choice."""
 
 
 _MESSAGES: Final = (
@@ -167,13 +169,13 @@ _MESSAGES: Final = (
 )
 _MESSAGE_SHAPES: Final = Shapes(_MESSAGES.selected_columns)
 _AT_ONCE: Final = 500
-"""Identifiers per statement: databases bound the number of parameters."""
+"""Maximum identifiers per statement, because databases limit the number of parameters."""
 
 _decode_calls: Final = msgspec.json.Decoder(tuple[ToolCall, ...]).decode
 
 
 def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Said]:
-    """The messages of calls, by call."""
+    """Return the messages of calls, by call."""
     asked: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     replies: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     for start in range(0, len(call_ids), _AT_ONCE):
@@ -194,7 +196,7 @@ def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Sa
 
 
 def tools_of(connection: Connection, call_id: str) -> list[dict[str, Any]]:
-    """The definitions of the tools that a call had."""
+    """Return the definitions of the tools that a call had."""
     same = (tool_sets.c.session_id == calls.c.session_id) & (tool_sets.c.id == calls.c.tools_id)
     query = select(tool_sets.c.definitions).join(calls, same).where(calls.c.id == call_id)
     return connection.execute(query).scalar() or []

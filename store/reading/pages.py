@@ -1,7 +1,8 @@
-"""What a page of sessions, groups or runs shows, as SQL: filters, order, and figures by session.
+"""Pages of sessions, groups or runs, as SQL: filters, order, and figures by session.
 
-A page reads its sessions first and then only what these sessions need, so that its cost is that of
-the page and not of the store. Functions take the store's engine and raise what ``Reader`` raises.
+A page reads its sessions first and then only the rows that these sessions need, so its cost does
+not grow with the store. Functions take the store's reader and raise the errors that ``Reader``
+raises.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from bridle.store.schema.tables import (
 )
 
 SessionNumber = Callable[[str | None, Sequence[Reward]], float | None]
-"""From a session's run and its rewards to its one number; ``None`` when it has none."""
+"""A function that returns a session's one number, given its run and its rewards; ``None`` if it has
+none."""
 
 
 class SessionOrder(StrEnum):
-    """How a list of sessions is sorted."""
+    """The order of a list of sessions."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
@@ -57,7 +59,7 @@ class SessionOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Which sessions are listed; ``None`` for no condition."""
+    """The conditions on the listed sessions; ``None`` for no condition."""
 
     session: str | None = None
     """The session's id."""
@@ -67,32 +69,32 @@ class SessionFilter:
     group: str | None = None
     harness: str | None = None
     outcome: str | None = None
-    """``open`` for sessions that are not sealed."""
+    """The outcome; ``open`` for sessions that are not sealed."""
     reward: str | None = None
-    """Name of a reward that the session has."""
+    """Name of a score that the session has."""
     least: float | None = None
-    """Least value of that reward, or of any reward when none is named."""
+    """Minimum value of that score, or of any score if none is named."""
     most: float | None = None
     version: int | None = None
     """A policy version that sampled in the session."""
     broke: str | None = None
-    """Reason of a break in the session; ``any`` for every reason."""
+    """The reason of a break in the session; ``any`` for every reason."""
     kind: str | None = None
     status: str | None = None
-    """Status of a call in the session."""
+    """The status of a call in the session."""
     fate: str | None = None
-    """``trained``, ``trainable``, ``masked`` or ``dropped``: tokens of the session have this fate
-    in the store's account (``store/schema/accounts.py``)."""
+    """A fate of tokens of the session in the store's account (``store/schema/accounts.py``):
+    ``trained``, ``trainable``, ``masked`` or ``dropped``."""
     reason: str | None = None
-    """Why these tokens were masked or dropped."""
+    """The reason why these tokens were masked or dropped."""
     text: str | None = None
-    """Text in a message of the session, in any case."""
+    """Text in a message of the session. Upper and lower case are the same."""
     sessions: Sequence[str] | None = None
-    """Ids, of which databases take some hundreds at once."""
+    """Ids of sessions. Databases take some hundreds at once."""
     since: float | None = None
-    """When it was created at the earliest."""
+    """The earliest time of the session's creation."""
     until: float | None = None
-    """Before when it was created."""
+    """The time before which the session was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,10 @@ class SessionLine:
     calls: int = 0
     running: int = 0
     failed: int = 0
-    """Calls that failed, were quarantined or interrupted."""
+    """Number of calls that failed, were quarantined or interrupted."""
     breaks: int = 0
     sampled: int = 0
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     model: str | None = None
     versions: tuple[int, int] | None = None
     started_at: float | None = None
@@ -116,12 +118,12 @@ class SessionLine:
     reward: float | None = None
     """The session's number, by the rule of its run."""
     title: str = ""
-    """What the user asked for: the last message of the first call, side calls left out, without
-    what the harness wrote around it."""
+    """The user's task: the last message of the first call, side calls left out, without the text
+    that the harness wrote around it."""
 
     @property
     def seconds(self) -> float | None:
-        """From the first call's start to the last call's end."""
+        """Seconds from the first call's start to the last call's end."""
         if self.started_at is None or self.ended_at is None:
             return None
         return self.ended_at - self.started_at
@@ -159,7 +161,8 @@ def session_lines(
     limit: int,
     offset: int = 0,
 ) -> list[SessionLine]:
-    """A page of the sessions that match; ``number`` is what an order by reward compares."""
+    """Return a page of the sessions that match. ``number`` gives the values that an order by reward
+    compares."""
     if order in (SessionOrder.REWARD, SessionOrder.LOWEST):
         placed = placed_sessions(reader, wanted, number)
         sign = -1 if order is SessionOrder.REWARD else 1
@@ -176,14 +179,14 @@ def session_lines(
 
 
 def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
-    """How many sessions match."""
+    """Return the number of sessions that match."""
     query = matching(wanted, select(func.count()).select_from(sessions))
     with reader.engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
 
 
 def session_ids(reader: Reader, wanted: SessionFilter) -> list[str]:
-    """The sessions that match, oldest first."""
+    """Return the ids of the sessions that match, oldest first."""
     query = matching(wanted, select(sessions.c.id)).order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
         return list(connection.execute(query).scalars())
@@ -192,7 +195,7 @@ def session_ids(reader: Reader, wanted: SessionFilter) -> list[str]:
 def lines_of(
     reader: Reader, records: Sequence[SessionRecord], number: SessionNumber
 ) -> list[SessionLine]:
-    """The lines of these sessions, in their order."""
+    """Return the lines of these sessions, in their order."""
     ids = [record.id for record in records]
     over = reader.rewards_of(ids)
     with reader.engine.connect() as connection:
@@ -230,9 +233,10 @@ def lines_of(
 
 
 def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False) -> Select[Any]:
-    """``query`` over sessions with the filter's conditions.
+    """Return ``query`` over sessions with the filter's conditions.
 
-    ``account``: with those of the run's evaluation, and those of others that the run has trained.
+    With ``account``, the condition on a run includes the sessions of its evaluation, and others
+    that it has trained on.
     """
     for column, value in (
         ("id", wanted.session),
@@ -351,14 +355,14 @@ _first_call = (
     .scalar_subquery()
 )
 _PARTS: Final = 8
-"""Parts of a message whose texts are looked at for a title."""
+"""Maximum parts of a message whose texts are searched for a title."""
 _LOOKED_AT: Final = 16_384
-"""Characters of each."""
+"""Maximum characters that are searched in each."""
 _others = call_messages.alias()
 
 
 def _position(pick: Callable[[Any], Any]) -> Any:
-    """``max`` or ``min`` of the positions of a user's messages in the first call."""
+    """Return ``max`` or ``min`` of the positions of a user's messages in the first call."""
     return (
         select(pick(_others.c.position))
         .where(
@@ -399,7 +403,7 @@ _ASKED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the filters of a list offer."""
+    """The values that the filters of a list offer."""
 
     harnesses: Sequence[str]
     outcomes: Sequence[str]
@@ -408,7 +412,7 @@ class Choices:
 
 
 def choices(reader: Reader) -> Choices:
-    """The values that sessions of the store have."""
+    """Return the values that sessions of the store have."""
     with reader.engine.connect() as connection:
 
         def known(column: Any) -> list[str]:
@@ -425,7 +429,8 @@ def choices(reader: Reader) -> Choices:
 
 class Placed(NamedTuple):
     """A session's place in a run: its group, task, reward and policy version. A page has one for
-    every session of a store, and a tuple is made in a third of a dataclass's time."""
+    every session of a store; it is a tuple because a dataclass takes three times as long to
+    make."""
 
     id: str
     group: str | None
@@ -434,11 +439,11 @@ class Placed(NamedTuple):
     reward: float | None
     """The session's number, by the rule of its run."""
     version: int | None
-    """The oldest that sampled in it."""
+    """The oldest policy version that sampled in the session."""
 
 
 def placed_sessions(reader: Reader, wanted: SessionFilter, number: SessionNumber) -> list[Placed]:
-    """All sessions that match, oldest first, each in a few numbers."""
+    """Return all sessions that match, oldest first, each in a few numbers."""
     version = select(func.min(calls.c.version_start)).where(_OF).correlate(sessions)
     query = matching(
         wanted,

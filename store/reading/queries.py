@@ -1,8 +1,8 @@
 """Reading the store: typed rows, exact tokens, exact bodies.
 
-A :class:`Reader` never blocks the writer and sees what has been committed. Methods raise
-:class:`NotFound` for identifiers that are not there, and :class:`StoreUnavailable` when the
-database cannot be reached or read.
+A :class:`Reader` never blocks the writer and sees everything that has been committed. Methods raise
+:class:`NotFound` for unknown identifiers, and :class:`StoreUnavailable` if the database cannot be
+reached or read.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ from bridle.store.tree import TokenTree
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 500
-"""Sessions in one query: databases bound how many values it may name."""
+"""Maximum sessions per query, because databases limit the number of parameters."""
 
 SESSIONS: Final[Select[Any]] = select(*as_stored(sessions))
-"""What :meth:`Reader.session_record` reads."""
+"""The query whose rows :meth:`Reader.session_record` reads."""
 # Built once: a statement that is built anew costs more than most reads.
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).order_by(
@@ -131,8 +131,8 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries over a URL, or over an engine of ``connect``, whose errors are
-    then SQLAlchemy's."""
+    """Queries of a store, given its URL or an engine of ``connect``. With an engine, errors are
+    SQLAlchemy's."""
 
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
@@ -141,7 +141,7 @@ class Reader:
             event.listen(self.engine, "handle_error", _unreadable)
 
     def close(self) -> None:
-        """Ends the connections, when they are this reader's own."""
+        """End the connections, if they are this reader's own."""
         if self._owned:
             # The store's writer may have stopped while this reader was in its way.
             make_whole(self.engine, wait=False)
@@ -184,11 +184,12 @@ class Reader:
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[SessionRecord]:
-        """Sessions in the order of their creation, read page by page.
+        """Yield sessions in the order of their creation, read page by page.
 
-        ``split`` is the task's; ``since`` and ``until`` bound ``created_at`` (until is exclusive).
-        ``anonymous``: only those with neither name nor key. ``where``: an SQL condition on the
-        columns of ``sessions``, as the reader's owner writes it.
+        ``split`` is the task's; ``since`` and ``until`` limit ``created_at`` (``until`` is
+        exclusive). ``anonymous`` takes only sessions with neither name nor key. ``where`` is an SQL
+        condition on the columns of ``sessions``. It is not escaped, so it must come from the owner
+        of the store.
         """
         query = SESSIONS
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
@@ -212,9 +213,9 @@ class Reader:
     def sealed_sessions(
         self, after: tuple[float, str] | None = None, *, until: float, run: str | None = None
     ) -> Iterator[SessionRecord]:
-        """Sessions sealed before ``until`` in the order of their sealing, read page by page.
+        """Yield sessions sealed before ``until`` in the order of their sealing, read page by page.
 
-        ``after`` is the ``(sealed_at, id)`` of the last one that is known already.
+        ``after`` is the ``(sealed_at, id)`` of the last session that is known already.
         """
         sealed, identifier = sessions.c.sealed_at, sessions.c.id
         query = SESSIONS.where(sealed < until)
@@ -234,53 +235,54 @@ class Reader:
 
     @staticmethod
     def session_record(row: Row[Any]) -> SessionRecord:
-        """A row of the table of sessions."""
+        """Return the session of a row of ``SESSIONS``."""
         return _session(row)
 
     def rewards(self, session_id: str) -> list[Reward]:
-        """A session's rewards, oldest first."""
+        """Return a session's rewards, oldest first."""
         return self.rewards_of([session_id])[session_id]
 
     def rewards_of(
         self, session_ids: Sequence[str], damage: dict[str, list[RowDamage]] | None = None
     ) -> dict[str, list[Reward]]:
-        """Several sessions' rewards by session, each one's oldest first. Those that cannot be read
-        are left out, and put into ``damage`` by session."""
+        """Return the rewards of several sessions by session, each one's oldest first. Rewards that
+        cannot be read are left out, and their damage is added to ``damage`` by session."""
         with self.engine.connect() as connection:
             rows = _in_pieces(connection, REWARDS_OF, session_ids)
             found = read_rewards(connection, rows, damage)
         return {session_id: found.get(session_id, []) for session_id in session_ids}
 
     def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
-        """The rewards of the sessions whose ids a query selects, as :meth:`rewards_of`; a session
-        without one is left out."""
+        """Return the rewards of the sessions whose ids a query selects, as :meth:`rewards_of`.
+        Sessions without rewards are left out."""
         with self.engine.connect() as connection:
             rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
             return read_rewards(connection, rows.all())
 
     def damage_of(self, session_ids: Sequence[str]) -> list[RowDamage]:
-        """Every value of these sessions and of their calls that cannot be read."""
+        """Return every value of these sessions and of their calls that cannot be read."""
         with self.engine.connect() as connection:
             return damage_of(connection, session_ids)
 
     def reward_names(self) -> list[str]:
-        """Every name that any session has a score under."""
+        """Return the names of all scores in the store, sorted."""
         return [row.name for row in self._rows(SCORE_NAMES)]
 
     # -- calls -----------------------------------------------------------------------------------
 
     def calls(self, session_id: str) -> list[CallRow]:
-        """A session's calls in the order of their start."""
+        """Return a session's calls in the order of their start."""
         with snapshot(self.engine) as connection, _named(connection, [session_id]):
             return read_calls(connection, _in_pieces(connection, _CALLS_OF, [session_id]))
 
     def call_ids(self, session_id: str) -> list[str]:
-        """The ids of a session's calls in the order of their start: turn 1 comes first."""
+        """Return the ids of a session's calls in the order of their start; turn 1 comes first."""
         query = select(calls.c.id).where(calls.c.session_id == session_id)
         return [row.id for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
 
     def latest_call(self, session_id: str) -> tuple[CallStatus, str | None] | None:
-        """Status and reason of the session's call that began last; ``None`` before the first."""
+        """Return the status and reason of the session's call that began last; ``None`` if it has no
+        call."""
         query = select(calls.c.status, calls.c.reason).where(calls.c.session_id == session_id)
         row = self._first(query.order_by(calls.c.started_at.desc(), calls.c.id.desc()).limit(1))
         return None if row is None else (_status(row.status), row.reason)
@@ -296,25 +298,26 @@ class Reader:
         return found[0]
 
     def writer_ids(self) -> frozenset[str]:
-        """The processes that write to the store, or did until a moment ago."""
+        """Return the ids of the processes that write to the store, or did until a moment ago."""
         with self.engine.connect() as connection:
             return frozenset(connection.execute(select(writers.c.id)).scalars())
 
     def sealed_among(self, session_ids: Sequence[str]) -> set[str]:
-        """Those of the sessions that are sealed."""
+        """Return the ids of the sessions that are sealed, among those given."""
         return {row.id for row in self._rows_of(_SEALED_AMONG, session_ids)}
 
     def idle_sessions(self, before: float) -> list[str]:
-        """Ids of the open sessions without a key, all of whose calls ended before that time."""
+        """Return the ids of the open sessions without a key whose calls all ended before that
+        time."""
         with self.engine.connect() as connection:
             return list(connection.execute(_IDLE, {"before": before}).scalars())
 
     def call_counts(self, session_id: str) -> dict[CallStatus, int]:
-        """How many calls of the session stand where."""
+        """Return the number of the session's calls by status."""
         return self.call_counts_of([session_id])[session_id]
 
     def call_counts_of(self, session_ids: Sequence[str]) -> dict[str, dict[CallStatus, int]]:
-        """By session, how many of its calls stand where."""
+        """Return the number of calls of each session by status."""
         counts: dict[str, dict[CallStatus, int]] = {session_id: {} for session_id in session_ids}
         for row in self._rows_of(_COUNTS_OF, session_ids):
             own, status = counts[row.session_id], _status(row.status)
@@ -322,13 +325,14 @@ class Reader:
         return counts
 
     def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
-        """By session, the newest policy version that one of its calls began at; sessions without
+        """Return the newest policy version at which a call of each session began. Sessions without
         such a call are left out."""
         rows = self._rows_of(_VERSIONS_OF, session_ids)
         return {row.session_id: int(number_or_none(row.version) or 0) for row in rows}
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """By session, how many tokens its tree has, each once: observed ones and sampled ones."""
+        """Return the number of observed and of sampled tokens in each session's tree, each token
+        counted once."""
         counts = dict.fromkeys(session_ids, (0, 0))
         for row in self._rows_of(_TOKENS_OF, session_ids):
             observed, sampled = counts[row.session_id]
@@ -339,8 +343,9 @@ class Reader:
         return counts
 
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
-        """How many calls of the session are over, those of ``aside`` not counted, and the tokens
-        that all of them sampled. Counts and calls refused for the budget spend nothing."""
+        """Return the number of ended calls of the session, except those in ``aside``, and the
+        number of tokens that all ended calls sampled. Calls that only count tokens, and calls
+        refused for the budget, are left out."""
         sampled = func.nullif(calls.c.sampled_tokens, 0)
         reported = json_value(calls.c.usage, "completion_tokens").as_integer()
         query = select(
@@ -356,17 +361,18 @@ class Reader:
         return int(row.number or 0), int(row.tokens or 0)
 
     def request_body(self, call_id: str) -> bytes:
-        """What the client sent, byte for byte.
+        """Return the bytes that the client sent.
 
-        Raises ``ValueError`` when the stored bytes are damaged.
+        Raise ``ValueError`` if the stored bytes are damaged.
         """
         with self.engine.connect() as connection:
             return stored.request(connection, call_id).data
 
     def response_body(self, call_id: str) -> bytes:
-        """What the client was sent, byte for byte; :class:`NotFound` when that was nothing.
+        """Return the bytes that were sent to the client. Raise :class:`NotFound` if there were
+        none.
 
-        Raises ``ValueError`` when the stored bytes are damaged.
+        Raise ``ValueError`` if the stored bytes are damaged.
         """
         with self.engine.connect() as connection:
             return stored.response(connection, call_id)
@@ -374,14 +380,15 @@ class Reader:
     # -- tokens ----------------------------------------------------------------------------------
 
     def spans(self, session_id: str) -> list[Span]:
-        """A session's token spans, in no particular order. Raises ``ValueError`` when one is
+        """Return a session's token spans, in no particular order. Raise ``ValueError`` if one is
         damaged."""
         return list(map(stored.read_span, self._rows_of(_SPANS_OF, [session_id])))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
-        """``uint32[P]`` of a call's prompt; ``None`` when the engine did not report it.
+        """Return the ids of a call's prompt, ``uint32[P]``; ``None`` if the engine did not report
+        them.
 
-        Raises ``ValueError`` when the session's tree is broken.
+        Raise ``ValueError`` if the session's tree is broken.
         """
         call = self.call(call_id)
         if call.prompt_tokens is None:
@@ -392,7 +399,7 @@ class Reader:
         return tree.path(call.prompt_span_id, call.prompt_tokens)
 
     def sampled(self, call_id: str) -> tuple[Choice, ...]:
-        """What a call sampled, choice by choice."""
+        """Return the sampled sequences of a call, in the order of its choices."""
         call = self.call(call_id)
         if call.sampled_tokens is None:
             return ()
@@ -411,10 +418,11 @@ class Reader:
     def recorded_of(
         self, session_ids: Sequence[str]
     ) -> tuple[dict[str, list[CallRow]], dict[str, list[SpanRow]]]:
-        """Several sessions' calls (in the order of their start) and spans by session, all of one
-        moment: those of a session that goes on would contradict each other else.
+        """Return the calls (in the order of their start) and the spans of several sessions, by
+        session. All are read at one moment: otherwise those of a session that goes on could
+        contradict each other.
 
-        Raises :class:`DamagedRows` where one of them cannot be read.
+        Raise :class:`DamagedRows` if one of them cannot be read.
         """
         calls_of: dict[str, list[CallRow]] = {session_id: [] for session_id in session_ids}
         spans_of: dict[str, list[SpanRow]] = {session_id: [] for session_id in session_ids}
@@ -434,26 +442,27 @@ class Reader:
         return RunRecord(**found[0])
 
     def runs(self, kind: str | None = None) -> list[RunRecord]:
-        """Runs, oldest first."""
+        """Return the runs, oldest first, all or those of one kind."""
         query = select(*as_stored(runs)).order_by(runs.c.started_at, runs.c.id)
         if kind is not None:
             query = query.where(runs.c.kind == kind)
         return [RunRecord(**values) for values in self._mended(runs, query)]
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
-        """The attempts at a run, oldest first; none for one that another program runs."""
+        """Return the attempts at a run, oldest first. A run of another program has none."""
         query = select(attempts).where(attempts.c.run_id == run_id).order_by(attempts.c.number)
         return [AttemptRecord(**row._mapping) for row in self._rows(query)]
 
     def task_of(self, session: SessionRecord) -> TaskRecord | None:
-        """What the session was asked to do, if that was a task."""
+        """Return the task that the session was asked to do; ``None`` if it has none."""
         key = (tasks.c.suite, session.task_suite), (tasks.c.split, session.task_split)
         query = select(*as_stored(tasks)).where(tasks.c.id == session.task_id)
         found = self._mended(tasks, query.where(*(column == value for column, value in key)))
         return TaskRecord(**found[0]) if found else None
 
     def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
-        """Tasks by suite and split, in the order of these and their identifiers."""
+        """Return tasks, all or those of a suite or split, in the order of suites, splits and
+        ids."""
         query = select(*as_stored(tasks)).order_by(*tasks.primary_key)
         if suite is not None:
             query = query.where(tasks.c.suite == suite)
@@ -462,9 +471,10 @@ class Reader:
         return [TaskRecord(**values) for values in self._mended(tasks, query)]
 
     def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
-        """What a run has published: its policies by name, the versions of each oldest first.
+        """Return the weights that a run has published: policies by name, the versions of each
+        oldest first.
 
-        ``name``: those of one policy only.
+        ``name`` takes only those of one policy.
         """
         query = select(*as_stored(policies)).where(policies.c.run_id == run_id)
         if name is not None:
@@ -473,12 +483,13 @@ class Reader:
         return [PolicyRecord(**values) for values in self._mended(policies, ordered)]
 
     def served(self) -> dict[str, ServedPolicy]:
-        """What each engine was last reported to serve, by its URL."""
+        """Return the policy version and model that each engine was last reported to serve, by its
+        URL."""
         rows = self._mended(served, select(*as_stored(served)))
         return {row["engine"]: ServedPolicy(**row) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        """A run's numbers by step; NaN where a value was not a number."""
+        """Return a run's numbers by step; NaN where a value was not a number."""
         query = select(*as_stored(metrics)).where(metrics.c.run_id == run_id)
         if name is not None:
             query = query.where(metrics.c.name == name)
@@ -497,7 +508,8 @@ class Reader:
             return _in_pieces(connection, query, session_ids)
 
     def _mended(self, table: Table, query: Select[Any]) -> list[dict[str, Any]]:
-        """Rows of :func:`as_stored`, with neutral values where a value is damaged."""
+        """Return the values of rows of :func:`as_stored`, with neutral values in place of damaged
+        ones."""
         return [mended(table, row)[0] for row in self._rows(query)]
 
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
@@ -530,7 +542,7 @@ class Reader:
 
 @contextmanager
 def _named(connection: Connection, session_ids: Sequence[str]) -> Iterator[None]:
-    """Raises :class:`DamagedRows`, which names rows and columns, where a row cannot be read."""
+    """Raise :class:`DamagedRows`, which names rows and columns, if a row cannot be read."""
     try:
         yield
     except READ_ERRORS as error:
@@ -569,7 +581,8 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def _status(stored: Any) -> CallStatus:
-    """A status that cannot be read is that of a call which is not to be trusted."""
+    """Return a status. One that cannot be read becomes ``QUARANTINED``, because its call is not to
+    be trusted."""
     return CallStatus(stored) if stored in _STATUSES else CallStatus.QUARANTINED
 
 
@@ -578,7 +591,7 @@ _STATUSES: Final = frozenset(CallStatus)
 
 @dataclass(frozen=True, slots=True)
 class DamagedSession(SessionRecord):
-    """A session of whose row some values cannot be read: neutral ones stand in their place."""
+    """A session with damaged values in its row, which are replaced by neutral ones."""
 
     damage: tuple[RowDamage, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Reading rewards: each with the call that it is about.
+"""Reading rewards, each with the call that it is about.
 
 A reward may have been given by the number of a turn alone. Turns are the session's calls in the
 order of their start, counted from 1; such a reward is read with the id of that call.
@@ -23,7 +23,7 @@ _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 REWARDS: Final[Select[Any]] = select(*as_stored(rewards)).order_by(
     rewards.c.created_at, rewards.c.id
 )
-"""Every reward, oldest first."""
+"""The query of all rewards, oldest first."""
 REWARDS_OF: Final[Select[Any]] = REWARDS.where(rewards.c.session_id.in_(_SESSIONS))
 SCORE_NAMES: Final = (
     select(rewards.c.name)
@@ -43,8 +43,8 @@ def read_rewards(
     rows: Iterable[Row[Any]],
     damage: dict[str, list[RowDamage]] | None = None,
 ) -> dict[str, list[Reward]]:
-    """The rewards of ``rows``, by session and in the order of the rows. Those that cannot be read
-    are left out, and put into ``damage`` by session."""
+    """Return the rewards of ``rows``, by session and in the order of the rows. Rewards that cannot
+    be read are left out, and their damage is added to ``damage`` by session."""
     found: dict[str, list[Reward]] = {}
     by_turn: set[str] = set()
     for row in rows:

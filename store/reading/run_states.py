@@ -1,4 +1,4 @@
-"""Whether runs go on: a run whose process was killed cannot record its end."""
+"""The states of runs. A run whose process was killed cannot record its end, but counts as lost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class RunState:
     """The state of a run, as a reader knows it."""
 
     status: str
-    """As recorded, or ``lost``: recorded as running, by a process that is gone."""
+    """The recorded status, or ``lost`` if the run is recorded as running and its process is
+    gone."""
     reason: str | None = None
     seen_at: float | None = None
-    """Of a run that is recorded as running: when something of it was last written."""
+    """The time of the last write for a run that is recorded as running."""
 
     @property
     def lost(self) -> bool:
@@ -30,7 +31,7 @@ class RunState:
 
     @property
     def text(self) -> str:
-        """The state for a person."""
+        """A text of the state for people."""
         if self.seen_at is None:
             return self.status if self.reason is None else f"{self.status}: {self.reason}"
         day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.seen_at))
@@ -39,7 +40,7 @@ class RunState:
 
 
 def run_state(reader: Reader, run: RunRecord) -> RunState:
-    """The state of ``run``.
+    """Return the state of ``run``.
 
     A run that another program began through the control API has no process in the store; it is
     ``running`` until that program sets its end.

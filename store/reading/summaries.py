@@ -1,4 +1,4 @@
-"""What a later conversation may quote of a reply that summarises an earlier one."""
+"""Summaries: the texts of a reply that a later conversation may quote."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from typing import Final
 
 SUMMARY_LENGTH: Final = 64
-"""A reply of at least so many characters that a new conversation quotes whole is its summary."""
+"""Minimum characters of a summary. A reply of this length that a new conversation quotes whole is
+the summary of the earlier one."""
 
 _CLOSED: Final = re.compile(r"</(\w+)>\Z")
 
 
 def quotable(reply: str) -> list[str]:
-    """``reply``, and what stands in the tag that ends it, for harnesses that ask for the summary in
-    one and pass on what is in it; each only when it is long enough for a summary."""
+    """Return ``reply`` and the content of the tag that ends it, each only if it is long enough for
+    a summary. Some harnesses ask for the summary in a tag and quote only the tag's content."""
     whole = reply.strip()
     texts = [whole]
     closed = _CLOSED.search(whole, max(0, len(whole) - SUMMARY_LENGTH))

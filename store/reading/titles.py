@@ -1,4 +1,4 @@
-"""The title of a session: what its user asked for, without what the harness wrote around it."""
+"""The title of a session: the user's request, without the text that the harness wrote around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 LONGEST: Final = 240
-"""Characters of a title."""
+"""Maximum characters of a title."""
 _WRAPPERS: Final = (
     "system-reminder",  # Claude Code
     "command-name|command-message|command-args|local-command-stdout|local-command-caveat",
@@ -15,13 +15,13 @@ _WRAPPERS: Final = (
     "INSTRUCTIONS|skill|environment_details|session_context",
 )
 _WRAPPED: Final = re.compile(rf"<({'|'.join(_WRAPPERS)})(?:\s[^<>]*)?>.*?(?:</\1>|\Z)", re.DOTALL)
-"""A block of a harness; one whose end was cut off reaches to the end of the text."""
+"""A block of a harness. A block whose end was cut off reaches to the end of the text."""
 _HEADINGS: Final = re.compile(r"^# AGENTS\.md instructions[^\n]*$", re.MULTILINE)
 
 
 def title(texts: Iterable[str]) -> str:
-    """The first of ``texts`` that a user wrote, on one line and without a harness's blocks; "" if
-    there is none."""
+    """Return the first of ``texts`` that a user wrote, on one line and without a harness's blocks,
+    or "" if there is none."""
     for text in texts:
         bare = " ".join(_HEADINGS.sub("", _WRAPPED.sub("", text)).split())
         if bare:

@@ -1,12 +1,14 @@
-"""The one account of sampled tokens, as SQL: the view ``token_accounts`` and what readers select.
+"""The account of sampled tokens, as SQL: the view ``token_accounts`` and the queries of readers.
 
-Every sampled token of a session has one fate. The account of a session is, in this order:
+Every sampled token of a session has one fate. The account of a session is the first of these that
+applies:
 
-1. that of the training run which took the session last (``trained_by``), as the run wrote it.
-   Tokens that the session sampled afterwards are ``dropped: recorded_later``;
-2. of a session of an evaluation that no training took, ``dropped: evaluation``;
-3. that of its samples, if they were made of all of its calls: ``trainable``, or not by a rule;
-4. else its tokens are ``uncounted``: :mod:`bridle.reconstruct.accounts` counts them by the rules.
+1. The account of the training run that took the session last (``trained_by``), as the run wrote it.
+   Tokens that the session sampled afterwards are ``dropped: recorded_later``.
+2. ``dropped: evaluation``, if the session belongs to an evaluation and no training took it.
+3. The account of its samples, if they were made of all of its calls: ``trainable``, or not by a
+   rule.
+4. ``uncounted``: :mod:`bridle.reconstruct.accounts` counts these tokens by the rules.
 
 So the tokens of any set of sessions add up to those that its calls sampled.
 """
@@ -34,18 +36,19 @@ from sqlalchemy import (
 from bridle.store.schema.tables import calls, runs, sessions, token_fates
 
 BUILDER: Final = "tree"
-"""The builder that trains, whose accounts count."""
+"""The builder whose samples are trained on, and whose accounts count."""
 EVALUATION: Final = "eval"
 """The kind of runs whose sessions are held out."""
 
 
 class Fate(NamedTuple):
-    """Where a sampled token went."""
+    """The fate of a sampled token."""
 
     fate: str
-    """``trained``, ``trainable``, ``masked``, ``dropped`` or ``uncounted``."""
+    """The name of the fate: ``trained``, ``trainable``, ``masked``, ``dropped`` or
+    ``uncounted``."""
     reason: str = ""
-    """Empty unless masked or dropped."""
+    """The reason of a masked or dropped token; empty for other fates."""
 
 
 TRAINED: Final = Fate("trained")
@@ -56,13 +59,13 @@ RECORDED_LATER: Final = Fate("dropped", "recorded_later")
 
 
 def evaluation_of(run_id: str) -> str:
-    """The id of the run of a training run's held-out sessions."""
+    """Return the id of the run that a training run's held-out sessions belong to."""
     return f"{run_id}.eval"
 
 
 def in_account(run_id: str) -> ColumnElement[bool]:
-    """Whether a session belongs to the account of a run: it is the run's own, one of its
-    evaluation, or one that the run has trained."""
+    """Return the condition that a session belongs to the account of a run: it is a session of the
+    run, one of the run's evaluation, or one that the run has trained on."""
     own = token_fates.c.session_id == sessions.c.id
     return or_(
         sessions.c.run_id.in_([run_id, evaluation_of(run_id)]),
@@ -73,10 +76,11 @@ def in_account(run_id: str) -> ColumnElement[bool]:
 def account_rows(
     chosen: Select[Any] | None = None, run_id: str | None = None
 ) -> CompoundSelect[Any]:
-    """Rows of ``session_id``, ``trained_by``, ``fate``, ``reason`` and ``tokens``.
+    """Return a query for rows of ``session_id``, ``trained_by``, ``fate``, ``reason`` and
+    ``tokens``.
 
-    ``chosen`` selects the ids of some sessions, ``None`` all. The account of the run ``run_id``
-    comes before that of a later one.
+    ``chosen`` selects the ids of some sessions; ``None`` takes all. The account of the run
+    ``run_id`` takes precedence over that of a later run.
     """
 
     ids = None if chosen is None else chosen.cte("chosen")
@@ -164,7 +168,8 @@ def account_rows(
     )
 
     def whole(fate: Fate, name: str, run: Any, tokens: Any) -> Select[Any]:
-        """The rest of each session of one source."""
+        """Return the query that gives the remaining ``tokens`` of all sessions of one source one
+        fate."""
         return select(
             heads.c.session_id,
             run.label("trained_by"),
@@ -183,7 +188,7 @@ def account_rows(
 
 
 def create_view(connection: Connection) -> None:
-    """Makes the view ``token_accounts``."""
+    """Create the view ``token_accounts``."""
     rows = account_rows().compile(
         dialect=connection.dialect, compile_kwargs={"literal_binds": True}
     )

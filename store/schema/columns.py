@@ -27,9 +27,9 @@ class Digest(TypeDecorator[str]):
 
 
 def digest_bytes(value: str | None) -> bytes | None:
-    """What :class:`Digest` binds, for statements that go to the driver directly.
+    """Return the value that :class:`Digest` binds, for statements that go to the driver directly.
 
-    Text that is no digest is bound as it is: a look-up for it finds nothing.
+    Text that is not a digest is bound as it is, so that a look-up for it finds nothing.
     """
     if value is None:
         return None
@@ -40,12 +40,12 @@ def digest_bytes(value: str | None) -> bytes | None:
 
 
 class Undecodable(bytes):
-    """A text of the database that is no UTF-8."""
+    """A text of the database that is not valid UTF-8."""
 
 
 def decoded(text: bytes) -> str | Undecodable:
-    """A text of SQLite. One that is no UTF-8 is returned as its bytes: the driver would end the
-    whole query."""
+    """Decode a text of SQLite. Return the bytes of one that is not valid UTF-8, because an error
+    would end the whole query."""
     try:
         return text.decode()
     except UnicodeDecodeError:

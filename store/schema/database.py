@@ -1,4 +1,4 @@
-"""Engines for the two databases, and the way from any schema to the newest one."""
+"""Engines for the two databases, and the migration of any schema to the newest one."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ from bridle.store.schema.views import create_views, drop_views
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 
 BUSY_TIMEOUT_S: Final = 5.0
-"""How long SQLite itself waits for another process's transaction before it reports "locked"."""
+"""Seconds until SQLite, which waits for another process's transaction, reports "locked"."""
 
 _SCHEMES: Final = frozenset({"sqlite", "postgresql+psycopg"})
 
 _PAGE_SIZE: Final = 8192
-"""Of a new SQLite file. A call's row is about 1 KB, and what does not fit a page wastes another."""
+"""Bytes per page of a new SQLite file. A call's row is about 1 KB, and the part that does not fit a
+page wastes another."""
 
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 _VERSIONS: Final = Table(
@@ -58,9 +59,9 @@ _VERSIONS: Final = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""Where Alembic keeps the database's revision."""
+"""The table in which Alembic keeps the database's revision."""
 _MIGRATION_LOCK: Final = 0x62726964
-"""Key of the PostgreSQL advisory lock: processes that start together migrate one by one."""
+"""Key of the PostgreSQL advisory lock, so that processes that start together migrate one by one."""
 
 # Without an adapter the driver looks for one in three ways, for every NULL and every blob that it
 # binds, and then takes them as they are: longer than it takes to store them.
@@ -76,19 +77,19 @@ def connect(
     busy_timeout_s: float = BUSY_TIMEOUT_S,
     create: bool = False,
 ) -> Engine:
-    """An engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
+    """Return an engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
 
-    An SQLite file that is not there is an error unless ``create``: made anew in the place of one
-    that was moved, it would take away the moved one's last transactions.
+    A missing SQLite file is an error unless ``create``. A file made anew in the place of one that
+    was moved would take away the moved one's last transactions.
 
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
     keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
-    connection keeps pages of ``page_cache_kib``; a process has up to a dozen connections.
-    PostgreSQL is left at its own ``synchronous_commit``, which is on. Errors show statements, not
-    the values in them.
+    connection caches ``page_cache_kib`` of pages; a process has up to a dozen connections.
+    PostgreSQL keeps its own ``synchronous_commit``, which is on by default. Errors show statements,
+    not the values in them.
 
-    Raises :class:`StoreUnavailable` for what is no store that could be had here, other programs'
-    databases and files among it.
+    Raise :class:`StoreUnavailable` if ``url`` does not name a store that can be opened here. Other
+    programs' databases and files are refused, too.
     """
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -108,8 +109,8 @@ def connect(
 
 
 def file_id(engine: Engine) -> tuple[int, int] | None:
-    """What identifies the file of an SQLite store; ``None`` for a file that is not there, and in
-    PostgreSQL."""
+    """Return the device and inode of an SQLite store's file, or ``None`` if the file is missing and
+    for PostgreSQL."""
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -120,10 +121,11 @@ def file_id(engine: Engine) -> tuple[int, int] | None:
 
 
 def database_url(url: str) -> sqlalchemy.URL:
-    """``url`` as SQLAlchemy wants it: a bare path means SQLite, PostgreSQL goes through psycopg.
+    """Return ``url`` in SQLAlchemy's form: a bare path means SQLite, PostgreSQL goes through
+    psycopg.
 
-    Raises :class:`StoreUnavailable` for any other database, for what is no URL, and for SQLite's
-    without a file.
+    Raise :class:`StoreUnavailable` for any other database, for text that is not a URL, and for a
+    URL of SQLite without a file.
     """
     if "://" not in url:
         return sqlalchemy.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
@@ -146,15 +148,16 @@ def database_url(url: str) -> sqlalchemy.URL:
 
 
 def shown(url: str) -> str:
-    """``url`` for people and logs: without its password."""
+    """Return ``url`` without its password, for people and logs."""
     return database_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
 def migrate(url: str) -> None:
-    """Brings the database to the newest schema, creating it (and its folder) when it is SQLite.
+    """Migrate the database to the newest schema. An SQLite file and its folder are created.
 
-    Safe to run from several processes at once. A database without a revision gets the newest schema
-    at once; any other goes through the migrations. Raises :class:`StoreUnavailable`.
+    Several processes may do so at once. A database without a revision gets the newest schema at
+    once; any other goes through the migrations. Raise :class:`StoreUnavailable` if the store cannot
+    be opened or migrated.
     """
     engine = connect(url, create=True)
     if engine.dialect.name == "sqlite":
@@ -189,9 +192,9 @@ def migrate(url: str) -> None:
 
 
 def make_whole(engine: Engine, *, wait: bool = True) -> None:
-    """Moves what an SQLite store has in its write-ahead log into its file: a copy of the file
-    alone is then the whole store. With ``wait`` the log is emptied too, which waits for the store's
-    readers and writers. Nothing happens where the file is gone or stays locked."""
+    """Move the content of an SQLite store's write-ahead log into its file: a copy of the file alone
+    is then the whole store. With ``wait``, wait for the store's readers and writers and empty the
+    log, too. Do nothing if the file is missing or stays locked."""
     if engine.dialect.name != "sqlite" or file_id(engine) is None:
         return
     try:
@@ -206,22 +209,23 @@ def make_whole(engine: Engine, *, wait: bool = True) -> None:
 
 
 def driver_error(connection: Connection, sql: str, error: Exception) -> DBAPIError:
-    """What SQLAlchemy would make of an ``error`` of the driver, for statements given to it
-    directly: SQLAlchemy's way to a cursor costs more than SQLite's work on a row."""
+    """Return SQLAlchemy's error for an ``error`` of the driver. It is for statements that go to the
+    driver directly, because SQLAlchemy's way to a cursor costs more than SQLite's work on a row."""
     dialect = connection.dialect
     wrapped = DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
     return cast("DBAPIError", wrapped)
 
 
 def newest_revision() -> str:
-    """The schema that this version of the code reads and writes."""
+    """Return the revision of the schema that this version of the code reads and writes."""
     return max(path.name.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
 def revision(url: str) -> str | None:
-    """The database's schema; ``None`` when it has none of ours. Changes nothing.
+    """Return the revision of the database's schema, or ``None`` if it is not a store's. Change
+    nothing.
 
-    Raises SQLAlchemy's errors when the database cannot be reached.
+    Raise SQLAlchemy's errors if the database cannot be reached.
     """
     engine = connect(url)
     try:
@@ -232,10 +236,9 @@ def revision(url: str) -> str | None:
 
 
 def refuse_newer(engine: Engine) -> None:
-    """Raises :class:`StoreUnavailable` for a store that a newer Bridle has migrated: what it keeps
-    where this one does not look would be left out of what is shown, and behind by what is deleted.
-    Raises it too for a database without a store.
-    """
+    """Raise :class:`StoreUnavailable` for a store that a newer Bridle has migrated, and for a
+    database without a store. A newer store may keep data where this version does not look: readers
+    would omit it, and deletions would leave it behind."""
     sqlite = engine.dialect.name == "sqlite"
     place = str(engine.url.database) if sqlite else engine.url.render_as_string(hide_password=True)
     with engine.connect() as connection:
@@ -258,7 +261,7 @@ def _without_foreign_keys(connection: sqlite3.Connection, _: object) -> None:
 
 
 def upgrade(connection: Connection) -> None:
-    """Runs the migrations from the database's revision to the newest one."""
+    """Run the migrations from the database's revision to the newest one."""
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
@@ -274,8 +277,8 @@ def upgrade(connection: Connection) -> None:
 
 
 def _mark_as_ours(connection: Connection) -> bool:
-    """Writes the application's id into the header of an SQLite file that has none. Returns whether
-    it was missing."""
+    """Write the application's id into the header of an SQLite file. Return whether it was
+    missing."""
     if connection.dialect.name != "sqlite":
         return False
     if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
@@ -292,7 +295,7 @@ def _current(connection: Connection) -> str | None:
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction that may write from its first statement on: it waits for its turn now."""
+    """Open a transaction that may write from its first statement on. It waits for its turn now."""
     with engine.connect() as plain:
         connection = plain.execution_options(immediate=True)
         with connection.begin():
@@ -301,7 +304,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
-    """Reads that all see the same moment."""
+    """Open a transaction whose reads all see the same moment."""
     with engine.connect() as plain:
         connection = plain
         if engine.dialect.name == "postgresql":
@@ -368,7 +371,8 @@ def _sqlite(
 
 
 def _refuse_another_stores_log(path: Path) -> None:
-    """A new file beside the log of a store that was moved away would empty the log."""
+    """Refuse to make a file beside the log of a store that was moved away. The new file would empty
+    the log."""
     log = Path(f"{path}-wal")
     if not path.exists() and log.exists() and log.stat().st_size:
         cause = f"{log} has the last transactions of a store that was here: move it with the store"

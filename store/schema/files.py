@@ -1,8 +1,9 @@
-"""An SQLite store's file: whether it is one of ours, who may read it, and how it becomes whole.
+"""An SQLite store's file: whether it is a store, its permissions, and its write-ahead log.
 
-A store's header has :data:`APPLICATION_ID`. A file without it is looked into before anything writes
-to it, since opening a database for writing changes it. Files and folders that are made here are
-their owner's alone; SQLite gives ``-wal`` and ``-shm`` the permissions of the file beside them.
+A store's header has :data:`APPLICATION_ID`. A file without it is checked before anything writes to
+it, because opening a database for writing changes it. Only their owner has access to files and
+folders that are made here; SQLite gives ``-wal`` and ``-shm`` the permissions of the file beside
+them.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from bridle.store.errors import StoreUnavailable
 log = logging.getLogger("bridle.store")
 
 APPLICATION_ID: Final = 0x4272646C
-"""``Brdl``: SQLite keeps it in the header of the file (``PRAGMA application_id``)."""
+"""The bytes ``Brdl``, which SQLite keeps in the header of the file (``PRAGMA application_id``)."""
 OUR_TABLES: Final = frozenset({"alembic_version", "sessions", "calls"})
-"""Every store has had these, of whatever release."""
+"""Tables that the stores of all releases have."""
 _MAGIC: Final = b"SQLite format 3\0"
 _ID_AT: Final = slice(68, 72)
 _HEADER: Final = 100
 _SHOWN: Final = 3
-"""Tables of another program that the message names."""
+"""Maximum tables of another program that the message names."""
 
 _warned: set[tuple[int, int]] = set()
 
 
 def check_file(path: Path) -> None:
-    """Raises :class:`StoreUnavailable` unless ``path`` is a store, empty, or not there. Changes
-    nothing. Logs a warning, once, for a store that others may read."""
+    """Raise :class:`StoreUnavailable` unless ``path`` is a store, empty, or missing. Change
+    nothing. Log a warning, once, for a store that others may read."""
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -61,7 +62,7 @@ _ANOTHER: Final = "give --store another file, which is made when it is not there
 
 
 def check_tables(place: str, tables: Collection[str]) -> None:
-    """Raises :class:`StoreUnavailable` for the tables of another program."""
+    """Raise :class:`StoreUnavailable` if the tables are those of another program."""
     if tables and not set(tables) >= OUR_TABLES:
         named = ", ".join(sorted(tables)[:_SHOWN]) + (", …" if len(tables) > _SHOWN else "")
         raise StoreUnavailable(f"{place} is another program's database (tables: {named}): {_OWN}")
@@ -71,8 +72,8 @@ _OWN: Final = "give Bridle a database of its own with --store"
 
 
 def make_private_file(path: Path) -> None:
-    """Makes an empty file that its owner alone may read, and its missing folders likewise. Leaves
-    a file that is there as it is."""
+    """Make an empty file that only its owner may read, and its missing folders likewise. Leave an
+    existing file as it is."""
     make_private_folder(path.parent)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -81,7 +82,7 @@ def make_private_file(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, for their owner alone."""
+    """Make a folder, and the missing ones above it, to which only their owner has access."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -93,9 +94,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str = "TRUNCATE") -> bool:
-    """Moves what is committed from the write-ahead log into the file, which then is the whole
-    store. Returns whether all of it was moved: readers of an earlier moment, and other writers, may
-    stand against it. ``TRUNCATE`` waits for them and empties the log, ``PASSIVE`` does neither."""
+    """Move the committed content of the write-ahead log into the file, which then is the whole
+    store. Return whether all of it was moved: readers of an earlier moment, and other writers, may
+    prevent it. ``TRUNCATE`` waits for them and empties the log, ``PASSIVE`` does neither."""
     try:
         busy, logged, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     except sqlite3.Error as error:
@@ -120,7 +121,7 @@ def _check_content(path: Path) -> None:
 
 
 def _log_of(path: Path) -> int:
-    """Bytes of the write-ahead log beside the file."""
+    """Return the bytes of the write-ahead log beside the file."""
     try:
         return path.with_name(f"{path.name}-wal").stat().st_size
     except OSError:

@@ -53,8 +53,9 @@ writers = Table(
     Column("control_revision", BigInteger),
     Column("control_report", JSON),
 )
-"""The processes that write: which are alive (``liveness.py``), and in a server's database each
-one's last commit. The last three columns are set for a proxy (``store/operations/control.py``)."""
+"""The processes that write. A row shows whether its process is alive (``liveness.py``) and, in a
+server's database, its last commit. The last three columns are set for a proxy
+(``store/operations/control.py``)."""
 
 control = Table(
     "control",
@@ -79,7 +80,7 @@ runs = Table(
     Column("status", String(32), nullable=False),
     Column("reason", Text),
 )
-"""``status``, ``ended_at`` and ``reason`` are those of the latest attempt."""
+"""The runs. ``status``, ``ended_at`` and ``reason`` are those of the latest attempt."""
 
 attempts = Table(
     "attempts",
@@ -196,13 +197,14 @@ calls = Table(
         postgresql_where=text("status = 'open'"),
     ),
 )
-"""``request_messages`` is how many messages the whole request had; it is NULL where they were not
-read. The messages that are this call's own follow the reply ``base_choice`` of ``base_call_id``.
+"""The calls. ``request_messages`` is the number of messages of the whole request, or NULL if they
+were not read. The call's own messages follow the reply ``base_choice`` of ``base_call_id``.
 ``digests`` are lineage's (:class:`bridle.store.records.RequestDigests`, as MessagePack).
-``kind_set`` and ``role_set`` are what a person (``kind_by``) decided that the call was for.
-``sampler`` is what the tokens were drawn from (:class:`bridle.store.records.Sampler`): an object
-without the values that are the policy's own distribution. ``policy`` names the policy that was
-asked; NULL: the default one, or a model that is not trained."""
+``kind_set`` and ``role_set`` are the purpose of the call as a person (``kind_by``) decided it.
+``sampler`` is the distribution that the tokens were drawn from
+(:class:`bridle.store.records.Sampler`), an object without the values that are the policy's own
+distribution. ``policy`` names the policy that was asked; NULL stands for the default policy, or for
+a model that is not trained."""
 
 call_messages = Table(
     "call_messages",
@@ -218,11 +220,11 @@ call_messages = Table(
     Column("tool_call_id", Text),
     Column("name", Text),
 )
-"""Each message once, with the call that brought it: ``choice`` is -1 for messages of its request,
-else the choice whose reply the message is. ``position`` counts from the start of the whole
-conversation. Content that is not plain text (a list of parts, or text with a NUL character, which
-no column of text holds) is in ``content_json``, and ``content`` is NULL then. ``tool_calls`` is a
-list of objects with ``id``, ``name`` and ``arguments``."""
+"""The messages, each stored once with the call that brought it. ``choice`` is -1 for messages of
+the call's request, else the choice whose reply the message is. ``position`` counts from the start
+of the whole conversation. Content that is not plain text (a list of parts, or text with a NUL
+character, which no column of text holds) is in ``content_json``, and ``content`` is NULL then.
+``tool_calls`` is a list of objects with ``id``, ``name`` and ``arguments``."""
 
 call_kinds = Table(
     "call_kinds",
@@ -231,7 +233,8 @@ call_kinds = Table(
     Column("kind", String(16), nullable=False),
     Column("role", Text),
 )
-"""What each call was for, as it was classified when its session's samples were last made."""
+"""The kind and role of each call, as it was classified when its session's samples were last
+made."""
 
 tool_sets = Table(
     "tool_sets",
@@ -240,7 +243,7 @@ tool_sets = Table(
     Column("id", LargeBinary(16), primary_key=True),
     Column("definitions", JSON, nullable=False),
 )
-"""The tools that calls of a session had, each distinct set once (``calls.tools_id``)."""
+"""The sets of tools that the calls of a session had, each stored once (``calls.tools_id``)."""
 
 spans = Table(
     "spans",
@@ -257,8 +260,9 @@ spans = Table(
     Column("versions", JSON, nullable=False),
     Column("checksum", LargeBinary(8), nullable=False),
 )
-"""``choice`` is -1 for the observed tokens of a call. The parent is a span of ``parent_call_id``,
-or of the same call where that is NULL; where ``parent_choice`` is NULL there is none."""
+"""The spans of token trees. ``choice`` is -1 for the observed tokens of a call. The parent is a
+span of ``parent_call_id``, or of the same call if that is NULL; there is none if ``parent_choice``
+is NULL."""
 
 bodies = Table(
     "bodies",
@@ -289,7 +293,8 @@ rewards = Table(
     Column("created_at", Float(53), nullable=False),
     Index(None, "session_id"),
 )
-"""``kind`` is ``score`` or ``finding``; ``mode`` is a finding's (``store/reward.py``)."""
+"""The rewards. ``kind`` is ``score`` or ``finding``; only a finding has a ``mode``
+(``store/reward.py``)."""
 
 leases = Table(
     "leases",
@@ -300,7 +305,7 @@ leases = Table(
     Column("until", Float(53)),
     Index(None, "session_id"),
 )
-"""Sessions that a consumer of the feed holds; ``until`` is NULL once it has acknowledged them
+"""The sessions that a consumer of the feed holds; ``until`` is NULL once it has acknowledged them
 (``store/operations/leases.py``)."""
 
 samples = Table(
@@ -331,11 +336,12 @@ token_fates = Table(
     Column("version", BigInteger),
     Column("at", Float(53)),
 )
-"""Where a session's sampled tokens went. Rows with a ``run_id`` are a training run's account of
+"""The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
 the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or
-``dropped``, the step from 0 and the policy version after it. Rows with an empty ``run_id`` are of
-the rules under which samples were last made; they have ``trainable`` in place of ``trained``. The
-view ``token_accounts`` has the one account that counts (``store/schema/accounts.py``)."""
+``dropped``, the step from 0 and the policy version after it. Rows with an empty ``run_id`` are the
+account by the rules under which samples were last made; they have ``trainable`` in place of
+``trained``. The view ``token_accounts`` has the one account that counts
+(``store/schema/accounts.py``)."""
 
 policies = Table(
     "policies",
@@ -359,8 +365,8 @@ served = Table(
     Column("reported_at", Float(53), nullable=False),
     Column("weights_fingerprint", Text),
 )
-"""What each engine was last reported to serve: proxies read it at start-up.
-``weights_fingerprint`` is what the engine then reported of its weights."""
+"""The policy version and model that each engine was last reported to serve, which proxies read at
+start-up. ``weights_fingerprint`` is the engine's own fingerprint of its weights at that time."""
 
 metrics = Table(
     "metrics",
@@ -371,4 +377,5 @@ metrics = Table(
     Column("value", Float(53)),
     Column("at", Float(53), nullable=False),
 )
-"""``value`` is NULL where it was not a number: SQLite has no NaN."""
+"""The numbers of training runs. ``value`` is NULL where it was not a number, because SQLite has no
+NaN."""

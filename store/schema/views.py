@@ -1,8 +1,8 @@
 """The views ``turns``, ``messages``, ``tool_calls``, ``scores`` and ``token_accounts``, by which
 people read a store.
 
-They are no part of the migrations' steps: a migration takes them away and makes them anew from
-here. So a change of a view is a migration too, if one without steps. docs/sql.md describes them.
+They are not part of the migrations' steps: a migration drops the views and creates them again from
+here. So a changed view needs a migration too, even if it has no steps. docs/sql.md describes them.
 """
 
 from __future__ import annotations
@@ -100,21 +100,21 @@ FROM (
 ) r
 WHERE r.place = 1
 """
-"""The latest score of each place, name and source; findings are left out, and none is above 0 in a
-session that a finding zeroes or quarantines."""
+"""The latest score of each place, name and source. Findings are left out, and no score is above 0
+in a session that a finding zeroes or quarantines."""
 
 _EACH: Final = {"sqlite": "json_each", "postgresql": "json_array_elements"}
 _NAMES: Final = ("token_accounts", "tool_calls", "messages", "turns", "scores")
 
 
 def drop_views(connection: Connection) -> None:
-    """Takes the views away: a table cannot be changed below them."""
+    """Drop the views, because a table below them cannot be changed."""
     for name in _NAMES:
         connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
 
 
 def create_views(connection: Connection) -> None:
-    """Makes the views."""
+    """Create the views."""
     tool_calls = _TOOL_CALLS.format(each=_EACH[connection.dialect.name])
     for statement in (_TURNS, _MESSAGES, tool_calls, _SCORES):
         connection.exec_driver_sql(statement)

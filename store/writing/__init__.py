@@ -1,5 +1,6 @@
-"""From records to committed rows: one thread per process, one transaction per batch.
+"""The writer of the store: one thread per process, one transaction per batch of records.
 
-``writer.py`` is the face; ``job_queue.py`` gathers, ``batch.py`` prepares rows with the session
-state of ``cache.py``, ``rows.py`` writes them; ``liveness.py`` finds calls whose process died.
+``writer.py`` is the face; ``job_queue.py`` gathers records, ``batch.py`` turns them into rows with
+the session state of ``cache.py``, and ``rows.py`` writes these; ``liveness.py`` finds calls whose
+process died.
 """

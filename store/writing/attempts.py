@@ -1,4 +1,4 @@
-"""Attempts of runs: how each began and ended, and those that died with their process.
+"""Attempts of runs: their beginnings and ends, and the end of those whose process died.
 
 A run is started several times when it is resumed. ``runs`` shows the state of its latest attempt.
 """
@@ -18,7 +18,7 @@ _GOES_ON: Final = {"status": _RUNNING, "reason": None, "ended_at": None}
 
 
 def begin(connection: Connection, begun: AttemptBegun, writer_id: str) -> None:
-    """Adds the run unless it is known, and its next attempt; the run goes on."""
+    """Add the run unless it is known, and its next attempt, and set the run to ``running``."""
     run = begun.run
     known = connection.execute(select(runs.c.id).where(runs.c.id == run.id)).first()
     if known is None:
@@ -33,7 +33,7 @@ def begin(connection: Connection, begun: AttemptBegun, writer_id: str) -> None:
 
 
 def end(connection: Connection, ended: AttemptEnded, writer_id: str) -> int:
-    """Ends a run and this writer's attempt at it; returns how many runs have the id."""
+    """End a run and this writer's attempt at it. Return the number of runs with this id."""
     values = {"status": ended.status, "reason": ended.reason, "ended_at": ended.at}
     own = (attempts.c.run_id == ended.run_id) & (attempts.c.writer_id == writer_id)
     newest = select(func.max(attempts.c.number)).where(own).scalar_subquery()
@@ -44,8 +44,8 @@ def end(connection: Connection, ended: AttemptEnded, writer_id: str) -> int:
 def end_lost(
     connection: Connection, living: Sequence[str], seen: Mapping[str, float], reason: str
 ) -> None:
-    """Marks the attempts of writers that are not ``living`` as failed, at the time at which each
-    was ``seen`` last."""
+    """Mark the attempts of writers that are not ``living`` as failed, at the time at which each
+    writer was ``seen`` last."""
     lost = select(attempts).where(
         attempts.c.status == _RUNNING, attempts.c.writer_id.not_in(living)
     )
@@ -58,8 +58,8 @@ def end_lost(
 
 
 def adopt(connection: Connection, old: str, new: str, reason: str) -> None:
-    """Gives the writer ``new`` the attempts of ``old``, which is the same process: it was judged
-    to be gone, for ``reason``, while it lived."""
+    """Give the attempts of the writer ``old`` to the writer ``new`` of the same process. ``old``
+    was judged to be gone, for ``reason``, while it lived."""
     lost = (attempts.c.status == _RUNNING) | (attempts.c.reason == reason)
     own = (attempts.c.writer_id == old) & lost
     _set_runs(connection, own, _GOES_ON)
@@ -67,13 +67,13 @@ def adopt(connection: Connection, old: str, new: str, reason: str) -> None:
 
 
 def _has_later(row: Any) -> ColumnElement[bool]:
-    """Whether the run has been started again since."""
+    """Return the condition that the run has been started again since."""
     later = attempts.alias()
     found = select(later.c.number).where(later.c.run_id == row.run_id, later.c.number > row.number)
     return found.exists()
 
 
 def _set_runs(connection: Connection, of: ColumnElement[bool], values: Mapping[str, Any]) -> None:
-    """Sets columns of the runs that have such an attempt."""
+    """Set columns of the runs that have an attempt which meets the condition ``of``."""
     ids = select(attempts.c.run_id).where(of)
     connection.execute(update(runs).where(runs.c.id.in_(ids)).values(dict(values)))

@@ -1,7 +1,7 @@
-"""One transaction's worth of records as rows: each table is written by one ``executemany``.
+"""The records of one transaction as rows: each table is written by one ``executemany``.
 
 Preparing a record may read (a session's latest request after a restart) and changes the session's
-state in the cache; a batch whose transaction fails must therefore be taken back with
+state in the cache. A batch whose transaction fails must therefore be taken back with
 :meth:`Batch.undo`.
 """
 
@@ -80,7 +80,7 @@ class Patch:
     id: str
     fields: Mapping[str, Any]
     once: str | None = None
-    """A column; when it has a value already, nothing is changed."""
+    """A column. If it has a value already, nothing is changed."""
 
 
 Record = (
@@ -103,7 +103,7 @@ _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
 
 class Batch:
-    """Collects records, then writes them on one connection."""
+    """A collection of records that are written on one connection."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Batch:
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, record: Record) -> None:
-        """Turns a record into rows. Raises whatever a malformed record makes of itself."""
+        """Turn a record into rows. Errors of a malformed record are raised as they are."""
         match record:
             case CallBegun():
                 self._begin(record)
@@ -159,7 +159,7 @@ class Batch:
                 self._attempts.append(record)
 
     def write(self) -> None:
-        """Sends all rows, owners before what they own."""
+        """Write all rows, owners before the rows that they own."""
         self._many(runs)
         for attempt in self._attempts:
             self._write_attempt(attempt)
@@ -200,12 +200,12 @@ class Batch:
             hot.add_spans.run(connection, self._spans)
 
     def settle(self) -> None:
-        """After the commit: the cache may count what has grown, and make room."""
+        """Update the cache's sizes after the commit, so that it can make room."""
         for session_id in self._sessions:
             self._cache.settle(session_id)
 
     def undo(self) -> None:
-        """After a failure: forgets the sessions whose state is ahead of the database."""
+        """Forget the sessions whose state is ahead of the database after a failure."""
         for session_id in self._sessions:
             self._cache.forget(session_id)
 
@@ -261,8 +261,9 @@ class Batch:
     def _tool_set(
         self, state: CachedSession, session_id: str, said: Conversation, *, exact: bool
     ) -> bytes:
-        """The identifier of the request's tools, which are added when the session lacks them: of
-        these very definitions, or else of some that mean the same."""
+        """Return the identifier of the request's tools, and add them if the session lacks them.
+        With ``exact``, it is the set of these very definitions; without, it may be a set that means
+        the same."""
         meaning = None if said.lineage is None else said.lineage.digests.tools
         if not exact and meaning is not None and meaning in state.tools:
             return state.tools[meaning]
@@ -274,8 +275,8 @@ class Batch:
         return tools_id
 
     def _grow(self, ended: CallEnded) -> Growth:
-        """The call's place in its session's tree, as it came with it. The tokens of a call that
-        came without one, or hangs on a call that is not in the database, are stored whole."""
+        """Return the call's place in its session's tree, as the record has it. If the record has
+        none, or hangs on a call that is not in the database, the call's tokens are stored whole."""
         if ended.growth is not None and not self._orphaned(ended.growth):
             return ended.growth
         return TokenTree(ended.session_id).grow(ended.id, ended.prompt_token_ids, ended.choices)
@@ -291,7 +292,7 @@ class Batch:
         return self._cache.get(session_id, lambda: load_session(self._connection, session_id))
 
     def _open(self, session_id: str) -> None:
-        """Nothing of a new session is in the database: its state is not looked for there."""
+        """Cache an empty state for a new session, so that nothing is looked for in the database."""
         self._sessions.add(session_id)
         self._cache.get(session_id, CachedSession)
 
@@ -308,7 +309,7 @@ class Batch:
             self._connection.execute(insert(table), rows)
 
     def _renew(self, table: Table) -> None:
-        """Adds rows, or replaces those of the same keys."""
+        """Add rows, or replace those of the same keys."""
         if rows := self._rows.get(table):
             keys = [column.name for column in table.primary_key]
             self._connection.execute(self._upsert(table, keys), _last(rows, keys))
@@ -321,10 +322,11 @@ class Batch:
 
 
 def _columns(record: Any) -> dict[str, Any]:
-    """A flat record's fields, which are its table's columns."""
+    """Return the fields of a flat record, which are the columns of its table."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _last(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """The newest row of each key: PostgreSQL refuses to upsert one row twice in a statement."""
+    """Return the newest row of each key. PostgreSQL refuses to upsert one row twice in a
+    statement."""
     return list({tuple(row[key] for key in keys): row for row in rows}.values())

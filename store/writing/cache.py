@@ -1,4 +1,4 @@
-"""What the writer remembers of a session so that a call is stored in proportion to what is new.
+"""The state of sessions that the writer caches, so that the cost of a call depends on its new part.
 
 Losing an entry costs a read, never a record: everything here is in the database.
 """
@@ -17,22 +17,24 @@ from bridle.store.reading import loading
 from bridle.store.schema.tables import calls
 
 _REQUESTS_KEPT: Final = 6
-"""Latest request bodies per session, one per line: enough for a few sub-agents that take turns."""
+"""Maximum request bodies per session, the latest of each conversation. This is enough for a few
+sub-agents that take turns."""
 
 
 @dataclass(slots=True)
 class CachedSession:
-    """The bodies that a session's next ones are compared with."""
+    """The state of a session: earlier request bodies, open calls and tool sets."""
 
     requests: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)
-    """By call, oldest first."""
+    """The latest requests by call, oldest first."""
     open_calls: dict[str, int] = field(default_factory=dict)
-    """How many messages the request of each open call had: its reply follows them."""
+    """Number of messages of each open call's request; the reply comes after them."""
     tools: dict[bytes, bytes] = field(default_factory=dict)
     """Identifiers of tool sets that are in the store, by lineage's digest of the tools."""
 
     def request_base(self, parent_call_id: str | None) -> tuple[str | None, Earlier | None]:
-        """The parent's request when it is at hand, else the latest one; and whose it is."""
+        """Return the parent's request and its call id if it is cached, else those of the latest
+        request."""
         if parent_call_id is not None and parent_call_id in self.requests:
             return parent_call_id, self.requests[parent_call_id]
         latest = next(reversed(self.requests), None)
@@ -41,8 +43,8 @@ class CachedSession:
     def remember_request(
         self, call_id: str, request: Earlier, superseded: str | None = None
     ) -> None:
-        """``superseded`` is the call whose request this one contains: what comes after it is
-        compared with this one as well."""
+        """Cache a request. ``superseded`` is a call whose request this one contains; it is dropped,
+        because later requests can be compared with this one as well."""
         if superseded is not None:
             self.requests.pop(superseded, None)
         self.requests[call_id] = request
@@ -51,12 +53,12 @@ class CachedSession:
 
     @property
     def size(self) -> int:
-        """Bytes held, roughly."""
+        """Number of cached bytes, roughly."""
         return sum([len(one.data) + len(one.replies) for one in self.requests.values()])
 
 
 def load_session(connection: Connection, session_id: str) -> CachedSession:
-    """Read from the store the state of a session that is not in memory."""
+    """Read the state of a session that is not cached from the store."""
     loaded = CachedSession()
     latest = connection.execute(
         select(calls.c.id)
@@ -70,7 +72,8 @@ def load_session(connection: Connection, session_id: str) -> CachedSession:
 
 
 class SessionCache:
-    """Session states, the longest unused forgotten first, within ``limit`` bytes."""
+    """A cache of session states within ``limit`` bytes; those unused for longest are forgotten
+    first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -79,7 +82,7 @@ class SessionCache:
         self.size = 0
 
     def get(self, session_id: str, load: Callable[[], CachedSession]) -> CachedSession:
-        """The session's state, from ``load`` when it is not at hand."""
+        """Return the session's state, from ``load`` if it is not cached."""
         state = self._states.get(session_id)
         if state is None:
             state = self._states[session_id] = load()
@@ -87,7 +90,7 @@ class SessionCache:
         return state
 
     def settle(self, session_id: str) -> None:
-        """Counts a session's growth and forgets others until the limit holds."""
+        """Add a session's growth to the size, and forget other sessions until the limit holds."""
         state = self._states.get(session_id)
         if state is None:
             return
@@ -98,6 +101,6 @@ class SessionCache:
             self.forget(next(iter(self._states)))
 
     def forget(self, session_id: str) -> None:
-        """Drops a state, for room or because its transaction failed."""
+        """Drop a state, for room or because its transaction failed."""
         self._states.pop(session_id, None)
         self.size -= self._sizes.pop(session_id, 0)

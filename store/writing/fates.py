@@ -12,13 +12,14 @@ from bridle.store.schema.accounts import BUILDER
 from bridle.store.schema.tables import sessions, token_fates
 
 _AT_ONCE: Final = 500
-"""Sessions per statement: databases bound the number of parameters."""
+"""Maximum sessions per statement, because databases limit the number of parameters."""
 
 
 def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
-    """Writes what training runs account for, in place of what each wrote of the same session.
+    """Write the accounts of training runs. Each replaces the run's earlier account of the same
+    session.
 
-    Sessions that the store does not have any more are passed over.
+    Sessions that are no longer in the store are ignored.
     """
     known = _known(connection, {each.session_id for each in accounts})
     latest = {(e.run_id, e.session_id): e for e in accounts if e.session_id in known}
@@ -50,7 +51,7 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
 
 
 def fate_rows(tokens: Mapping[tuple[str, str], int], **place: Any) -> list[dict[str, Any]]:
-    """One row for each fate and reason; ``place`` are the other columns."""
+    """Return one row for each fate and reason; ``place`` holds the other columns."""
     return [
         place | {"fate": fate, "reason": reason, "tokens": number}
         for (fate, reason), number in tokens.items()

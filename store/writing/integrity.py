@@ -1,4 +1,4 @@
-"""Whether a reply agrees with itself, and a span with what was written.
+"""Checks of recorded calls: contradictions within a reply, and checksums of spans.
 
 A record that contradicts itself is kept, and never trained on.
 """
@@ -27,20 +27,22 @@ _highest_id = np.maximum.reduce
 _lowest, _highest = np.fmin.reduce, np.fmax.reduce  # a token without a logprob has NaN
 
 _ROUNDING: Final = 1e-6
-"""A logprob may exceed 0 by this much: engines compute in float32."""
+"""The amount by which a logprob may exceed 0, because engines compute in float32."""
 
 
 def has_ids(ended: CallEnded) -> bool:
-    """Whether the engine sent any token ids. Without them there is nothing to check or train."""
+    """Return whether the engine sent any token ids. Without them there is nothing to check or
+    train."""
     return ended.prompt_token_ids is not None or any([len(c.token_ids) for c in ended.choices])
 
 
 def contradiction(ended: CallEnded, vocabulary: int | None = None) -> str | None:
-    """Why this call must be quarantined, as a snake_case word and a colon-separated detail.
+    """Return the reason why this call must be quarantined: a snake_case word, a colon and a detail.
 
-    ``None`` when its ids, logprobs, policy versions and usage agree, or when it has no ids at all
-    (an upstream that sends none). Usage is compared for complete calls only: a call that
-    was cut has none, or a stale one. ``vocabulary``: number of token ids, where it is known.
+    Return ``None`` if its ids, logprobs, policy versions and usage agree, or if it has no ids at
+    all (because its upstream sends none). Usage is compared for complete calls only, because a call
+    that was cut has none, or a stale one. ``vocabulary`` is the number of token ids, if it is
+    known.
     """
     if not has_ids(ended):
         return None
@@ -105,7 +107,7 @@ def _usage_contradiction(ended: CallEnded) -> str | None:
 
 
 def span_checksum(span: Span) -> bytes:
-    """8 bytes over everything that a span says: its place, its tokens, logprobs and versions."""
+    """Return 8 bytes over all of a span's data: its place, its tokens, logprobs and versions."""
     place = (span.id, span.session_id, span.call_id, span.parent_id, span.start, span.kind.value)
     versions = [(run.start, run.version) for run in span.versions]
     head = f"{place}{versions}{len(span.token_ids)}".encode()

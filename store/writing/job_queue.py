@@ -1,9 +1,8 @@
 """The queue between callers and the writing thread: jobs of records, and their waiters.
 
-The writing thread takes all jobs that have gathered at once (group commit), and every waiter of
-theirs is notified when the transaction is over. Nothing waits for the beginning of a call or of a
-session: it stays in the queue for a moment, and is taken with the end of the call when that comes
-first.
+The writing thread takes all jobs that have gathered at once (group commit), and their waiters are
+notified when the transaction is over. Nothing waits for the beginning of a call or of a session, so
+it stays in the queue for a moment. If the call ends meanwhile, its beginning is taken with its end.
 """
 
 from __future__ import annotations
@@ -27,24 +26,26 @@ from bridle.store.writing.batch import Record
 log = logging.getLogger("bridle.store")
 
 _MAX_BATCH: Final = 2048
-"""Jobs taken at once: enough to fill a transaction, few enough that nobody waits for seconds."""
+"""Maximum jobs taken at once: enough to fill a transaction, few enough that nobody waits for
+seconds."""
 
 _GATHER_S: Final = 0.05
-"""The longest that a beginning, for which nothing waits, lies before it is written: a call that is
-over sooner is written once and not twice, and the writing thread does not run beside its start."""
+"""Maximum seconds until a beginning, for which nothing waits, is written. A call that is over
+sooner is written once and not twice, and the writing thread does not run beside its start."""
 
 _AWAKE_S: Final = 1.0
-"""How long the taker looks for beginnings by itself after it has had work: to be woken by each of
-them would cost a busy process a change of threads per call."""
+"""Seconds after its last work during which the taker polls for beginnings. If each beginning woke
+it instead, a busy process would pay a change of threads per call."""
 
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
     records: Sequence[Record]
-    """Committed together or not at all."""
+    """The records of the job, which are committed together or not at all."""
     done: asyncio.Future[None] | Future[None] | None = None
     due: float = math.inf
-    """``time.monotonic()`` until which it waits for a store that is busy or away."""
+    """The time, of ``time.monotonic()``, until which the job waits for a store that is busy or
+    away."""
 
 
 @dataclass(slots=True)
@@ -54,24 +55,26 @@ class WriteResult:
 
 
 class JobQueue:
-    """A bounded queue with one taker; it refuses jobs until it is opened and after it is closed."""
+    """A bounded queue with one taker. It refuses jobs until it is opened and after it is closed."""
 
     def __init__(self, limit: int, patience: float) -> None:
-        """``patience``: seconds that a job may wait in all for a store that is busy or away."""
+        """Make a closed queue. ``patience`` is the seconds for which a job may wait in all for a
+        store that is busy or away."""
         self._limit = limit
         self._patience = patience
         self._jobs: deque[WriteJob] = deque()
-        """In the order in which they are written."""
+        """The jobs in the order in which they are written."""
         self._early: dict[str, tuple[float, WriteJob]] = {}
-        """Beginnings by what they begin, oldest first, and until when each may lie."""
+        """Beginnings by the id of the call or session that begins, oldest first, each with the time
+        until which it may wait."""
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        """Wakes the taker."""
+        """The signal that wakes the taker."""
         self._open = False
         self._asleep = False
-        """The taker waits for the bell, or for a beginning to have lain long enough."""
+        """Whether the taker waits for a signal, or for a beginning to be due."""
         self._dozing = False
-        """It waits for the bell alone: there is nothing to take, now or soon."""
+        """Whether it waits for a signal alone, because there is nothing to take, now or soon."""
         self._awake_until = 0.0
 
     def __len__(self) -> int:
@@ -85,7 +88,8 @@ class JobQueue:
         self._open = True
 
     def close(self) -> bool:
-        """Takes no more jobs; whether it was open. What is queued can still be taken."""
+        """Refuse further jobs, and return whether the queue was open. Queued jobs can still be
+        taken."""
         with self._lock:
             was_open, self._open = self._open, False
             if self._asleep:
@@ -93,10 +97,10 @@ class JobQueue:
         return was_open
 
     def put_beginning(self, name: str, job: WriteJob) -> None:
-        """Queues a job that nothing waits for, to be written before the first one that follows
-        ``name`` if that comes soon.
+        """Queue a job that nothing waits for. It is written before the first job that follows
+        ``name``, or alone if none comes soon.
 
-        Raises what :meth:`put` raises.
+        Raise as :meth:`put` does.
         """
         with self._lock:
             self._admit(refuse=True)
@@ -109,11 +113,11 @@ class JobQueue:
     def put(
         self, job: WriteJob, *, refuse: bool = True, follows: tuple[str, ...] | None = None
     ) -> None:
-        """Queues a job that somebody waits for, behind the beginnings that it ``follows``, in this
-        order; one that names none may need any of them, and follows all.
+        """Queue a job that somebody waits for, behind the beginnings that it ``follows``, in this
+        order. A job with ``None`` may need any of them, and follows all.
 
-        Raises :class:`StoreClosed`, and :class:`StoreBusy` when the queue is full and the job may
-        be refused.
+        Raise :class:`StoreClosed`, and :class:`StoreBusy` if the queue is full and the job may be
+        refused.
         """
         with self._lock:
             self._admit(refuse)
@@ -130,8 +134,8 @@ class JobQueue:
             self._jobs.append(job)
 
     def take(self, until: float) -> list[WriteJob]:
-        """What is to be written now, as soon as there is something; empty at ``until`` (of the
-        monotonic clock) or when closed."""
+        """Wait for jobs and return those to write now. Return none at ``until`` (of the monotonic
+        clock), and none once the queue is closed and empty."""
         while True:
             with self._lock:
                 self._asleep = self._dozing = False
@@ -149,7 +153,8 @@ class JobQueue:
                 self._bell.get(timeout=min(until, next_early or until) - now)
 
     def _ring(self) -> None:
-        """Once for each sleep: rings that nobody waits for would gather while there is work."""
+        """Signal the taker, once for each time that it waits. Signals for which nobody waits would
+        gather while there is work."""
         self._asleep = self._dozing = False
         self._bell.put(None)
 
@@ -160,7 +165,8 @@ class JobQueue:
             raise StoreBusy(f"{len(self)} records wait to be written")
 
     def _release(self, now: float) -> float | None:
-        """Queues the beginnings that have lain long enough; when the next one will have."""
+        """Queue the beginnings that are due. Return the time at which the next one will be, or
+        ``None``."""
         while self._early:
             name, (due, job) = next(iter(self._early.items()))
             if due > now and self._open:
@@ -171,7 +177,7 @@ class JobQueue:
 
 
 def deliver(outcomes: Sequence[WriteResult]) -> None:
-    """Notifies the waiters: threads one by one, each event loop once for all of its own."""
+    """Notify the waiters: threads one by one, each event loop once for all of its own."""
     by_loop: dict[asyncio.AbstractEventLoop, list[WriteResult]] = {}
     for outcome in outcomes:
         done = outcome.job.done

@@ -1,10 +1,10 @@
-"""Which open calls and runs go on: several processes may write to one store, and any may die.
+"""The liveness of writers. Several processes may write to one store, and any of them may die.
 
 Every writer has a row in ``writers`` and renews ``seen_at`` every third of its lease, in a server's
 database also with each transaction. A call that is open belongs to the writer in
 ``calls.writer_id``. It is interrupted when that writer is gone: its row is missing, its lease has
 run out, or its process no longer exists on this host. A writer that was judged too early (a long
-pause) loses nothing: the end of a call overwrites ``interrupted``.
+pause) loses nothing, because the end of a call overwrites ``interrupted``.
 
 An attempt of a run belongs to the writer in ``attempts.writer_id``, and has failed when that writer
 is gone (``attempts.py``). It goes on if the writer was judged too early.
@@ -27,8 +27,8 @@ _REASON: Final = "the process that ran it died"
 
 
 def register(connection: Connection, lease: float, before: str | None = None) -> str:
-    """Adds a writer for this process and returns its identifier. ``before`` is the one that it had,
-    whose attempts it takes over."""
+    """Add a writer for this process and return its identifier. ``before`` is the process's earlier
+    writer, whose attempts the new one takes over."""
     writer_id, now = new_id("writer"), time.time()
     connection.execute(
         insert(writers).values(
@@ -52,12 +52,12 @@ RENEW: Final = (
     .where(writers.c.id == bindparam("writer"))
     .values(seen_at=bindparam("now"), batch=bindparam("number"))
 )
-"""Renews a writer's lease and notes the number of its latest transaction."""
+"""The statement that renews a writer's lease and records the number of its latest transaction."""
 
 
 def interrupt_orphans(connection: Connection) -> int:
-    """Marks the open calls and attempts of writers that are gone; returns how many calls there
-    were."""
+    """Mark the open calls and attempts of writers that are gone. Return the number of these
+    calls."""
     known = list(connection.execute(select(writers)))
     living = [row.id for row in known if alive(row)]
     orphaned = (
@@ -72,6 +72,7 @@ def interrupt_orphans(connection: Connection) -> int:
 
 
 def retire(connection: Connection, writer_id: str) -> int:
-    """Removes a writer; what it left open is interrupted. Returns how many calls that were."""
+    """Remove a writer and interrupt the calls and attempts that it left open. Return the number of
+    interrupted calls."""
     connection.execute(delete(writers).where(writers.c.id == writer_id))
     return interrupt_orphans(connection)

@@ -1,14 +1,14 @@
-"""Secrets scrubbed from what is stored of a call as text: bodies, headers, messages, and what its
-columns quote of them.
+"""Redaction of secrets in the stored text of a call: bodies, headers, messages, and the columns
+that quote them.
 
-Off unless asked for: the bodies are then not byte for byte what was sent. What is looked through is
-each JSON string as it reads, not as it is escaped, and each line that is no JSON. Forms that the
-library detect-secrets knows are found by it, the others by :data:`PATTERNS`.
+It is off by default, because redacted bodies are not byte for byte those that were sent. It
+searches the decoded text of each JSON string, and each line that is not JSON. The library
+detect-secrets finds the secrets that it knows, :data:`PATTERNS` and :data:`READERS` the others.
 
-Token ids stay as they are, for a changed token would be a lie; a secret that the model itself read
-or wrote is still in them. A streamed reply may spell a secret across its events, where no pattern
-sees it, even if its last events show it whole: when a reply holds one, the stream is not kept, nor
-any body that does not show it.
+Token ids are never changed, because they must stay those that were sampled; a secret that the model
+itself read or wrote is still in them. A streamed reply may split a secret across its events, where
+no pattern matches, even if its last events show it whole. If a reply holds a secret, its stream is
+therefore not kept, nor is any body that does not show the secret.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bridle.store.records import CallBegun, CallEnded, Message, Note
 from bridle.store.writing.batch import Record
 
 Finder = Callable[[str], Iterable[tuple[int, int]]]
-"""The places of secrets in a text: starts and ends, in order. The cost is that of the text's
-length, whatever it repeats."""
+"""A function that returns the places of secrets in a text, as starts and ends in order. Its cost is
+proportional to the length of any text, however much that repeats."""
 
 
 class DetectorsMissing(BridleError, ImportError):
@@ -37,8 +37,8 @@ class DetectorsMissing(BridleError, ImportError):
 
 
 def _word(beginning: str) -> str:
-    """A pattern of a word's beginning, in JSON within a text as well, where a line break before it
-    ends in a letter."""
+    """Return a pattern of a word's beginning. It also matches in JSON within a text, where the
+    escaped line break before the word ends in a letter."""
     before = (r"\b", r"\\[bfnrt]", r"\\u[0-9A-Fa-f]{4}")
     # Looked for behind the beginning, which can be searched for as it is.
     return beginning + "(?:" + "|".join(f"(?<={one}{beginning})" for one in before) + ")"
@@ -53,8 +53,8 @@ PATTERNS: Final[Mapping[str, str]] = {
     "api_key": _word("sk-") + r"[A-Za-z0-9_-]{20,}",
     "npm_token": r"/:_authToken=\s*(?P<secret>npm_[^\s\"]+|[A-Fa-f0-9-]{36})",
 }
-"""Names and regular expressions of the secrets that are looked for beside the library's. The group
-``secret``, where there is one, is what is scrubbed."""
+"""Names and regular expressions of the secrets that are searched for beside the library's. If there
+is a group ``secret``, only this group is redacted."""
 
 LIBRARY: Final[Mapping[str, str]] = {
     "aws_access_key": "aws.AWSKeyDetector",
@@ -70,38 +70,43 @@ LIBRARY: Final[Mapping[str, str]] = {
     # The last: it would take a token that is used as a password for one.
     "password_in_url": "basic_auth.BasicAuthDetector",
 }
-"""Names, and detect-secrets' plugins for them."""
+"""The names of secrets, and detect-secrets' plugins for them."""
 
 _GROUPED: Final = frozenset({"aws_access_key", "password_in_url"})
-"""Whose patterns have the secret in a group, and what shows it around that."""
+"""Names of the library's secrets whose pattern has the secret in a group, and also matches the text
+around it."""
 _SHORTEST: Final = 8
-"""Characters of a secret, a password in a URL among them with what is around it."""
+"""Minimum characters of a secret. For a password in a URL, the text around it counts."""
 _EVERYWHERE: Final = 64
-"""So many different secrets of a kind are scrubbed wherever they stand again, also without what
-showed them; of more, each is scrubbed where it was found."""
+"""Maximum different secrets of a kind in a text that are redacted wherever they occur again,
+also without the text that identified them. If there are more, each is redacted only where it was
+found."""
 _LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)(?:(")|\\?\Z)', re.DOTALL)
-"""A JSON string, or the rest of a text from a quote on that nothing closes. Tried from each further
-quote of such a rest, it would take the square of its length."""
+"""A JSON string, or the rest of a text from an unclosed quote on. Such a rest is matched as a
+whole, because trying each further quote in it would take time that is quadratic in its length."""
 _STREAM: Final = (b"data:", b"event:", b"id:", b":")
-"""How a stream of events begins."""
+"""The prefixes of a stream of events."""
 
 
 class Redactor:
-    """Replaces every secret that it finds with ``[redacted:NAME]`` and notes that on the call."""
+    """A redactor that replaces every secret with ``[redacted:NAME]`` and adds a note on that to the
+    call."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """``patterns`` replace all that is looked for otherwise. Raises ``re.error`` for a pattern
-        that is none, and :class:`DetectorsMissing`."""
+        """Make a redactor. ``patterns`` replace everything that is searched for by default. Raise
+        ``re.error`` for an invalid pattern, and :class:`DetectorsMissing` if the library is
+        missing."""
         own = PATTERNS if patterns is None else patterns
         self._finders = {name: _pattern(text) for name, text in own.items()}
         if patterns is None:
             library = {name: _library(name) for name in LIBRARY}
             self._finders = {**READERS, **self._finders, **library}
         self._requests: dict[str, Counter[str]] = {}
-        """What was found in the requests of open calls."""
+        """The numbers of secrets by name in the requests of open calls, by call."""
 
     def scrubbed(self, record: Record) -> Record:
-        """``record``, without secrets when it is a call's. The beginning of a call comes first."""
+        """Return ``record``, without secrets if it is a call's. The beginning of a call must come
+        before its end."""
         if isinstance(record, CallBegun):
             return self.begun(record)
         return self.ended(record) if isinstance(record, CallEnded) else record
@@ -154,7 +159,7 @@ class Redactor:
         )
 
     def _scrub(self, data: bytes, found: Counter[str]) -> bytes:
-        """JSON strings as they read, then what is around them, line by line."""
+        """Redact the decoded JSON strings, then the text around them, line by line."""
 
         def literal(match: re.Match[bytes]) -> bytes:
             if len(match[1]) < _SHORTEST or match[2] is None:
@@ -207,14 +212,14 @@ class Redactor:
         return scrubbed
 
     def _scrub_as(self, value: Any, kind: Any, found: Counter[str]) -> Any:
-        """``value`` without secrets, read as ``kind`` where it had some."""
+        """Return ``value`` without secrets, decoded as ``kind`` if it had some."""
         data = msgspec.json.encode(value)
         scrubbed = self._scrub(data, found)
         return value if scrubbed == data else msgspec.json.decode(scrubbed, type=kind)
 
 
 def _pattern(text: str) -> Finder:
-    """Finds by a regular expression."""
+    """Return a finder for a regular expression."""
     pattern = re.compile(text, re.DOTALL)
     group = "secret" if "secret" in pattern.groupindex else 0
 
@@ -230,7 +235,8 @@ _DOTTED: Final = re.compile(r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int]]:
-    """From a key's first beginning to its end; not beyond a JSON string that it begins in."""
+    """Yield the places of private keys, from the first BEGIN mark of each to its END mark. A key
+    does not reach beyond a JSON string that it begins in."""
     start = None
     for mark in _KEY_MARKS.finditer(text):
         if mark[1] is None:
@@ -243,7 +249,8 @@ def _private_keys(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _web_tokens(text: str) -> Iterator[tuple[int, int]]:
-    """Three words with dots between, the first two of which begin as a JSON object does."""
+    """Yield the places of JSON web tokens: three words with dots between them, the first two of
+    which begin as a JSON object does."""
     for run in _DOTTED.finditer(text):
         ends = [run.start() + at.start() for at in re.finditer(r"\.|\Z", run[0])]
         at = run.start()
@@ -261,8 +268,8 @@ READERS: Final[Mapping[str, Finder]] = {
     "private_key": _private_keys,
     "json_web_token": _web_tokens,
 }
-"""Names of secrets, and functions that find them, where a regular expression would look through
-the same text again from each place that might begin one."""
+"""Functions that find secrets, by the names of the secrets. They are used where a regular
+expression would search the same text again from each place where a secret might begin."""
 
 
 def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
@@ -275,8 +282,9 @@ def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
 
 
 def _library(name: str) -> Finder:
-    """Finds by a plugin of detect-secrets. Its regular expressions are used alone: of a match with
-    a group it would give the group, be that no more than a token's prefix."""
+    """Return a finder for a plugin of detect-secrets. Only the plugin's regular expressions are
+    used, because the plugin itself returns a group of the match, which may be no more than a
+    token's prefix."""
     module, _, plugin = LIBRARY[name].partition(".")
     try:
         found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)

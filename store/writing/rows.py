@@ -1,8 +1,8 @@
-"""Records of calls as rows of their tables, and the statements that write these rows.
+"""Rows of the tables of calls, made from records, and the statements that write them.
 
-Rows are ready for the driver, JSON as text: a statement is compiled once and run by the driver's
-own ``executemany``, since SQLAlchemy's way to a cursor costs more than SQLite's work on a row. Its
-errors are kept; the writer decides by them what may pass.
+Rows are ready for the driver, JSON as text. A statement is compiled once and run by the driver's
+own ``executemany``, because SQLAlchemy's way to a cursor costs more than SQLite's work on a row.
+Errors are still SQLAlchemy's; the writer decides by them whether to try again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from bridle.store.writing.integrity import contradiction, has_ids, span_checksum
 from bridle.store.writing.liveness import RENEW
 
 _IDS_ABSENT: Final = "no_token_ids"
-"""Note on a call whose upstream sent no ids: there is nothing to check or train."""
+"""Name of the note on a call whose upstream sent no ids, so that there is nothing to check or
+train."""
 
 _NOT_YET: Final[dict[str, Any]] = {
     "kind": CallKind.UNKNOWN.value,
@@ -62,10 +63,10 @@ _NOT_YET: Final[dict[str, Any]] = {
     "ended_at": None,
     "policy": None,
 }
-"""What a call's end fills in, while it runs."""
+"""The columns that a call's end fills in, with their values while the call runs."""
 
 _BY_HAND: Final[dict[str, Any]] = {"kind_set": None, "role_set": None, "kind_by": None}
-"""What a person may decide about a call later."""
+"""The columns of the kind that a person may decide later."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -74,7 +75,7 @@ _encode_json: Final = msgspec.json.Encoder().encode
 def begun_row(
     begun: CallBegun, writer_id: str, request_sha256: bytes, tools_id: bytes | None
 ) -> dict[str, Any]:
-    """All columns of ``calls`` for a call that runs."""
+    """Return all columns of ``calls`` for a call that runs."""
     said = begun.conversation
     lineage = None if said is None else said.lineage
     return {
@@ -106,8 +107,8 @@ def begun_row(
 def ended_row(
     ended: CallEnded, prompt_span_id: str | None, response_sha256: bytes | None
 ) -> dict[str, Any]:
-    """The columns of ``_NOT_YET``. A reply that contradicts itself is quarantined here, whoever
-    wrote it, if it has not been compared before."""
+    """Return the columns of ``_NOT_YET``. A reply that contradicts itself is quarantined here,
+    whichever caller wrote it, unless it has been checked before."""
     status, reason = ended.status, ended.reason
     notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
     if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
@@ -151,7 +152,7 @@ def ended_row(
 
 
 def storable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """``messages`` without NUL characters in the fields that only text columns hold."""
+    """Return ``messages`` without NUL characters in the fields that only text columns hold."""
     return tuple(map(_without_nul, messages)) if any(map(_has_nul, messages)) else messages
 
 
@@ -186,7 +187,7 @@ def _without_nul(message: Message) -> Message:
 def message_rows(
     call_id: str, choice: int, position: int, messages: Sequence[Message]
 ) -> list[tuple[Any, ...]]:
-    """Rows of ``call_messages``, from ``position`` on."""
+    """Return rows of ``call_messages``, from ``position`` on."""
     rows: list[tuple[Any, ...]] = []
     for at, message in enumerate(messages, position):
         content, other = message.content, None
@@ -200,7 +201,7 @@ def message_rows(
 
 
 def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
-    """A row of ``spans``."""
+    """Return a row of ``spans``."""
     call_id, choice = span_place(span.id)
     parent_call = parent_choice = None
     if span.parent_id is not None:
@@ -224,7 +225,7 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
 def body_row(
     call_id: str, part: str, packed: Packed, base_call_id: str | None = None
 ) -> tuple[Any, ...]:
-    """A row of ``bodies``."""
+    """Return a row of ``bodies``."""
     place = (packed.prefix, packed.suffix, packed.depth)
     return (call_id, part, base_call_id, *place, packed.data)
 
@@ -235,16 +236,16 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL text and the order of its parameters."""
+    """The SQL text of a statement, and the order of its parameters."""
 
     sql: str
     names: tuple[str, ...]
 
     def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Executes for all rows, whose values stand in the order of ``names``; returns how many
-        rows of the database were affected.
+        """Execute the statement for all rows, whose values are in the order of ``names``. Return
+        the number of affected rows.
 
-        Raises SQLAlchemy's ``DBAPIError``.
+        Raise SQLAlchemy's ``DBAPIError``.
         """
         try:
             cursor = connection.connection.cursor()
@@ -257,13 +258,13 @@ class Statement:
             raise driver_error(connection, self.sql, error) from error
 
     def run_named(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> int:
-        """:meth:`run` for rows by name."""
+        """Execute the statement as :meth:`run` does, for rows by name."""
         return self.run(connection, list(map(itemgetter(*self.names), rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """What a call costs the database."""
+    """The statements that write calls, and the one that renews the writer's lease."""
 
     begin_calls: Statement
     end_calls: Statement
@@ -276,7 +277,7 @@ class Statements:
 
 @cache
 def statements(backend: str) -> Statements:
-    """The statements for ``sqlite`` or ``postgresql``."""
+    """Return the statements for ``sqlite`` or ``postgresql``."""
     dialect: Dialect
     # Rows that are named by what is in them: another writer may have added the same.
     add_tool_sets: Executable

@@ -1,15 +1,15 @@
-"""The one writer of a process: a thread, and a transaction for all that is queued.
+"""The one writer of a process: a thread that writes all queued records in one transaction.
 
-Callers hand over records and wait for the commit; while one transaction is written the next batch
+Callers queue records and wait for the commit. While one transaction is written the next batch
 gathers, so that the disk is waited for once per batch and not once per call (group commit).
 
-- The beginning of a call, for which nobody waits, lies for a moment: a call that is over by then
-  is written in one piece (``store/writing/job_queue.py``).
-- A call's end may always be queued: there are never more of them than calls that were let in.
-  Everything else is turned away with ``StoreBusy`` when ``queue_limit`` records wait.
+- The beginning of a call, for which nobody waits, stays queued for a moment: a call that is over by
+  then is written in one piece (``store/writing/job_queue.py``).
+- A call's end may always be queued, because there are never more ends than admitted calls.
+  Everything else is refused with ``StoreBusy`` when ``queue_limit`` records wait.
 - A record that the database refuses fails alone: its batch is written again one by one.
 - A locked database or a lost connection is tried again, for each record until ``patience`` seconds
-  after it was handed over: none waits for the end of another's patience.
+  after it was queued. No record waits for the end of another's patience.
 """
 
 from __future__ import annotations
@@ -59,47 +59,48 @@ from bridle.store.writing.rows import statements
 log = logging.getLogger("bridle.store")
 
 _BUSY_S = 0.5
-"""How long SQLite itself waits for another process's transaction: the writer tries again, and must
-look at the clock meanwhile."""
+"""Seconds for which SQLite itself waits for another process's transaction. The writer tries again,
+and must check the time meanwhile."""
 
 _QUIET_S = 1.0
-"""How long nothing is written before what is in SQLite's log is moved into the file."""
+"""Seconds without a write until the content of SQLite's log is moved into the file."""
 
 _DISK_FULL = "53100"
-"""PostgreSQL's SQLSTATE."""
+"""PostgreSQL's SQLSTATE for a full disk."""
 
 _DATABASES_FAULT = (OperationalError, InterfaceError, InternalError)
-"""What no record is to blame for. A PostgreSQL server that may only be read has internal errors,
-as one is to which a failover has not come yet."""
+"""Errors for which no record is to blame. A read-only PostgreSQL server raises internal errors, as
+does one that a failover has not reached yet."""
 
 
 @dataclass(slots=True)
 class WriterStats:
-    """Counters since the start, for ``/metrics``."""
+    """Counters since the start of the writer."""
 
     transactions: int = 0
-    """Committed transactions that carried records."""
+    """Number of committed transactions that carried records."""
     records: int = 0
     rejected: int = 0
-    """Records that the database refused."""
+    """Number of jobs (records that are added together) that the database refused."""
     failed: int = 0
-    """Records lost to a database that could not be written."""
+    """Number of jobs lost because the database could not be written."""
     retries: int = 0
-    """Transactions tried again."""
+    """Number of times that a transaction was tried again."""
     interrupted: int = 0
-    """Calls found open whose process had died."""
+    """Number of open calls found whose process had died."""
 
 
 class Writer:
-    """Writes records to ``url``; see the module for how. Start it, or use it as a context manager.
+    """The writer of records to ``url``; see the module for its rules. Start it, or use it as a
+    context manager.
 
-    The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor`` scrubs
-    calls before they are written.
+    The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor``
+    removes secrets from calls before they are written.
 
     Methods that are ``async`` return after the commit; those ending in ``_sync``, and those for
     runs and metrics, block until then and are for threads without an event loop. All raise
-    :class:`StoreUnavailable` when the record is not in the store; cancelling a wait does not take
-    the record back.
+    :class:`StoreUnavailable` if the record is not in the store. Cancelling a wait does not cancel
+    the write.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Writer:
             url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S
         )
         self.well = True
-        """Whether the store could be written when that was last tried."""
+        """Whether the last attempt to write to the store succeeded."""
         self._connection: Connection | None = None
         self._remote = self._engine.dialect.name != "sqlite"
         self._file: tuple[int, int] | None = None
@@ -126,15 +127,16 @@ class Writer:
         self._cache = SessionCache(cache_bytes)
         self._redactor = redactor
         self._lost: set[str] = set()
-        """Calls whose ends could not be written: the tokens of calls that hang on theirs are stored
-        whole."""
+        """The calls whose ends could not be written. The tokens of calls that hang on theirs are
+        stored whole."""
         self._queue = JobQueue(queue_limit, patience)
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     def start(self) -> Self:
-        """Registers this process, marks what dead ones left open, and starts to write."""
+        """Register this process, interrupt the calls and attempts of dead ones, and start to
+        write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
         self._file = file_id(self._engine)
@@ -144,7 +146,7 @@ class Writer:
         return self
 
     def close(self) -> None:
-        """Writes what is queued, marks the calls that are still open, and stops."""
+        """Write everything that is queued, interrupt the calls that are still open, and stop."""
         if not self._queue.close():
             return
         self._thread.join()
@@ -166,19 +168,19 @@ class Writer:
 
     @property
     def id(self) -> str:
-        """The identifier of this process's row in ``writers``; a new one after its lease ended."""
+        """The identifier of this process's row in ``writers``. It changes if the lease expired."""
         return self._writer_id
 
     @property
     def waiting(self) -> int:
-        """Records that are queued and not yet in a transaction."""
+        """Number of jobs that are queued and not yet in a transaction."""
         return len(self._queue)
 
     def mark_interrupted(self) -> int:
-        """Marks calls that died with their process as interrupted; returns how many.
+        """Mark calls that died with their process as interrupted. Return the number of these calls.
 
-        Done at the start and with every renewal of the lease; calls of other living processes are
-        left alone (``store/writing/liveness.py``).
+        This is done at the start and with every renewal of the lease. Calls of other living
+        processes are not changed (``store/writing/liveness.py``).
         """
         with transaction(self._engine) as connection:
             found = liveness.interrupt_orphans(connection)
@@ -186,15 +188,15 @@ class Writer:
         return found
 
     async def add(self, *records: Record) -> None:
-        """Adds records in one transaction; tasks and what is known of policies and engines also
-        replace what there was. Raises :class:`RecordRejected` when one of them cannot be stored: a
-        session whose id, name or key is taken."""
+        """Add records in one transaction. Tasks, policies, served policies and metrics replace
+        earlier rows of the same key. Raise :class:`RecordRejected` if one of the records cannot be
+        stored, such as a session whose id, name or key is taken."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob(records, done))
         await done
 
     def add_sync(self, *records: Record) -> None:
-        """:meth:`add` for a thread."""
+        """Add records as :meth:`add` does, for a thread."""
         if not records:
             return
         done: Future[None] = Future()
@@ -204,20 +206,19 @@ class Writer:
     # -- calls -----------------------------------------------------------------------------------
 
     def begin_call(self, begun: CallBegun) -> None:
-        """Queues the beginning of a call. Raises :class:`StoreBusy` when the queue is full."""
+        """Queue the beginning of a call. Raise :class:`StoreBusy` if the queue is full."""
         self._queue.put_beginning(begun.id, WriteJob((begun,)))
 
     def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
-        """Queues the end of a call. The future is done once it is committed: then the client may
-        see its terminal event; or it raises :class:`StoreUnavailable` (:class:`RecordRejected` when
-        it is this call's fault).
-        """
+        """Queue the end of a call. Return a future that is done once the call is committed, so that
+        its client may see the terminal event. The future raises :class:`StoreUnavailable`
+        otherwise, and :class:`RecordRejected` if this call is at fault."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         return done
 
     def end_call_sync(self, ended: CallEnded) -> None:
-        """:meth:`end_call` for a thread."""
+        """Record the end of a call as :meth:`end_call` does, for a thread."""
         done: Future[None] = Future()
         self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         done.result()
@@ -225,66 +226,69 @@ class Writer:
     async def set_kind(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
-        """Sets what a person decided that a call was for; it counts before anything recorded.
-        ``None`` takes it back. Raises :class:`RecordRejected` for an unknown call."""
+        """Set the kind of a call that a person decided; it takes precedence over everything
+        recorded. ``None`` removes the decision. Raise :class:`RecordRejected` for an unknown
+        call."""
         await self.add(_kind_patch(call_id, kind, role, by))
 
     def set_kind_sync(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
-        """:meth:`set_kind` for a thread."""
+        """Set the kind of a call as :meth:`set_kind` does, for a thread."""
         self.add_sync(_kind_patch(call_id, kind, role, by))
 
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
-        """Sets what is noted about a call. Raises :class:`RecordRejected` for an unknown one."""
+        """Set the notes on a call. Raise :class:`RecordRejected` for an unknown call."""
         await self.add(Patch("calls", call_id, {"notes": _plain(notes)}))
 
     async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
-        """Sets why a call left its parent's tokens, and what is noted about it. Raises
-        :class:`RecordRejected` for an unknown one."""
+        """Set the reason why a call left its parent's tokens, and its notes. Raise
+        :class:`RecordRejected` for an unknown call."""
         fields = {"break_reason": reason.value, "notes": _plain(notes)}
         await self.add(Patch("calls", call_id, fields))
 
     async def seal_session(
         self, session_id: str, outcome: str, at: float, labels: Mapping[str, Any] | None = None
     ) -> None:
-        """Ends a session; one that is sealed already stays as it is, whoever sealed it. ``labels``
-        replace its own."""
+        """Seal a session. A session that is sealed already is not changed. ``labels`` replace the
+        session's own."""
         fields: dict[str, Any] = {"sealed_at": at, "outcome": outcome}
         if labels is not None:
             fields["labels"] = dict(labels)
         await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
 
     async def set_verifier_key(self, session_id: str, key_hash: str) -> None:
-        """Replaces the hash of the key that scores a session."""
+        """Replace the hash of the key that scores a session."""
         await self.add(Patch("sessions", session_id, {"verifier_key_hash": key_hash}))
 
     def update_session_sync(self, session_id: str, **fields: Any) -> None:
-        """Sets columns of a session, such as ``labels``; for a thread."""
+        """Set columns of a session, such as ``labels``; for a thread."""
         self.add_sync(_session_patch(session_id, fields))
 
     # -- runs, for threads ----------------------------------------------------------------------
 
     def configure_run(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """Replaces what a run keeps of its configuration and state."""
+        """Replace the stored configuration and state of a run."""
         self.add_sync(Patch("runs", run_id, {"config": dict(config)}))
 
     def begin_run(self, *begun: RunRecord) -> None:
-        """Starts runs, for the first time or again. Each is running until :meth:`finish_run`, and
+        """Start runs, for the first time or again. Each is running until :meth:`finish_run`, and
         has failed if this process dies before."""
         self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
 
     def finish_run(
         self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
     ) -> None:
-        """Records how a run ended: ``completed``, ``failed``, ``stopped``, and why in a line."""
+        """Record the end of a run: its status (``completed``, ``failed``, ``stopped``), and a line
+        that says why."""
         at = time.time() if ended_at is None else ended_at
         self.add_sync(AttemptEnded(run_id, status, at, reason))
 
     def record_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
     ) -> None:
-        """Adds a step's numbers in one transaction; a later value of the same name replaces."""
+        """Add a step's numbers in one transaction. A later value of the same name replaces the
+        earlier one."""
         now = time.time() if at is None else at
         self.add_sync(*(Metric(run_id, step, name, float(v), now) for name, v in values.items()))
 
@@ -293,7 +297,7 @@ class Writer:
     def _run(self) -> None:
         beat = time.monotonic() + self._lease / 3
         quiet = math.inf
-        """When the log is moved into the file, unless more is written until then."""
+        """The time at which the log is moved into the file, unless more is written before."""
         while True:
             jobs = self._queue.take(min(beat, quiet))
             if jobs:
@@ -311,7 +315,8 @@ class Writer:
                 beat = time.monotonic() + self._lease / 3
 
     def _scrubbed(self, redactor: Redactor, jobs: Sequence[WriteJob]) -> list[WriteJob]:
-        """The jobs without secrets; one whose records cannot be scrubbed is rejected, unwritten."""
+        """Return the jobs without secrets. Reject those whose records cannot be redacted; they are
+        not written."""
         kept: list[WriteJob] = []
         for job in jobs:
             try:
@@ -367,10 +372,10 @@ class Writer:
         self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: list[WriteJob]) -> None:
-        """Commits the jobs in one transaction, waiting for a database that is busy or away. Jobs
+        """Commit the jobs in one transaction, waiting for a database that is busy or away. Jobs
         whose patience ends meanwhile are given up, and removed from ``jobs``.
 
-        Raises :class:`RecordRejected` when a record is at fault, else :class:`StoreUnavailable`.
+        Raise :class:`RecordRejected` if a record is at fault, else :class:`StoreUnavailable`.
         """
         pause, again = 0.01, False
         self._number += 1
@@ -397,8 +402,8 @@ class Writer:
                 pause = min(1.0, pause * 2)
 
     def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:
-        """``again``: an earlier attempt may have been committed when the server could not be asked
-        for it."""
+        """Write the jobs in one transaction. ``again`` means that an earlier attempt may have been
+        committed although the server could not confirm it."""
         if file_id(self._engine) != self._file:
             file = self._engine.url.database
             cause = (
@@ -433,7 +438,7 @@ class Writer:
         return Batch(connection, self._cache, self._writer_id, self._lost)
 
     def _sign(self, connection: Connection) -> None:
-        """Renews the lease and numbers the transaction, which :meth:`_committed` looks up."""
+        """Renew the lease and number the transaction, which :meth:`_committed` looks up."""
         renew = statements(connection.dialect.name).renew
         values = {"now": time.time(), "number": self._number}
         if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
@@ -442,7 +447,7 @@ class Writer:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction on the thread's own connection, which is given up after any failure."""
+        """Open a transaction on the thread's own connection, which is closed after any failure."""
         connection = self._connection
         if connection is None:
             connection = self._engine.connect().execution_options(immediate=True)
@@ -456,8 +461,8 @@ class Writer:
         self._connection = connection
 
     def _committed(self) -> bool:
-        """Whether the last transaction is in the database although its commit was not confirmed:
-        the answer of a server can be lost on its way."""
+        """Return whether the last transaction is in the database although its commit was not
+        confirmed: a server's answer can be lost on its way."""
         if not self._remote:
             return False
         try:
@@ -467,14 +472,14 @@ class Writer:
             return False
 
     def _is_noted(self, connection: Connection) -> bool:
-        """Whether the server has committed the transaction of the latest number; one that is being
-        committed is waited for."""
+        """Return whether the server has committed the transaction of the latest number. Wait for
+        one that is being committed."""
         query = select(writers.c.batch).where(writers.c.id == self._writer_id).with_for_update()
         return connection.execute(query).scalar() == self._number
 
 
 def _beginnings(ended: CallEnded) -> tuple[str, ...]:
-    """What must be in the store before the call's end."""
+    """Return the names of the beginnings that must be in the store before the call's end."""
     return ended.session_id, ended.id
 
 
@@ -496,7 +501,8 @@ def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """Whether trying again can help: a lock, a deadlock or a lost server, not a full disk."""
+    """Return whether trying again can help: with a lock, a deadlock or a lost server, but not with
+    a full disk."""
     text = str(error.orig)
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in text or "busy" in text

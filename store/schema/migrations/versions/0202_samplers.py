@@ -48,7 +48,7 @@ def upgrade() -> None:
 
 
 def _rename_rule(connection: sa.Connection) -> None:
-    """Stored samples keep their rules, in which ``constrained`` is now ``samplers``."""
+    """Replace ``constrained`` by ``samplers`` in the rules of stored samples."""
     samples = sa.table("samples", sa.column("id", sa.String), sa.column("rules", sa.JSON))
     for identifier, rules in connection.execute(sa.select(samples.c.id, samples.c.rules)).all():
         trained = rules.pop("constrained", True)

@@ -1,7 +1,7 @@
 """Calls and published weights name their policy: a run may train several.
 
-All that earlier releases published is of the one policy, ``policy``; their calls name none, which
-means the same.
+Earlier releases had a single policy, ``policy``, to which all their published weights belong. Their
+calls name none, which means the same.
 """
 
 import sqlalchemy as sa

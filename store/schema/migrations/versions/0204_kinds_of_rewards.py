@@ -1,8 +1,8 @@
 """Rewards have a kind: a score, or a finding with its mode.
 
-Earlier releases recorded what a guard found as a reward named ``guard:NAME``, which was summed with
-the others. These rows become findings named ``NAME``. Their mode is ``warn``: what the run's mode
-cost the session is in its reward or its outcome already.
+Earlier releases recorded the findings of a guard as rewards named ``guard:NAME``, which were summed
+with the others. These rows become findings named ``NAME``. Their mode is ``warn``, because the
+effect of the run's mode is in the session's reward or outcome already.
 """
 
 import sqlalchemy as sa

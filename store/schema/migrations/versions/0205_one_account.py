@@ -1,7 +1,7 @@
 """Training runs account for tokens, and a run has attempts.
 
-The accounts that samples have left say what the rules allow, so their tokens are ``trainable``.
-Runs of earlier releases have no attempts.
+The accounts of earlier samples show which tokens the rules allow, so these tokens become
+``trainable``. Runs of earlier releases have no attempts.
 """
 
 import sqlalchemy as sa
