@@ -10,15 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 LOG_EVERY_S = 15.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines if there is no terminal."""
 
 Tick = Callable[[int, str], None]
-"""``tick(done, note)``: the number of units done, and a text to show beside it."""
+"""A function ``tick(done, note)``: the number of units done, and a text to show beside it."""
 
 
 @contextmanager
 def progress(console: Console, label: str, total: int) -> Iterator[Tick]:
-    """Shows how much of ``total`` is done while the context is open."""
+    """Show how much of ``total`` is done while the context is open. Yield the function that reports
+    it."""
     if console.is_terminal:
         with _bar(console) as bar:
             task = bar.add_task(label, total=total, note="")
