@@ -1,4 +1,5 @@
-"""Checks whether a machine is fit to keep a deployment running: keys, disk, versions and clock."""
+"""Check whether a machine is fit to keep a deployment running: its keys, disk, versions and
+clock."""
 
 from __future__ import annotations
 

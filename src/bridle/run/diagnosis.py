@@ -1,4 +1,4 @@
-"""Checks whether a machine can record exactly: its template, engine, tokenizer and store."""
+"""Check whether a machine can record exactly: its template, engine, tokenizer and store."""
 
 from __future__ import annotations
 

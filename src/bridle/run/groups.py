@@ -34,7 +34,7 @@ class FinishedGroups:
     """The finished sessions of a run, as earlier attempts left them."""
 
     sessions: dict[int, list[str]] = field(default_factory=dict)
-    """Session ids by group number, oldest first."""
+    """The session ids by group number, oldest first."""
     tasks: dict[int, str] = field(default_factory=dict)
     """The key of the task of each group that was begun, by group number."""
 

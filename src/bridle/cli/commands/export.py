@@ -1,4 +1,4 @@
-"""``bridle export``: recorded sessions as training files."""
+"""``bridle export``: write recorded sessions as training files."""
 
 from __future__ import annotations
 

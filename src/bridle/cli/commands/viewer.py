@@ -1,4 +1,4 @@
-"""``bridle viewer``: the store's pages in a browser."""
+"""``bridle viewer``: show the store's pages in a browser."""
 
 from __future__ import annotations
 

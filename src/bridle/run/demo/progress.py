@@ -31,7 +31,7 @@ def progress(console: Console, label: str, total: int) -> Iterator[Tick]:
 
 
 class _Line:
-    """A line every ``LOG_EVERY_S`` seconds, and one at the end."""
+    """A log line every ``LOG_EVERY_S`` seconds, and one at the end."""
 
     def __init__(self, console: Console, label: str, total: int) -> None:
         self._console = console
