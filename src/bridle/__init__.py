@@ -1,6 +1,6 @@
 """Bridle trains the model inside any agent: record its calls, build samples, train, serve again.
 
-The names below are what a program uses; each is imported when it is first asked for, so that
+The names below are the interface for programs. Each is imported when it is first used, so that
 recording and reading never load torch. The command line is :mod:`bridle.cli`.
 """
 

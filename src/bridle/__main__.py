@@ -1,4 +1,4 @@
-"""``python -m bridle`` is the ``bridle`` command."""
+"""The entry point of ``python -m bridle``, which is the ``bridle`` command."""
 
 from bridle.cli.program import app
 

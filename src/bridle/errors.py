@@ -13,7 +13,7 @@ class BridleError(Exception):
     retryable: bool = False
     """Whether the same request may succeed when it is made again."""
     exit_code: int = 1
-    """Exit status of a command that this error ends."""
+    """The exit status of a command that this error ends."""
 
 
 class UsageError(BridleError):

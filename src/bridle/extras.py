@@ -1,7 +1,7 @@
-"""Packages that only some commands need, and the command that installs them.
+"""The packages that only some commands need, and the command that installs them.
 
-:func:`install_command` is the one place that spells the ``pip install`` of an extra. The
-distribution is ``bridle-rl``; the package index has an unrelated ``bridle``.
+Only :func:`install_command` writes the ``pip install`` of an extra. The distribution is
+``bridle-rl``; the package index has an unrelated ``bridle``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class MissingExtra(BridleError):
 
 
 def missing_extra(what: str, extra: str, detail: object) -> str:
-    """The message for a missing package: what needs it, the command that installs ``extra``, and
-    in parentheses the import that failed."""
+    """Return the message about a missing package: ``what``, which names the need, the command that
+    installs ``extra``, and in parentheses ``detail``, the import that failed."""
     return f"{what}: {install_command(extra)} ({detail})"
 
 
 def install_command(extra: str) -> str:
-    """The ``pip install`` that adds ``extra`` to this installation.
+    """Return the ``pip install`` command that adds ``extra`` to this installation.
 
     An installation from a folder (PEP 610's ``direct_url.json``) is extended from that folder,
-    because the index need not have its version.
+    because the index may not have its version.
     """
     try:
         origin = json.loads(
@@ -52,14 +52,16 @@ def install_command(extra: str) -> str:
 
 
 def require(module: str, extra: str, what: str) -> None:
-    """Raises :class:`MissingExtra` when ``module`` is not installed; ``what`` needs it."""
+    """Raise :class:`MissingExtra` if ``module`` is not installed. Its message begins with
+    ``what``."""
     if find_spec(module) is None:
         raise MissingExtra(what, extra, f"there is no module {module}")
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Around imports: raises :class:`MissingExtra` for one that fails. ``what`` needs them."""
+    """Raise :class:`MissingExtra` if an import in the context fails. Its message begins with
+    ``what``."""
     try:
         yield
     except ImportError as error:

@@ -1,13 +1,13 @@
-"""How many threads a command computes with, and how they wait for each other.
+"""The number of threads with which a command computes, and how they wait for each other.
 
-PyTorch reads this from the environment when it is first imported, so that the command line sets it
-before it loads a command, which then imports PyTorch or starts processes that do. A variable that
-the user has set stands.
+PyTorch reads both settings from the environment when it is first imported. The command line
+therefore sets them before it loads a command, which then imports PyTorch or starts processes that
+do. A variable that the user has set is kept.
 
-OpenMP's threads spin while they wait for the next piece of work. That gains microseconds on an idle
-machine; where another process wants the core, a spinning thread keeps the one it waits for from
-running. A command that shares its machine with the engine, the proxy and the agents that it starts
-takes half of the cores, and one that trains alone takes all of them.
+OpenMP's threads spin while they wait for work. That saves microseconds on an idle machine. If
+another process wants the core, however, a spinning thread can keep the very thread that it waits
+for from running. A command that shares its machine with the engine, the proxy and the agents that
+it starts takes half of the cores. A command that trains alone takes all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 Share = Literal["alone", "shared", "own"]
-"""Whether a command has the machine to itself; ``own``: it chooses its number of threads."""
+"""Whether a command has the machine to itself (``alone``), shares it (``shared``), or chooses its
+number of threads itself (``own``)."""
 
 COMPUTES: Final[dict[str, Share]] = {
     "sft": "alone",
@@ -29,14 +30,15 @@ COMPUTES: Final[dict[str, Share]] = {
     "reproduce": "shared",
     "eval": "shared",
 }
-"""Commands that compute, or start processes that do."""
+"""The commands that compute, or start processes that do, by name."""
 
 _CPUS: Final = Path("/sys/devices/system/cpu")
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def set_thread_defaults(command: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what ``command`` needs in ``environment``, where the user has set nothing."""
+    """Set the variables that ``command`` needs in ``environment``, except those that the user has
+    set."""
     share = COMPUTES.get(command)
     if share is None:
         return
@@ -50,8 +52,9 @@ def set_thread_defaults(command: str, environment: MutableMapping[str, str] = os
 
 
 def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
-    """Physical cores that this process may use: its affinity, less what a container's quota
-    withholds. Two hardware threads of one core compute no faster than one."""
+    """Return the number of physical cores that this process may use: those of its CPU affinity, but
+    at most a container's quota. Two hardware threads of one core compute no faster than one, so
+    they count once."""
     allowed = _affinity()
     cores = len({_siblings(cpus, cpu) for cpu in allowed})
     return max(1, min(cores, _quota(quota) or cores))
@@ -64,7 +67,8 @@ def _affinity() -> Iterable[int]:
 
 
 def _siblings(cpus: Path, cpu: int) -> str:
-    """The hardware threads of the core of ``cpu``; itself where the system does not list them."""
+    """Return the hardware threads of the core of ``cpu``, or ``cpu`` alone if the system does not
+    list them."""
     try:
         return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:
@@ -72,7 +76,8 @@ def _siblings(cpus: Path, cpu: int) -> str:
 
 
 def _quota(file: Path) -> int | None:
-    """Whole cores of the control group's quota (``QUOTA PERIOD``); ``None`` without one."""
+    """Return the whole cores of the control group's quota (``QUOTA PERIOD``), at least 1, or
+    ``None`` if there is no quota."""
     try:
         given, period = file.read_text().split()
         return max(1, int(given) // int(period))

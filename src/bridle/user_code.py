@@ -1,7 +1,7 @@
-"""Python code that a user names: ``FILE.py:NAME`` or ``MODULE:NAME``.
+"""Load Python code that a user names as ``FILE.py:NAME`` or ``MODULE:NAME``.
 
-A file is loaded under a name of its own, so a user's ``trainer.py`` or ``json.py`` replaces no
-other module. Each file is loaded once per process, however often it is named.
+A file is loaded under a module name of its own, so that a user's ``trainer.py`` or ``json.py``
+replaces no other module. Each file is loaded once per process, however often it is named.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from bridle.errors import UsageError
 
 
 class UserCodeError(UsageError):
-    """The named code does not exist, or raises while it is loaded; the message holds the line."""
+    """The named code does not exist, or raised an error while it was loaded; the message has the
+    line."""
 
 
 def load_object(named: str) -> Any:
-    """What ``FILE.py:NAME`` or ``MODULE:NAME`` names. Raises :class:`UserCodeError`."""
+    """Return the object that ``FILE.py:NAME`` or ``MODULE:NAME`` names. Raise
+    :class:`UserCodeError` if it cannot be loaded."""
     place, separator, name = named.rpartition(":")
     if not separator:
         raise UserCodeError(f"{named!r} is not FILE.py:NAME or MODULE:NAME")
@@ -34,7 +36,8 @@ def load_object(named: str) -> Any:
 
 
 def load_module(place: str) -> ModuleType:
-    """The module in a file (``FILE.py``) or with a dotted name. Raises :class:`UserCodeError`."""
+    """Return the module in a file (``FILE.py``) or with a dotted name. Raise :class:`UserCodeError`
+    if it cannot be loaded."""
     try:
         return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except UserCodeError:
@@ -66,7 +69,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def describe(error: BaseException, file: str | None) -> str:
-    """An error as one line, with the line of ``file`` in which it was raised."""
+    """Return an error as one line, with the line of ``file`` in which it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     text = " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,8 +1,9 @@
-"""Refuses requests that a browser sends for a web page, at every server of ours.
+"""Refuse requests that a browser sends on behalf of a web page, at every server of ours.
 
-A page that someone opens on this machine can send requests to loopback, and a name of its own that
-resolves to 127.0.0.1 makes it look like ours. Browsers say so in three headers, which no page can
-change and no harness sends: ``Origin``, ``Sec-Fetch-Site`` and ``Host``.
+A page that someone opens on this machine can send requests to loopback. If its host name resolves
+to 127.0.0.1, our server even looks like the page's own. Browsers mark such requests in three
+headers that no page can change: ``Origin``, ``Sec-Fetch-Site`` and ``Host``. Harnesses do not send
+the first two.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class Refusal(NamedTuple):
 
 
 def refusal(headers: Headers, *, only_loopback: bool = False) -> Refusal | None:
-    """Why a request with these headers (names in lower case) is not served; ``None``: it is.
+    """Return the reason to refuse a request with these headers (names in lower case), or ``None``
+    to serve it.
 
-    ``only_loopback``: the server asks for no key, so the request must name this machine's loopback.
+    ``only_loopback`` is for a server that asks for no key: a ``Host`` header must then name this
+    machine's loopback address.
     """
     host: bytes | None = None
     origin = site = b""
@@ -67,7 +70,8 @@ def _names_loopback(host: str) -> bool:
 
 
 class NoWebPages:
-    """ASGI middleware for servers without error shapes of their own."""
+    """ASGI middleware that refuses such requests, for servers without an error format of their
+    own."""
 
     def __init__(self, app: App, *, only_loopback: bool) -> None:
         self._app = app

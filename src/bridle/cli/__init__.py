@@ -1,4 +1,4 @@
-"""The command line: options, output and one file per command, over what :mod:`bridle.run` does.
+"""The command line, built on :mod:`bridle.run`: options, output and one file per command.
 
 It may import every room; no room imports it.
 """

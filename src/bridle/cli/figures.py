@@ -1,4 +1,4 @@
-"""Nested figures as rows of a table."""
+"""Flatten nested figures into rows of a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(figures: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """``(dotted key, value)`` of every figure that was measured, in order."""
+    """Return ``(dotted key, value)`` of every figure that was measured, in order."""
     rows: list[tuple[str, Any]] = []
     for name, value in figures.items():
         key = f"{prefix}.{name}" if prefix else name

@@ -16,7 +16,8 @@ Given = TypeVar("Given", str, list[str], str | None)
 
 
 def base_urls(option: typer.CallbackParam, value: Given) -> Given:
-    """The callback of an option that takes base URLs. Raises :class:`bridle.errors.UsageError`."""
+    """Return the value of an option that takes base URLs; used as its callback. Raise
+    :class:`bridle.errors.UsageError` for a text that is not a URL."""
     for text in [value] if isinstance(value, str) else value or ():
         if not is_base_url(text):
             raise UsageError(
@@ -26,14 +27,16 @@ def base_urls(option: typer.CallbackParam, value: Given) -> Given:
 
 
 def model_path(text: str) -> Path:
-    """The parser of an option that names a model, by its directory or its name on the Hub."""
+    """Parse an option that names a model by its directory or its name on the Hub. Return the
+    directory."""
     from bridle.run.hub import model_directory
 
     return _found(model_directory, text)
 
 
 def tokenizer_path(text: str) -> Path:
-    """As :func:`model_path`, for a command that needs the tokenizer alone."""
+    """Parse such an option, like :func:`model_path`, for a command that needs only the
+    tokenizer."""
     from bridle.run.hub import tokenizer_directory
 
     return _found(tokenizer_directory, text)
@@ -150,7 +153,7 @@ MinutesOption = Annotated[
         help="Longest time of the run; its schedule ends with it.",
     ),
 ]
-"""The command receives seconds."""
+"""An option in minutes; the command receives seconds."""
 
 PublishThroughOption = Annotated[
     Literal["directory", "transfer"],

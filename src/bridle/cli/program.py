@@ -1,7 +1,7 @@
 """The ``bridle`` program: the name of every command, and how an error ends one.
 
-Each command is a file in ``bridle/cli/commands``, imported when the command runs: recording never
-loads torch, and ``bridle --help`` imports none of them.
+Each command is a file in ``bridle/cli/commands`` that is imported when the command runs. Recording
+therefore never loads torch, and ``bridle --help`` imports no command.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Entry(NamedTuple):
     """A command that is not imported yet."""
 
     module: str
-    """It has a function of the command's name (with ``_`` for ``-``), or a Typer ``app`` for one
-    with commands of its own. A ``CONTEXT`` in it holds the command's context settings."""
+    """The module with a function of the command's name (``_`` for ``-``), or with a Typer ``app``
+    if the command has commands of its own. A ``CONTEXT`` in it holds the command's context
+    settings."""
     summary: str
     """The first line of the command's own help."""
 
@@ -126,15 +127,15 @@ COMMANDS: Final[dict[str, Entry]] = {
     "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
     "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
 }
-"""In the order in which ``bridle --help`` lists them."""
+"""The commands by name, in the order in which ``bridle --help`` lists them."""
 
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     COMMANDS["bench"] = Entry("bridle.bench.commands", "Measure.")
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is called. Ends one with a line for each error that a user can act
-    on: Bridle's own, and those of files, folders and disks."""
+    """The command group, which imports a command when it is called. Errors that a user can act on
+    end a command with one line: Bridle's own, and those of files, folders and disks."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -161,7 +162,7 @@ class Commands(TyperGroup):
 
 
 def loaded(name: str) -> Any:
-    """The command ``name`` with its options, imported now."""
+    """Import the command ``name``, and return it with its options."""
     module = import_module(COMMANDS[name].module)
     if (group := getattr(module, "app", None)) is not None:
         return typer.main.get_group(group)
@@ -172,7 +173,8 @@ def loaded(name: str) -> Any:
 
 
 def as_written(command: Any) -> Any:
-    """``command`` with help texts, its sub-commands' included, that print as they are written.
+    """Return ``command`` with help texts, those of its sub-commands included, that print as they
+    are written.
 
     Typer prints help as Rich markup, which drops words in brackets.
     """

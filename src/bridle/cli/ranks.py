@@ -1,4 +1,4 @@
-"""A command that trains on several devices: it runs once for each, under torchrun."""
+"""Run a training command once for each of several devices, under torchrun."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bridle.trainer.policy.compute import choose_devices
 
 
 def run_on_each_device(names: str) -> None:
-    """Where ``names`` are several devices, runs this command again for each, and ends it with the
-    exit code of the first. Under torchrun it does nothing.
+    """Run this command again for each device if ``names`` are several, and end it with the exit
+    code of the first. Under torchrun, do nothing.
 
-    Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    Raise :class:`bridle.trainer.policy.compute.UnsupportedCompute` for devices that cannot be used.
     """
     if distributed.is_torchelastic_launched():
         return
@@ -26,7 +26,7 @@ def run_on_each_device(names: str) -> None:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    """``bridle ARGUMENTS`` in this process; returns its exit code."""
+    """Run ``bridle ARGUMENTS`` in this process, and return its exit code."""
     from bridle.cli.program import app
 
     try:

@@ -1,4 +1,4 @@
-"""The store as commands open it, and the sessions that their arguments name."""
+"""Open the store for a command, and find the sessions that its arguments name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from bridle.store.schema.database import database_url, refuse_newer
 
 _NO_SESSION_YET: Final = "the store holds no session yet"
 _RUNS_NAMED: Final = 5
-"""Runs listed in the message about an unknown one."""
+"""The number of runs listed in the message about an unknown one."""
 
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """A reader of ``store``, which must be one and have no newer schema than this Bridle knows."""
+    """Yield a reader of ``store``. The store must exist, and its schema must not be newer than this
+    Bridle knows."""
     require_store(store)
     with Reader(store) as opened:
         refuse_newer(opened.engine)
@@ -28,14 +29,14 @@ def reader(store: str) -> Iterator[Reader]:
 
 
 def require_store(store: str) -> None:
-    """Ends the command when ``store`` names a file that does not exist."""
+    """End the command if ``store`` names a file that does not exist."""
     parsed = database_url(store)
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         fail(f"there is no store at {store}: start `bridle proxy`, or name one with --store")
 
 
 def require_run(source: Reader, run: str | None) -> None:
-    """Ends the command when ``run`` is named and the store has no such run."""
+    """End the command if ``run`` is named and the store has no such run."""
     if run is None:
         return
     try:
@@ -46,7 +47,7 @@ def require_run(source: Reader, run: str | None) -> None:
 
 
 def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
-    """Ends the command when a session with ``turns`` turns has no turn ``turn``."""
+    """End the command if a session with ``turns`` turns has no turn ``turn``."""
     if not turns:
         fail(f"session {record.id} has no turns yet")
     if not 1 <= turn <= turns:
@@ -54,14 +55,15 @@ def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
 
 
 def nothing_found(source: Reader) -> str:
-    """Why no session was found, as a message."""
+    """Return the reason why no session was found, as a message."""
     if next(source.sessions(limit=1), None) is not None:
         return "no session matches"
     return _NO_SESSION_YET
 
 
 def one_session(source: Reader, wanted: str) -> SessionRecord:
-    """The session with this id, name, or unambiguous beginning of an id; ``last`` is the newest."""
+    """Return the session with this id, name, or unambiguous beginning of an id; ``last`` is the
+    newest. End the command if there is no such session, or more than one."""
     if wanted == "last":
         newest = next(iter(source.sessions(limit=1, newest_first=True)), None)
         if newest is None:

@@ -1,4 +1,4 @@
-"""The option ``--rules``: which sampled tokens a command trains."""
+"""The option ``--rules``, which selects the sampled tokens that a command trains."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RulesOption = Annotated[
 
 
 def sample_rules(text: str, *, imitation: bool = False, messages: bool = False) -> SampleRules:
-    """The rules in a value of ``--rules``; ends the command when they cannot be read.
+    """Return the rules in a value of ``--rules``. End the command if they cannot be read.
 
-    ``imitation``: tokens are trained whatever they were drawn from. ``messages``: replies are
-    written as messages, which hold images as they are, so that these are no reason to leave a reply
-    out. The value's own ``samplers`` and ``media`` come first.
+    With ``imitation``, tokens are trained whatever they were drawn from. With ``messages``, replies
+    are written as messages, which hold images as they are, so that an image is no reason to leave a
+    reply out. ``samplers`` and ``media`` in the value itself take precedence.
     """
     from bridle.reconstruct.samples.rules import SampleRules
 

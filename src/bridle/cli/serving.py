@@ -1,4 +1,4 @@
-"""Commands that serve in the foreground until a signal."""
+"""Helpers for commands that serve in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ POLL_S = 0.5
 
 @contextmanager
 def listening_on(host: str, port: int) -> Iterator[None]:
-    """Ends the command with one line when the server opened inside cannot listen there."""
+    """End the command with one line if the server that is opened in the context cannot listen
+    there."""
     try:
         yield
     except OSError as error:
@@ -25,7 +26,7 @@ def listening_on(host: str, port: int) -> Iterator[None]:
 
 
 def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
-    """Prints the address: one JSON line with ``more`` for a program, ``lines`` for a person."""
+    """Print the address: one JSON line with ``more`` for a program, or ``lines`` for a person."""
     if json:
         print_json({"url": url, **more})
         return
@@ -34,10 +35,10 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
 
 
 def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
-    """Returns on SIGINT or SIGTERM, and when ``ended`` returns true.
+    """Return on SIGINT or SIGTERM, or when ``ended`` returns true.
 
     A service that another command started (``LAUNCHER_VARIABLE`` holds its process id) also returns
-    when that process is gone: a process that is killed ends nothing itself.
+    when that process is gone, because a process that is killed cannot stop its services.
     """
     launcher = os.environ.get(LAUNCHER_VARIABLE)
     stop = threading.Event()
@@ -52,9 +53,9 @@ def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
 
 
 def leave_on_sigterm() -> None:
-    """SIGTERM ends the process as Ctrl-C does: through every ``finally`` on the way out.
+    """Make SIGTERM end the process as Ctrl-C does: through every ``finally`` on the way out.
 
-    So does the end of its terminal, unless ``nohup`` has it ignored.
+    The end of the terminal does the same, unless ``nohup`` has it ignored.
     """
     # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Settings of a training command: its options, and the file that the user names."""
+"""The settings of a training command, from its options and the file that the user names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRPO: Final = {
     "lora_rank": "lora.rank",
     **COMPUTE,
 }
-"""The options of a GRPO command that are settings, by their parameter's name."""
+"""The options of a GRPO command that are settings: the name of a parameter, and of its setting."""
 SFT: Final = {
     "epochs": "epochs",
     "batch_size": "batch_size",
@@ -55,7 +55,7 @@ RUN: Final = {
     "engine_arguments": "policy.engine_arguments",
     **{option: f"training.{setting}" for option, setting in GRPO.items()},
 }
-"""The options of ``bridle train``, which are settings of a :class:`bridle.run.config.RunConfig`."""
+"""The options of ``bridle train`` that are settings of a :class:`bridle.run.config.RunConfig`."""
 
 
 def chosen(
@@ -65,11 +65,12 @@ def chosen(
     file: Path | None,
     assignments: Sequence[str] = (),
 ) -> Kind:
-    """A ``kind`` from a command's options, a file and ``NAME=VALUE`` assignments.
+    """Return a ``kind`` that is made from a command's options, a file and ``NAME=VALUE``
+    assignments.
 
     ``names`` maps parameters to settings (``learning_rate``: ``optimizer.learning_rate``). An
-    option that the user gives wins over the file, and the file over an option's default.
-    Assignments win over all. Raises :class:`bridle.run.settings.SettingsError`.
+    option that the user gives takes precedence over the file, and the file over an option's
+    default. Assignments take precedence over all. Raise :class:`bridle.run.settings.SettingsError`.
     """
     options = {name: _plain(context.params.get(name)) for name in names}
     given = {name for name in names if _is_given(context, name)}

@@ -19,15 +19,15 @@ from rich.text import Text
 from bridle.printable import printable
 
 PIPED_WIDTH: Final = 120
-"""Least width in columns where standard output is not a terminal."""
+"""The least width in columns if standard output is not a terminal."""
 LEAST_WIDTH: Final = 11
-"""Least width of the column that shrinks."""
+"""The least width of the column that shrinks."""
 _GAP: Final = 2
 
 
 class Terminal(Console):
-    """A console that prints text as it is: recorded control characters are shown and not obeyed,
-    and neither brackets nor ``:names:`` are markup, for names, paths and errors have their own."""
+    """A console that prints text as it is. Recorded control characters are shown and not obeyed.
+    Brackets and ``:names:`` are not markup, because names, paths and errors contain them."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
@@ -54,13 +54,13 @@ class _PrintableLines(logging.Formatter):
 
 
 def print_warnings() -> None:
-    """Prints warnings of libraries, which quote agents and engines, as :class:`Terminal` does."""
+    """Make control characters visible in warnings of libraries, which quote agents and engines."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PrintableLines())
 
 
 def print_json(value: Any) -> None:
-    """``value`` as one line of JSON on standard output: UTF-8, whatever the terminal is."""
+    """Print ``value`` as one line of JSON on standard output, in UTF-8 whatever the terminal is."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
@@ -73,11 +73,11 @@ def print_table(
     right: Collection[str] = (),
     under: Sequence[str] = (),
 ) -> None:
-    """Prints ``rows`` under ``headings``. Only cells of the column ``shrinks`` are ever cut.
+    """Print ``rows`` under ``headings``. Only cells of the column ``shrinks`` are ever cut.
 
-    Where the terminal is too narrow, ``spare`` columns are left out, in their order, and named
+    If the terminal is too narrow, columns of ``spare`` are left out, in their order, and named
     below the table. Columns in ``right`` are aligned to the right. ``under`` has a text for each
-    row, printed below it and cut at the terminal's edge.
+    row, which is printed below the row and cut at the terminal's edge.
     """
     lines = [[printable(cell, one_line=True) for cell in row] for row in rows]
     cells = zip(*lines, strict=True) if lines else [()] * len(headings)
@@ -122,7 +122,7 @@ def print_table(
 
 
 def counted(number: int, what: str) -> str:
-    """``number`` of something, whose plural has an ``s``."""
+    """Return ``number`` with the noun ``what``, whose plural has an ``s``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -131,6 +131,6 @@ def _line(widths: Mapping[str, int]) -> int:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Ends the command with ``message`` on standard error."""
+    """End the command with ``message`` on standard error."""
     err.print(Text.assemble(("bridle:", "bold red"), f" {message}"), soft_wrap=True)
     raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Runs: how the rooms are wired into rollouts, training, services, the demo and the feed.
+"""Runs, which wire the rooms into rollouts, training, services, the demo and the feed.
 
-It may import every room but the command line, and reports problems as errors.
+This package may import every room but the command line, and reports problems as errors.
 """

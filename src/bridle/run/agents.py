@@ -53,7 +53,8 @@ VERIFIERS: dict[str, type[Any]] = {
 
 
 class UnknownAgent(UsageError, ValueError):
-    """A name is not that of a harness or a verifier; the message lists those that exist."""
+    """No harness or verifier has the name, or it does not fit the sandbox; the message has the
+    choices."""
 
 
 def _warm(adapter: Adapter) -> SandboxProvider:
@@ -67,11 +68,11 @@ def _warm(adapter: Adapter) -> SandboxProvider:
 def agent(
     named: str, sandbox: SandboxKind | None = None, tasks: Iterable[Task] = ()
 ) -> tuple[Adapter, SandboxProvider]:
-    """An adapter, and sandboxes of the kind ``sandbox``; else containers where one of ``tasks``
-    needs one, else the kind that suits the adapter.
+    """Return an adapter and its sandboxes. Without a kind ``sandbox``, they are containers if one
+    of ``tasks`` needs one, else of the kind that suits the adapter.
 
     ``named`` is an installed harness (``codex``), a Python script (``agent.py``), or a command line
-    that contains ``{prompt}``. Raises :class:`UnknownAgent`.
+    that contains ``{prompt}``. Raise :class:`UnknownAgent`.
     """
     adapter, suited = _agent(named)
     if sandbox is None and any(task.container for task in tasks):
@@ -110,10 +111,10 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
 
 
 def verifier(named: str) -> Verifier:
-    """``task`` (its own), ``number``, ``exact``, ``regex``, or a function: ``FILE.py:NAME`` or
-    ``MODULE:NAME``.
+    """Return a verifier: ``task`` (the task's own), ``number``, ``exact``, ``regex``, or a function
+    as ``FILE.py:NAME`` or ``MODULE:NAME``.
 
-    A function is called as :class:`bridle.harnesses.verifiers.FunctionVerifier` describes. Raises
+    A function is called as :class:`bridle.harnesses.verifiers.FunctionVerifier` describes. Raise
     :class:`UnknownAgent` and :class:`bridle.user_code.UserCodeError`.
     """
     if named in VERIFIERS:
@@ -128,9 +129,9 @@ def verifier(named: str) -> Verifier:
 
 
 def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:
-    """The tasks of ``source``, at most ``limit``; at least one.
+    """Return the tasks of ``source``: at least one, and at most ``limit``.
 
-    Raises :class:`bridle.harnesses.tasks.TaskError`.
+    Raise :class:`bridle.harnesses.tasks.TaskError` if there is none.
     """
     found = list(itertools.islice(tasks_from(source, split), limit))
     if not found:
@@ -139,9 +140,9 @@ def first_tasks(source: str, split: str | None, limit: int | None = None) -> lis
 
 
 def shuffled_tasks(source: str, split: str | None, seed: int) -> list[Task]:
-    """The tasks of ``source`` in an order that depends on ``seed``; at least one.
+    """Return the tasks of ``source``, at least one, in an order that depends on ``seed``.
 
-    Raises :class:`bridle.harnesses.tasks.TaskError`.
+    Raise :class:`bridle.harnesses.tasks.TaskError` if there is none.
     """
     pool = first_tasks(source, split)
     random.Random(seed).shuffle(pool)

@@ -1,4 +1,4 @@
-"""Attempts at a run: the store records that it goes on, and how each attempt ended."""
+"""The attempts at a run; the store records that one is running, and how each ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bridle.store.writing.writer import Writer
 log = logging.getLogger(__name__)
 
 _LONGEST_REASON: Final = 300
-"""Characters of the line that says why an attempt failed."""
+"""Maximum characters of the line with the reason why an attempt failed."""
 
 
 @contextmanager
 def attempt(store: str, *runs: RunRecord) -> Iterator[None]:
-    """An attempt at each of ``runs``, which are added to the store unless it knows them.
+    """Record an attempt at each of ``runs``, which are added to the store unless it has them.
 
-    They are ``running`` until the context ends: then ``completed``, ``stopped`` after Ctrl-C or
-    SIGTERM (:func:`bridle.cli.serving.leave_on_sigterm`), or ``failed``. If the process is killed,
-    the next writer of the store sets them to ``failed``.
+    The runs are ``running`` until the context ends. Then they are ``completed``, ``stopped`` after
+    Ctrl-C or SIGTERM (:func:`bridle.cli.serving.leave_on_sigterm`), or ``failed``. If the process
+    is killed, the next writer of the store sets them to ``failed``.
     """
     with Writer(store) as writer:
         writer.begin_run(*runs)
@@ -47,7 +47,7 @@ def attempt(store: str, *runs: RunRecord) -> Iterator[None]:
 
 
 def ending(error: BaseException) -> tuple[str, str | None]:
-    """The status of a run that ``error`` ended, and why in one line."""
+    """Return the status of a run that ``error`` ended, and the reason in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped", "interrupted"
     if isinstance(error, SystemExit):
@@ -59,20 +59,20 @@ def ending(error: BaseException) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFigures:
-    """One attempt at a run."""
+    """The figures of one attempt at a run."""
 
     number: int
     status: str
     reason: str | None
     minutes: float
     sessions: int
-    """Sessions of the run that began in it."""
+    """Number of the run's sessions that began in the attempt."""
     tokens: int
-    """Tokens that they sampled."""
+    """Number of tokens that those sessions sampled."""
 
 
 def attempt_figures(reader: Reader, run_id: str) -> list[AttemptFigures]:
-    """The attempts at a run, oldest first. One that is running is counted up to now."""
+    """Return the attempts at a run, oldest first. A running attempt is counted up to now."""
     now = time.time()
     found = []
     for one in reader.attempts(run_id):
@@ -86,7 +86,7 @@ def attempt_figures(reader: Reader, run_id: str) -> list[AttemptFigures]:
 
 
 def attempts_as_data(figures: list[AttemptFigures]) -> dict[str, Any]:
-    """``minutes`` of all attempts, ``last_attempt_minutes``, and ``attempts`` one by one."""
+    """Return ``minutes`` of all attempts, ``last_attempt_minutes``, and ``attempts`` one by one."""
     return {
         "minutes": sum(one.minutes for one in figures),
         "last_attempt_minutes": figures[-1].minutes if figures else 0.0,

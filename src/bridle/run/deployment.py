@@ -1,4 +1,5 @@
-"""Whether a machine is fit to keep a deployment running: its keys, disk, versions and clock."""
+"""Check whether a machine is fit to keep a deployment running: its keys, disk, versions and
+clock."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.database import database_url
 
 LEAST_BYTES: Final = 2 * 10**9
-"""Free space below which a deployment is broken: a few minutes of records of a busy proxy."""
+"""The free space below which a deployment is broken: a few minutes of records of a busy proxy."""
 MOST_SKEW_S: Final = 5.0
-"""Between two machines' clocks; times of one session are then no longer in order."""
+"""Maximum seconds between two machines' clocks; beyond it, times of one session are out of
+order."""
 PACKAGES: Final = ("bridle-rl", "torch", "transformers", "peft", "sqlalchemy", "psycopg", "ray")
 
 
 def examine_keys() -> dict[str, Any]:
-    """Which keys are set, and whether nobody else can read the files that hold them."""
+    """Return which keys are set. A key file that other users can read, or that cannot be read, is
+    broken."""
     lines, broken = [], []
     for variable in KEYS:
         named = os.environ.get(f"{variable}_FILE")
@@ -51,7 +54,8 @@ def _open_to_others(file: Path) -> list[str]:
 
 
 def examine_disk(store: str) -> dict[str, Any]:
-    """Free space where recordings are written: the data folder, and a store that is a file."""
+    """Return the free space where recordings are written: the data folder, and a store that is a
+    file."""
     places = {data_home()}
     try:
         url = database_url(store)
@@ -73,7 +77,8 @@ def examine_disk(store: str) -> dict[str, Any]:
 
 
 def examine_versions() -> dict[str, Any]:
-    """What runs here. Nothing in it is broken by itself; two machines are compared by it."""
+    """Return the versions that run here, so that two machines can be compared. None of them is
+    broken."""
     lines = [f"Python {platform.python_version()} on {platform.platform(terse=True)}"]
     for package in PACKAGES:
         try:
@@ -86,7 +91,7 @@ def examine_versions() -> dict[str, Any]:
 
 
 def examine_clock(url: str) -> dict[str, Any]:
-    """How far this machine's clock and that of the proxy at ``url`` are apart."""
+    """Return the difference between this machine's clock and that of the proxy at ``url``."""
     began = time.time()
     try:
         reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=10, trust_env=False)

@@ -1,4 +1,4 @@
-"""Whether a machine can record exactly: its template, engine, tokenizer and store, examined."""
+"""Check whether a machine can record exactly: its template, engine, tokenizer and store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from bridle.proxy.settings import engine_base
 
 
 def examine_template(directory: Path) -> dict[str, Any]:
-    """The verdict on a model directory's chat template; ``broken`` says why there is none."""
+    """Return the verdict on a model directory's chat template; ``broken`` is the reason why it
+    cannot be used, or ``None``."""
     from bridle.proxy.continuation.continuation import Continuer
 
     if not directory.is_dir():
@@ -37,7 +38,7 @@ def examine_template(directory: Path) -> dict[str, Any]:
 
 
 def _tool_calls(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The markup of the model's tool calls, and which engines read it."""
+    """Return the markup of the model's tool calls, and which engines read it."""
     from bridle.engine.serve.markup import READ
     from bridle.engine.vllm.parsers import choose_parsers
 
@@ -52,7 +53,7 @@ def _tool_calls(tokenizer: Tokenizer) -> dict[str, Any]:
 def examine_engine(
     url: str, *, api_key: str | None = None, private_network: bool = False
 ) -> dict[str, Any]:
-    """Checks whether the engine at ``url`` offers what recording and training need."""
+    """Check whether the engine at ``url`` offers what recording and training need."""
     root = engine_base(url)
     if _is_proxy(root):
         found = f"{root} is a Bridle proxy, not an engine: name the engine behind it"
@@ -69,7 +70,7 @@ def examine_engine(
 
 
 def _is_proxy(root: str) -> bool:
-    """Whether Bridle's readiness probe answers there; only it reports circuits."""
+    """Return whether Bridle's readiness probe answers there; only it reports circuits."""
     try:
         reply = httpx.get(f"{root}/readyz", trust_env=False).json()
     except (httpx.HTTPError, ValueError):
@@ -78,9 +79,9 @@ def _is_proxy(root: str) -> bool:
 
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
-    """Whether the engine at ``url`` makes the same ids of a conversation as ``directory``, both of
-    which have been examined by themselves. One token is sampled: only the prompt of a real call
-    shows an engine that does not render by the template."""
+    """Check whether the engine at ``url`` makes the same ids of a conversation as the tokenizer in
+    ``directory``. Both must have been examined by themselves. One token is sampled, because only
+    the prompt of a real call shows an engine that does not render by the template."""
     from bridle.proxy.engines.rendering_check import PROBE
 
     tokenizer = Tokenizer(directory)
@@ -107,7 +108,7 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
 
 
 def examine_store(url: str) -> dict[str, Any]:
-    """Whether the store can be reached and has the newest schema. Changes nothing."""
+    """Check whether the store can be reached and has the newest schema. Nothing is changed."""
     from bridle.store.errors import StoreUnavailable
     from bridle.store.schema.database import database_url, newest_revision, revision
 

@@ -12,7 +12,7 @@ from bridle.trainer.credit.distillation import AskTeacher, Teacher
 
 
 def require_teacher(config: DistillationConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for a teacher that cannot be asked as configured."""
+    """Raise :class:`bridle.errors.UsageError` for a teacher that cannot be asked as configured."""
     if config.url and not is_base_url(config.url):
         raise UsageError(f"distillation.url: {config.url!r} is not an HTTP URL")
     if config.url:
@@ -21,9 +21,10 @@ def require_teacher(config: DistillationConfig) -> None:
 
 @contextmanager
 def teaching(config: DistillationConfig) -> Iterator[AskTeacher | None]:
-    """What asks the configured teacher, once it has answered; ``None`` when there is none.
+    """Yield the function that asks the configured teacher, once the teacher has answered. Yield
+    ``None`` if none is configured.
 
-    Raises :class:`bridle.trainer.credit.distillation.TeacherError`.
+    Raise :class:`bridle.trainer.credit.distillation.TeacherError`.
     """
     if not config.url:
         yield None

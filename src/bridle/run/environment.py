@@ -16,8 +16,8 @@ from bridle.errors import UsageError
 
 EngineKind = Literal["embedded", "vllm"]
 DemoPolicy = Literal["smollm2", "tiny"]
-"""``smollm2``: SmolLM2-135M-Instruct, as it was published. ``tiny``: random weights, warm-started
-on a scripted teacher; they call tools."""
+"""The policy of the demo. ``smollm2`` is SmolLM2-135M-Instruct, as it was published. ``tiny`` has
+random weights that are warm-started on a scripted teacher; it calls tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""
@@ -26,7 +26,7 @@ UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
 API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
 """The key that our embedded engine asks for, where it asks for one."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-"""The key that a vLLM started here asks for; vLLM's own."""
+"""The key that a vLLM started here asks for; the variable is vLLM's own."""
 
 _RANK_NAMES: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _RANK_PREFIXES: Final = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_")
@@ -46,7 +46,8 @@ KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VA
 
 
 def data_home() -> Path:
-    """Bridle's folder for the user's recordings: ``$BRIDLE_HOME``, else the XDG data folder."""
+    """Return Bridle's folder for the user's recordings: ``$BRIDLE_HOME``, else the XDG data
+    folder."""
     if home := os.environ.get("BRIDLE_HOME"):
         return Path(home)
     data = os.environ.get("XDG_DATA_HOME")
@@ -54,39 +55,41 @@ def data_home() -> Path:
 
 
 def default_store() -> str:
-    """``$BRIDLE_STORE`` (a path or a database URL), else ``bridle.db`` in the data folder."""
+    """Return ``$BRIDLE_STORE`` (a path or a database URL), else ``bridle.db`` in the data
+    folder."""
     return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
 
 
 def default_proxy() -> str:
-    """``$BRIDLE_PROXY``, else the address that ``bridle proxy`` listens on by default."""
+    """Return ``$BRIDLE_PROXY``, else the address that ``bridle proxy`` listens on by default."""
     return os.environ.get("BRIDLE_PROXY") or f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def key_in(variable: str) -> str | None:
-    """The key that an environment variable holds, or else the file that ``VARIABLE_FILE`` names;
-    an empty one is none, and opens nothing. Raises ``OSError`` for a file that cannot be read."""
+    """Return the key in an environment variable, or else in the file that ``VARIABLE_FILE`` names.
+    An empty key is ``None``, and opens nothing. Raise ``OSError`` for a file that cannot be
+    read."""
     if not os.environ.get(variable) and (path := os.environ.get(f"{variable}_FILE")):
         return Path(path).read_text().strip() or None
     return os.environ.get(variable) or None
 
 
 def key_files() -> list[Path]:
-    """The files that hold keys of ours: those that the environment names, and the one that
+    """Return the files that hold our keys: those that the environment names, and the one that
     ``bridle proxy`` makes. They need not exist."""
     named = [os.environ.get(f"{variable}_FILE") for variable in KEYS]
     return [*(Path(path) for path in named if path), admin_key_file()]
 
 
 def store_files(store: str) -> list[Path]:
-    """The file of an SQLite store, by its path or URL; none of another database."""
+    """Return the file of an SQLite store, by its path or URL; another database has none."""
     path = re.sub(r"^sqlite(\+\w+)?:///", "", store)
     return [] if "://" in path or not path else [Path(path)]
 
 
 def private_in(output: Path) -> tuple[Path, ...]:
-    """The files and folders of a training run's ``output`` that its sessions may not see: all of
-    it, or, where the command runs in it, what the run makes there."""
+    """Return the files and folders of a training run's ``output`` that its sessions may not see:
+    the whole folder, or, if the command runs in it, the parts that the run makes there."""
     inside = output.absolute().resolve()
     if Path.cwd().resolve().is_relative_to(inside):
         return tuple(inside / name for name in _OF_A_RUN)
@@ -94,8 +97,8 @@ def private_in(output: Path) -> tuple[Path, ...]:
 
 
 def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
-    """The admin key of the proxy at a URL: ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for a proxy
-    on this machine, the key that ``bridle proxy`` made for itself."""
+    """Return the admin key of the proxy at a URL: ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for
+    a proxy on this machine, the key that ``bridle proxy`` made for itself."""
     key = given or key_in(ADMIN_KEY_VARIABLE)
     if key is None and _on_this_machine(proxy_url):
         with contextlib.suppress(OSError):
@@ -104,8 +107,9 @@ def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
 
 
 def made_admin_key() -> str:
-    """This user's admin key for proxies on this machine; made at its first use, in a file that only
-    the user can read. Raises :class:`bridle.errors.UsageError` when it cannot be kept."""
+    """Return this user's admin key for proxies on this machine. It is made at its first use, in a
+    file that only the user can read. Raise :class:`bridle.errors.UsageError` if it cannot be
+    kept."""
     file = admin_key_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +129,7 @@ def made_admin_key() -> str:
 
 
 def admin_key_file() -> Path:
-    """Where ``bridle proxy`` keeps the key that it made."""
+    """Return the file in which ``bridle proxy`` keeps the key that it made."""
     return data_home() / "admin.key"
 
 
@@ -138,7 +142,7 @@ def _on_this_machine(url: str) -> bool:
 
 
 def is_base_url(text: str) -> bool:
-    """Whether ``text`` is an HTTP URL with a host."""
+    """Return whether ``text`` is an HTTP URL with a host."""
     try:
         url = urlsplit(text)
         _ = url.port  # raises for a port that is not a number
@@ -148,7 +152,8 @@ def is_base_url(text: str) -> bool:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` less what torchrun adds: for a child that takes no part in the training."""
+    """Return ``environment`` without the variables that torchrun adds, for a child process that
+    takes no part in the training."""
     return {
         name: value
         for name, value in environment.items()

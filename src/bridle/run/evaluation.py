@@ -1,4 +1,4 @@
-"""Measures an agent on tasks: in front of a running proxy, or now and then while it is trained."""
+"""Measure an agent on tasks: through a running proxy, or at intervals while it is trained."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ BEST: Final = "best"
 """The folder of the best checkpoint, below a run's output."""
 FIGURES: Final = "evaluation.json"
 VERIFIERS: Final = Aggregation()
-"""How a rollout's scores make a session's number."""
+"""The rule that makes a rollout's scores one number for each session."""
 VERSION_LABEL: Final = "evaluates"
-"""The label of a held-out session: the policy version that it measures."""
+"""The label of a held-out session with the policy version that it measures."""
 
 
 def evaluate(
@@ -56,11 +56,12 @@ def evaluate(
     directory: str | Path = "runs/eval",
     **options: Any,
 ) -> list[Attempt]:
-    """Runs an agent ``samples`` times on each task through a running proxy.
+    """Run an agent ``samples`` times on each task through a running proxy, and return the attempts.
 
-    Takes what :func:`bridle.run.rollouts.rollout` takes. The figures of the attempts are
-    :func:`bridle.reconstruct.evaluation.evaluated`'s. An attempt has the policy version that the
-    proxy served at the start. Sessions without a verdict are left out, with a warning.
+    The options are those of :func:`bridle.run.rollouts.rollout`.
+    :func:`bridle.reconstruct.evaluation.evaluated` computes the figures of the attempts. An attempt
+    has the policy version that the proxy served at the start. Sessions without a verdict are left
+    out, with a warning.
     """
     url = proxy or default_proxy()
     key = admin_key_for(url, key)
@@ -86,8 +87,8 @@ def attempts_in(
     version: int | None,
     rule: Aggregation = VERIFIERS,
 ) -> list[Attempt]:
-    """The attempts among ``results``: those with a verdict. ``rule`` makes a session's rewards
-    one."""
+    """Return the attempts among ``results``, which are those with a verdict. ``rule`` makes a
+    session's rewards one number."""
     attempts = []
     for result in results:
         value = attempt_reward(result.outcome, result.rewards, rule)
@@ -106,27 +107,28 @@ def _served(proxy: str, key: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The tasks that a run is measured on, and how; their sessions are not trained."""
+    """The tasks on which a run is measured, and how; their sessions are not trained."""
 
     rollouts: Rollouts
     adapter: Adapter
     tasks: Sequence[Task]
     settings: RolloutSettings
     run_id: str
-    """The evaluation's own run in the store."""
+    """The id of the evaluation's own run in the store."""
     every: int
-    """Steps between measurements."""
+    """Number of steps between measurements."""
     samples: int = 1
-    """Sessions per task."""
+    """Number of sessions per task."""
     success: float = 1.0
 
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether to measure when ``step`` of ``steps`` steps are complete."""
+        """Return whether to measure when ``step`` of ``steps`` steps are complete."""
         return step % self.every == 0 or step == steps
 
     def measure(self, reader: Reader, version: int) -> Evaluation | None:
-        """The figures of what is served now as ``version``; ``None`` when no session has a
-        verdict. What an earlier attempt of the run measured of this version is not run again."""
+        """Measure the policy that is served now as ``version``, and return the figures, or ``None``
+        if no session has a verdict. Sessions of this version from an earlier attempt at the run are
+        not run again."""
 
         def mine(session: SessionRecord) -> bool:
             return session.labels.get(VERSION_LABEL) == version
@@ -152,7 +154,8 @@ class HeldOut:
 def keep_best(
     directory: Path, measured: Evaluation, version: int, policy: Weights, tokenizer: Path
 ) -> bool:
-    """Saves ``policy`` below ``directory`` when no earlier measurement was better.
+    """Save ``policy`` below ``directory`` unless an earlier measurement was as good. Return whether
+    it was saved.
 
     The folder appears by one rename; it holds a model directory and :data:`FIGURES`.
     """

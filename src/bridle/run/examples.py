@@ -12,18 +12,18 @@ _PLACES = (
     Path(__file__).resolve().parents[3] / "examples",
 )
 _MARKS = ("*.py", "*.ipynb", "task.toml")
-"""Files of which each example has one at its top: a program, a notebook, or a Harbor task."""
+"""The files of which each example has one at its top: a program, a notebook, or a Harbor task."""
 
 
 def example_directories() -> dict[str, Path]:
-    """Where each example lies, by its name."""
+    """Return the directory of each example, by its name."""
     place = next(place for place in _PLACES if place.is_dir())
     found = sorted({file.parent for kind in _MARKS for file in place.glob(f"*/{kind}")})
     return {each.name: each for each in found}
 
 
 def example_directory(name: str) -> Path:
-    """Where an example lies. Raises ``FileNotFoundError``."""
+    """Return the directory of an example. Raise ``FileNotFoundError`` if it is not installed."""
     try:
         return example_directories()[name]
     except KeyError:
@@ -31,6 +31,6 @@ def example_directory(name: str) -> Path:
 
 
 def load_example(name: str) -> tuple[Path, ModuleType]:
-    """The directory of an example, and its ``tasks.py`` as a module."""
+    """Return the directory of an example, and its ``tasks.py`` as a module."""
     directory = example_directory(name)
     return directory, load_module(str(directory / "tasks.py"))

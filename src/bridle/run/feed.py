@@ -1,9 +1,10 @@
 """The trajectory feed on the control API: sealed sessions as samples, for other trainers.
 
 ``POST /bridle/v1/trajectories/{consumer}/lease`` answers with trajectories as NDJSON (a session per
-line) or as an Arrow stream (a sample per row) and names the lease in ``x-bridle-lease``; 204 when
-there is nothing. ``…/leases/{lease}/ack`` when they have been trained, ``DELETE`` to give them up.
-``GET /bridle/v1/trajectories?cursor=`` pages through the same sessions and keeps no account.
+line) or as an Arrow stream (a sample per row) and names the lease in ``x-bridle-lease``. It answers
+204 if there are none. ``…/leases/{lease}/ack`` reports that they have been trained, and ``DELETE``
+gives them up. ``GET /bridle/v1/trajectories?cursor=`` pages through the same sessions and keeps no
+account.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 LEASE_HEADER: Final = "x-bridle-lease"
 CURSOR_HEADER: Final = "x-bridle-cursor"
 BROKEN_HEADER: Final = "x-bridle-broken"
-"""How many of the sessions contradict themselves and came without samples: ``bridle audit``."""
+"""The header with the number of sessions that contradict themselves (``bridle audit``) and are left
+out."""
 
 Form = Literal["ndjson", "arrow"]
 BuilderName = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
@@ -51,7 +53,7 @@ _V1: Final = "/bridle/v1/trajectories"
 
 
 def feed() -> APIRouter:
-    """The routes, to be given to the proxy's application."""
+    """Return the routes for the proxy's application."""
     router = APIRouter(tags=["trajectories"])
 
     def leases(services: Services) -> Leases:
@@ -69,10 +71,10 @@ def feed() -> APIRouter:
         rewarded: bool = False,
         run: str | None = None,
     ) -> Response:
-        """Hands out sealed sessions until they are acknowledged or ``lease_s`` is over.
+        """Lease sealed sessions until they are acknowledged or ``lease_s`` is over.
 
-        ``rewarded`` waits for a session's first reward of a source that ``run`` states; without a
-        run, the verifier's or the operator's.
+        With ``rewarded``, a session is leased after its first reward of a source that ``run``
+        states; without a run, of the verifier or the operator.
         """
 
         def work() -> Response:
@@ -89,7 +91,7 @@ def feed() -> APIRouter:
     async def acknowledge(
         consumer: Name, lease_id: str, services: Running, _: Admin
     ) -> dict[str, Any]:
-        """The lease's sessions are done with: this consumer does not get them again."""
+        """Mark the lease's sessions as done, so that this consumer does not get them again."""
         try:
             done = await asyncio.to_thread(leases(services).acknowledge, consumer, lease_id)
         except UnknownLease:
@@ -98,7 +100,7 @@ def feed() -> APIRouter:
 
     @router.delete(f"{_V1}/{{consumer}}/leases/{{lease_id}}", status_code=204)
     async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
-        """Gives the lease's sessions back at once."""
+        """Give the lease's sessions back at once."""
         try:
             await asyncio.to_thread(leases(services).release, consumer, lease_id)
         except UnknownLease:
@@ -115,7 +117,8 @@ def feed() -> APIRouter:
         builder: BuilderName = "tree",
         run: str | None = None,
     ) -> Response:
-        """The sessions sealed after ``cursor``; the next cursor is in ``x-bridle-cursor``."""
+        """Return the sessions sealed after ``cursor``; the next cursor is in
+        ``x-bridle-cursor``."""
         after = _read_cursor(cursor) if cursor else None
 
         def work() -> Response:
@@ -136,7 +139,7 @@ def feed() -> APIRouter:
 
 
 def trajectory(episode: Episode) -> dict[str, Any]:
-    """A session as a line of the feed; arrays of one length, logprobs exact."""
+    """Return a session as a line of the feed, with arrays of one length and exact logprobs."""
     session, table = episode.session, episode.conservation
     return {
         "session_id": session.id,

@@ -23,13 +23,14 @@ class UnknownFleet(UsageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NamedParts:
-    """Makes on any machine the sandboxes and the verifier that a user named on another."""
+    """A factory that makes, on any machine, the sandboxes and the verifier that a user named on
+    another."""
 
     agent: str
     sandbox: SandboxKind | None
     verifier: str
     folder: Path
-    """Where relative names of files start; used on machines that have it."""
+    """The folder from which relative names of files start; used on machines that have it."""
 
     def __call__(self) -> LocalFleet:
         if self.folder.is_dir():
@@ -47,11 +48,12 @@ def fleet_of(
     *,
     cpus: float = 1.0,
 ) -> tuple[Adapter, Fleet]:
-    """An adapter and the fleet ``named``: ``local``, ``ray`` or ``ray:ADDRESS``.
+    """Return an adapter and the fleet ``named``: ``local``, ``ray`` or ``ray:ADDRESS``.
 
-    ``agent``, ``sandbox`` and ``verifier`` are as in :mod:`bridle.run.agents`; ``cpus`` is what a
-    session takes of a Ray machine where its task states nothing. Raises :class:`UnknownFleet`, and
-    what the parts raise: they are made here first, so that a wrong name starts nothing.
+    ``agent``, ``sandbox`` and ``verifier`` are as in :mod:`bridle.run.agents`. ``cpus`` is the
+    number of cores of a Ray machine that a session takes if its task states none. Raise
+    :class:`UnknownFleet`, and the errors of the parts, which are made here first so that a wrong
+    name starts nothing.
     """
     adapter, sandboxes = named_agent(agent, sandbox, tasks)
     local = LocalFleet(sandboxes, named_verifier(verifier))

@@ -1,7 +1,9 @@
-"""The groups of a training run: their names in the store, and what earlier attempts have finished.
+"""The groups of a training run: their ids in the store, and the sessions that earlier attempts have
+finished.
 
-Group ``n`` of a run has the id ``RUN.n``. A session of it that was sealed with an outcome that says
-something about the agent is finished, whatever became of the trainer: it is trained, not run again.
+Group ``n`` of a run has the id ``RUN.n``. A session of it is finished if it was sealed with an
+outcome that shows how the agent did. It is then trained and not run again, even if the trainer was
+stopped.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from bridle.store.reading.queries import Reader
 FINISHED: Final = frozenset(
     {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.QUARANTINED}
 )
-"""Outcomes of sessions that are not run again."""
+"""The outcomes of sessions that are not run again."""
 
 
 def group_id(run_id: str, number: int) -> str:
-    """The id of a run's group ``number``."""
+    """Return the id of a run's group ``number``."""
     return f"{run_id}.{number}"
 
 
@@ -32,9 +34,9 @@ class FinishedGroups:
     """The finished sessions of a run, as earlier attempts left them."""
 
     sessions: dict[int, list[str]] = field(default_factory=dict)
-    """Session ids by group number, oldest first."""
+    """The session ids by group number, oldest first."""
     tasks: dict[int, str] = field(default_factory=dict)
-    """The key of the task of each group that was begun."""
+    """The key of the task of each group that was begun, by group number."""
 
     @classmethod
     def of(cls, reader: Reader, run_id: str) -> FinishedGroups:
@@ -51,12 +53,12 @@ class FinishedGroups:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What a group still needs."""
+    """The sessions of a group: those that are finished, and those that it still needs."""
 
     finished: tuple[str, ...]
-    """Sessions of an earlier attempt."""
+    """The ids of an earlier attempt's sessions."""
     jobs: tuple[Job, ...]
-    """Sessions to run."""
+    """The sessions to run."""
 
 
 def planned(
@@ -68,10 +70,11 @@ def planned(
     choose: Callable[[int], int] | None = None,
     settings: Callable[[int], Mapping[str, Any]] = lambda _number: {},
 ) -> Callable[[int], GroupPlan]:
-    """The plan of each group by its number: a task, run by ``size`` sessions.
+    """Return a function from a group's number to its plan: a task, run by ``size`` sessions.
 
-    ``choose`` gives the place of a group's task; without it tasks are taken in turn. A group that
-    an earlier attempt has begun keeps its task. ``settings`` are those of a group's sessions.
+    ``choose`` returns the index of a group's task; without it, tasks are taken in turn. A group
+    that an earlier attempt has begun keeps its task. ``settings`` returns those of a group's
+    sessions.
     """
     earlier = finished or FinishedGroups()
     places = {key_of(task): place for place, task in enumerate(tasks)}
@@ -88,5 +91,5 @@ def planned(
 
 
 def key_of(task: Task) -> str:
-    """A task as :func:`bridle.reconstruct.evaluation.task_key` names it."""
+    """Return the key of a task, as :func:`bridle.reconstruct.evaluation.task_key` makes it."""
     return f"{task.suite}/{task.split}/{task.id}"

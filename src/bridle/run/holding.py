@@ -1,4 +1,4 @@
-"""An output folder that only one command writes to at a time."""
+"""The lock of an output folder, to which only one command writes at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.errors import BridleError, UsageError
 log = logging.getLogger(__name__)
 
 LOCK: Final = ".lock"
-"""Name of the lock file inside a folder that is written step by step."""
+"""The name of the lock file inside a folder that is written step by step."""
 
 
 class OutputBusy(BridleError):
@@ -30,10 +30,10 @@ class OutputUnwritable(UsageError):
 
 @contextmanager
 def hold(output: Path, lock: Path) -> Iterator[None]:
-    """Keeps other commands from ``output`` while the context is open.
+    """Keep other commands from writing to ``output`` while the context is open.
 
     ``lock`` is a file that each of them locks; its folder is made. The kernel releases the lock
-    however its holder ends. Raises :class:`OutputBusy` and :class:`OutputUnwritable`.
+    however its holder ends. Raise :class:`OutputBusy` and :class:`OutputUnwritable`.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A model by its directory or by its name on the Hugging Face Hub."""
+"""Models named by their directory or by their name on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from bridle.errors import UsageError
 
 _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER: Final = ("*.json", "*.jinja", "additional_chat_templates/*", "*.model", "*.txt")
-"""Files beside the weights: tokenizer, template, configuration."""
+"""The files beside the weights: tokenizer, template, configuration."""
 _WEIGHTS: Final = ("*.safetensors", *_TOKENIZER)
 
 
 def model_directory(model: str) -> Path:
-    """The directory of a model with its weights: ``model`` itself, or the Hub's, fetched once.
+    """Return the directory of a model with its weights: ``model`` itself, or the Hub's, fetched
+    once.
 
-    Raises :class:`UsageError` for a name that is neither here nor to be had.
+    Raise :class:`UsageError` for a name that is no directory and cannot be fetched.
     """
     return _directory(model, _WEIGHTS)
 
 
 def tokenizer_directory(model: str) -> Path:
-    """As :func:`model_directory`, without the weights."""
+    """Return the directory of a model's tokenizer; like :func:`model_directory`, but without the
+    weights."""
     return _directory(model, _TOKENIZER)
 
 
 def cached_tokenizer(model: str) -> Path | None:
-    """The directory of a model's tokenizer if it is on this machine; fetches nothing."""
+    """Return the directory of a model's tokenizer if it is on this machine, without fetching
+    anything."""
     directory = Path(model)
     if (directory / "tokenizer.json").is_file():
         return directory

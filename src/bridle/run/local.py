@@ -55,34 +55,35 @@ from bridle.trainer.report import StepReport
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-"""Of a policy: it is a folder's, and stands in options of ``bridle proxy``."""
+"""The form of a policy's name, which also names a folder and is part of options of
+``bridle proxy``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How a training run ended."""
+    """The result of a training run."""
 
     run_id: str
     steps: int
-    """Steps trained, those of earlier attempts included."""
+    """Number of steps trained, those of earlier attempts included."""
     policy: Path
-    """Model directory of the newest checkpoint."""
+    """The model directory of the newest checkpoint."""
     store: str
-    """Where the run's sessions, metrics and policies are recorded."""
+    """The store with the run's sessions, metrics and policies."""
     others: Mapping[str, Path] = field(default_factory=dict)
-    """As ``policy``, of each of ``config.policies``."""
+    """The model directory of the newest checkpoint of each of ``config.policies``, by name."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """What is in ``report.json``, beside the plot ``reward.png``."""
+    """The contents of ``report.json``, which is beside the plot ``reward.png``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBegin:
-    """What a training run is about to do."""
+    """A training run that is about to begin."""
 
     run_id: str
     store: str
     step: int
-    """Steps that earlier attempts have trained."""
+    """Number of steps that earlier attempts have trained."""
     sessions_per_step: int
 
 
@@ -95,19 +96,19 @@ def train(
     on_step: Callable[[StepReport], bool | None] = lambda _report: None,
     on_rule: Callable[[str], None] = log.info,
 ) -> TrainingResult:
-    """Trains the policy of ``config`` in its agent; resumes what ``output`` holds already.
+    """Train the policy of ``config`` in its agent, or resume the run that ``output`` holds already.
 
     ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
-    sessions. ``on_begin`` is called before engine and proxy start, ``on_rule`` once with a line
-    about which rewards make a session's number, ``on_session`` with the reward of each session that
-    has ended (from another thread), and ``on_step`` after each step; it may return true to stop.
-    Ctrl-C leaves a checkpoint of the last whole step.
+    sessions. ``on_begin`` is called before engine and proxy start, and ``on_rule`` once with a line
+    about which rewards make a session's number. ``on_session`` is called from another thread with
+    the reward of each session that has ended. ``on_step`` is called after each step and may return
+    true to stop. Ctrl-C leaves a checkpoint of the last whole step.
 
     To train on several devices or machines, run the program under torchrun: rank 0 returns, and
     every other process exits when rank 0's run is over.
 
-    Raises :class:`bridle.errors.BridleError`: a ``UsageError`` for what ``config`` asks for and is
-    not there, before anything starts.
+    Raise :class:`bridle.errors.BridleError`; before anything starts, it is a ``UsageError`` if
+    ``config`` asks for something that does not exist.
     """
     directory, training = Path(output), config.training
     require_training(config)
@@ -248,13 +249,13 @@ def train(
 
 
 def _steps_trained(plan: TrainingPlan) -> int:
-    """Steps of the newest checkpoint; 0 without one."""
+    """Return the steps of the newest checkpoint, or 0 if there is none."""
     kept = checkpoints(plan.directory / CHECKPOINTS)
     return int(kept[-1].name.rpartition("-")[2]) if kept else 0
 
 
 def require_training(config: RunConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
+    """Raise :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
     if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
     for name, one in config.policies.items():
@@ -271,8 +272,8 @@ def require_training(config: RunConfig) -> None:
 
 
 def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> None:
-    """Raises :class:`bridle.errors.UsageError` unless the policy ``name`` reads and writes the
-    first one's tokens: prompts are rendered once, by the first one's."""
+    """Raise :class:`bridle.errors.UsageError` unless the policy ``name`` has the first one's
+    tokenizer and chat template, which render and tokenize the prompts of both."""
     same = first.backend.to_str() == other.backend.to_str()
     if same and first.chat_template_source == other.chat_template_source:
         return
@@ -283,7 +284,8 @@ def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> Non
 
 
 def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
-    """The settings of the sessions of group ``number``: how many calls they may make."""
+    """Return the settings of the sessions of group ``number``: the number of calls that they may
+    make."""
     if not groups.horizon:
         return {}
     step = number // groups.per_step
@@ -292,9 +294,10 @@ def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
 
 
 def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]:
-    """The tasks that the policy is measured on; none without ``evaluation.every``.
+    """Return the tasks on which the policy is measured; there are none without
+    ``evaluation.every``.
 
-    Raises :class:`bridle.errors.UsageError` where they would be those that it is trained on.
+    Raise :class:`bridle.errors.UsageError` if they would be those on which it is trained.
     """
     if not wanted.every:
         return []
@@ -308,7 +311,7 @@ def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]
 
 
 def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRecord]:
-    """A training run, and that of its held-out sessions if there are any."""
+    """Return the record of a training run, and that of its held-out sessions if there are any."""
     now = time.time()
     found = [RunRecord(run_id, "train", now, name=name)]
     if held_out:
@@ -317,8 +320,8 @@ def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRe
 
 
 def evaluation_run(store: str, run_id: str, rule: Aggregation) -> str:
-    """The run of a training run's held-out sessions, which is begun already; their rewards count by
-    the same ``rule``."""
+    """Return the run of a training run's held-out sessions, which is begun already, and store
+    ``rule`` in it, so that their rewards count by the same rule."""
     found = evaluation_of(run_id)
     with Writer(store) as writer:
         writer.configure_run(found, {"reward": rule.as_data()})
@@ -326,7 +329,8 @@ def evaluation_run(store: str, run_id: str, rule: Aggregation) -> str:
 
 
 def _run_id(store: str) -> str:
-    """The store's training run, which a resumed run continues; a new one in a new store."""
+    """Return the id of the store's training run, which a resumed run continues, or a new id if
+    there is none."""
     with Reader(store) as reader:
         earlier = reader.runs("train")
     return earlier[-1].id if earlier else new_id("run")

@@ -1,4 +1,4 @@
-"""Models beside the default policy, as text on a command line names them."""
+"""Models beside the default policy, as a command line names them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from bridle.run.environment import is_base_url
 
 
 def other_model(text: str) -> tuple[str, OtherModel]:
-    """``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several URLs are several engines.
+    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several URLs are several
+    engines.
 
-    Raises :class:`bridle.errors.UsageError`.
+    Raise :class:`bridle.errors.UsageError`.
     """
     name, rest = pair(text, "--other-model")
     urls: list[str] = []
@@ -40,9 +41,9 @@ def other_model(text: str) -> tuple[str, OtherModel]:
 
 
 def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
-    """``NAME=URL[,URL…]``: a further trained policy and the engines that serve it.
+    """Parse ``NAME=URL[,URL…]``: a further trained policy and the engines that serve it.
 
-    Raises :class:`bridle.errors.UsageError`.
+    Raise :class:`bridle.errors.UsageError`.
     """
     name, rest = pair(text, "--policy")
     urls = tuple(rest.split(","))
@@ -53,7 +54,8 @@ def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
-    """``NAME=VALUE`` as two texts. Raises :class:`bridle.errors.UsageError`."""
+    """Split ``NAME=VALUE`` into two texts. Raise :class:`bridle.errors.UsageError` for another
+    form."""
     name, _, value = text.partition("=")
     if not name or not value:
         raise UsageError(f"{option} {text}: expected NAME=VALUE")

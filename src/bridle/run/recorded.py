@@ -1,4 +1,4 @@
-"""GRPO on sessions that are recorded already: no agent runs, and no engine need be there."""
+"""GRPO on sessions that are recorded already; no agent runs, and no engine is needed."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ from bridle.trainer.sinks import StoreSink
 log = logging.getLogger(__name__)
 
 CHECKED_SESSIONS: Final = 8
-"""Sessions that are scored before training to see whether they were drawn from the policy."""
+"""The number of sessions that are scored before training to check that they were drawn from the
+policy."""
 GAP_LIMIT: Final = 0.25
-"""Nats. Engines and trainers of one policy differ by 0.1 where they round to 16 bits; two
-policies, or two versions of one after a few updates at a high rate, differ by more."""
+"""The largest mean difference of logprobs in nats. Engines and trainers of one policy differ by 0.1
+if they round to 16 bits. Two policies, or two versions of one after a few updates at a high rate,
+differ by more than this limit."""
 
 
 class OtherPolicy(BridleError):
@@ -58,7 +60,7 @@ class OtherPolicy(BridleError):
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """Which recorded sessions are trained."""
+    """The selection of recorded sessions that are trained."""
 
     run: str | None = None
     where: str | None = None
@@ -66,11 +68,12 @@ class Recordings:
     version: int = 0
     """The policy version that ``plan.policy`` is in the recordings."""
     wait_for: int | None = None
-    """Train a group once so many of its sessions are sealed and rewarded, and wait for groups to
-    come; ``None``: train what is there."""
+    """The number of a group's sessions that must be sealed and rewarded before the group is
+    trained; the run then waits for further groups. With ``None`` it trains the groups that are
+    there."""
     other_policy: bool = False
-    """Train sessions although they were drawn from other weights; importance weights bound what
-    that does."""
+    """Whether to train sessions although they were drawn from other weights; importance weights
+    bound the effect of that."""
 
 
 def train_recorded(
@@ -81,15 +84,15 @@ def train_recorded(
     on_step: Callable[[StepReport], bool | None],
     on_rule: Callable[[str], None] = log.info,
 ) -> GrpoLoop:
-    """Trains ``plan.policy`` on recorded sessions, each group once, of several policies on the
-    tokens of ``plan.name``; resumes what was begun.
+    """Train ``plan.policy`` on recorded sessions, each group once, or resume such a run. Of
+    sessions with several policies, the tokens of ``plan.name`` are trained.
 
     Without ``recordings.wait_for`` the run ends after the groups that are there, or after
     ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of
-    ``recordings.version`` and later are trained at whichever step. With a ``stack`` each version is
+    ``recordings.version`` and later are trained at any step. With a ``stack``, each version is
     published to its engines. ``on_rule`` is called once with a line about which rewards make a
-    session's number. Raises :class:`NothingRecorded`, :class:`OtherPolicy`, and what its
-    parts raise.
+    session's number. Raise :class:`NothingRecorded`, :class:`OtherPolicy`, and the errors of its
+    parts.
     """
     require_parts(plan.config)
     require_devices(plan.config)
@@ -160,7 +163,8 @@ def train_recorded(
 
 
 def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: int) -> None:
-    """Raises :class:`OtherPolicy` when tokens recorded at ``version`` are not the policy's."""
+    """Raise :class:`OtherPolicy` if tokens recorded at ``version`` were not drawn from the
+    policy."""
     samples = [
         sample
         for episode in episodes
@@ -189,7 +193,8 @@ def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: in
 
 
 def _is_plain(sample: Sample) -> bool:
-    """Whether every call drew from the policy's own distribution, which is what it scores."""
+    """Return whether every call drew from the policy's own distribution, which is the one it
+    scores."""
     return all(
         sampler is None or structs.replace(sampler, logprobs=PLAIN.logprobs) == PLAIN
         for sampler in sample.samplers

@@ -17,13 +17,13 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.config import SftConfig
 
 Account = Callable[[Mapping[str, Conservation], int], None]
-"""Records where the tokens of each session went, once the policy is on disk, and after how many
-updates."""
+"""A function that records where the tokens of each session went, and after how many updates, once
+the policy is on disk."""
 
 
 @contextmanager
 def sft_run(store: str, name: str, rules: SampleRules, config: SftConfig) -> Iterator[Account]:
-    """A run of the kind ``sft``, as long as the context is open."""
+    """Record a run of the kind ``sft`` while the context is open. Yield its account."""
     run = RunRecord(
         new_id("run"),
         "sft",

@@ -1,4 +1,4 @@
-"""What a training run has shown: figures from the store, as data, as lines and as a plot."""
+"""The report of a training run: figures from the store, as data, as lines and as a plot."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 EVALUATION = "evaluation/"
-"""What the names of an evaluation's numbers begin with, in the store."""
+"""The prefix of the names of an evaluation's numbers in the store."""
 
 
 def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
-    """The figures of a training run; every one is computed from the store.
+    """Return the figures of a training run; every one is computed from the store.
 
     Tokens are those of all sessions of the run, its held-out ones included
     (:mod:`bridle.reconstruct.accounts`).
@@ -60,7 +60,7 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
 
 
 def token_figures(reader: Reader, run_id: str) -> dict[str, Any]:
-    """Where the tokens of a run went: sums by fate, and ``tokens`` by fate and reason."""
+    """Return the account of a run's tokens: sums by fate, and ``tokens`` by fate and reason."""
     account = token_account(reader, SessionFilter(run=run_id))
     fates = ("trained", "trainable", "masked", "dropped")
     return {
@@ -71,7 +71,7 @@ def token_figures(reader: Reader, run_id: str) -> dict[str, Any]:
 
 
 def tokens_line(figures: Mapping[str, Any]) -> str:
-    """Where the tokens went, for a person."""
+    """Return the account of a run's tokens as a line for a person."""
     parts = []
     for fate in ("masked", "dropped"):
         reasons = [
@@ -90,7 +90,7 @@ def tokens_line(figures: Mapping[str, Any]) -> str:
 
 
 def minutes_line(report: Mapping[str, Any]) -> str:
-    """The time that a run took, for a person."""
+    """Return the time that a run took, for a person."""
     line, attempts = f"{report['minutes']:.1f} minutes", report["attempts"]
     if len(attempts) > 1:
         line += f" in {len(attempts)} attempts, {report['last_attempt_minutes']:.1f} in the last"
@@ -98,7 +98,7 @@ def minutes_line(report: Mapping[str, Any]) -> str:
 
 
 def account_report(reader: Reader, run_id: str) -> list[str]:
-    """A run's tokens, time and sessions, for a person."""
+    """Return a run's tokens, time and sessions as lines for a person."""
     attempts = attempt_figures(reader, run_id)
     report = token_figures(reader, run_id) | attempts_as_data(attempts)
     return [tokens_line(report), _attempts_line(report)]
@@ -110,7 +110,8 @@ def _attempts_line(report: Mapping[str, Any]) -> str:
 
 
 def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
-    """What each stage of a session took on average, by its name in ``bridle.harnesses.stages``."""
+    """Return the mean seconds of each stage of a session, by its name in
+    ``bridle.harnesses.stages``."""
     taken = [session.labels or {} for session in reader.sessions(run=run_id, sealed=True)]
     measured = [labels["seconds"] for labels in taken if "seconds" in labels]
     names = dict.fromkeys(name for seconds in measured for name in seconds)
@@ -120,14 +121,15 @@ def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
 
 
 def _findings(reader: Reader, run_id: str) -> dict[str, int]:
-    """Sessions by the name of a finding that was recorded of them."""
+    """Return the number of sessions with each finding, by the finding's name."""
     ids = [session.id for session in reader.sessions(run=run_id)]
     given = reader.rewards_of(ids).values()
     return dict(Counter(name for own in given for name in {one.name for one in findings_in(own)}))
 
 
 def _rows(reader: Reader, run_id: str) -> list[int]:
-    """By session, how many of its samples train something, by the rules of the run."""
+    """Return for each session the number of its samples that train something, by the rules of the
+    run."""
     rules = StatedRules(reader).of(run_id)
     found = []
     for session in LoadedSession.stream(reader, reader.sessions(run=run_id, sealed=True)):
@@ -140,8 +142,8 @@ def _rows(reader: Reader, run_id: str) -> list[int]:
 
 
 def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
-    """What a run measured on held-out tasks, in order: ``step`` (steps completed) and the numbers
-    of :func:`evaluation_metrics` without their prefix."""
+    """Return a run's measurements on held-out tasks, in order: ``step`` (steps completed) and the
+    numbers of :func:`evaluation_metrics` without their prefix."""
     found: dict[int, dict[str, float]] = {}
     for metric in reader.metrics(run_id):
         if metric.name.startswith(EVALUATION):
@@ -151,7 +153,7 @@ def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
 
 
 def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
-    """An evaluation as the numbers of a step."""
+    """Return an evaluation as the numbers of a step."""
     k, mean = measured.mean_at
     named = {f"pass_at_{k}": value for k, value in measured.pass_at.items()}
     named[f"mean_at_{k}"] = named["reward"] = mean
@@ -163,7 +165,8 @@ def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
 
 
 def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]:
-    """``report.json`` and ``reward.png`` of a run in ``directory``; returns the report."""
+    """Write ``report.json`` and ``reward.png`` of a run into ``directory``, and return the
+    report."""
     report = training_figures(reader, run_id) | {"evaluations": evaluations(reader, run_id)}
     report |= attempts_as_data(attempt_figures(reader, run_id))
     (directory / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -172,7 +175,7 @@ def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """The report for a person."""
+    """Return the report as lines for a person."""
     rewards = [value for value in report["reward_by_step"] if value is not None]
     lines = []
     if rewards:
@@ -205,7 +208,8 @@ def _interval(measured: Mapping[str, float]) -> str:
 
 
 def plot_training(report: Mapping[str, Any], path: Path) -> None:
-    """Reward over steps, with held-out figures and their intervals where there are any."""
+    """Plot the reward over steps, with the held-out figures and their intervals if there are
+    any."""
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     plot_rewards(axes, report["reward_by_step"], "training tasks, mean of a step")
     measured = report["evaluations"]
@@ -230,7 +234,7 @@ def plot_training(report: Mapping[str, Any], path: Path) -> None:
 
 
 def plot_evaluations(parts: Mapping[str, Evaluation], path: Path) -> None:
-    """pass@k over k, a line with its intervals for each part."""
+    """Plot pass@k over k, with a line and its intervals for each part."""
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for name, one in parts.items():
         ks = sorted(one.pass_at)
@@ -249,7 +253,7 @@ def plot_evaluations(parts: Mapping[str, Evaluation], path: Path) -> None:
 
 
 def plot_rewards(axes: Axes, rewards: list[float | None], label: str) -> None:
-    """A point for each step that has a reward."""
+    """Draw a point for each step that has a reward."""
     points = [(step, value) for step, value in enumerate(rewards, start=1) if value is not None]
     axes.plot(
         [step for step, _ in points],

@@ -45,14 +45,14 @@ Result = TypeVar("Result")
 NO_CALL_HINT: Final = (
     "does the program read OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?"
 )
-"""What to check when an agent ran and no call was recorded."""
+"""The question to ask if an agent ran and no call was recorded."""
 
 
 class Rollouts:
-    """Runs jobs against one proxy on one fleet, which stays warm between calls.
+    """A runner of jobs against one proxy on one fleet, which stays warm between calls.
 
     Sessions run on an event loop in a thread of their own, so that groups run while a trainer
-    trains. Leaving the context cancels what runs, and returns when its sessions are sealed.
+    trains. Leaving the context cancels running sessions, and returns when they are sealed.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Rollouts:
         key: str | None = None,
         given: GivenRewards | None = None,
     ) -> None:
-        """``given`` records the rewards that are given in."""
+        """Prepare the event loop, which starts with the context. ``given`` records the rewards that
+        are sent to the proxy."""
         self.given = GivenRewards() if given is None else given
         self._proxy_url = proxy_url
         self._key = key
@@ -97,7 +98,7 @@ class Rollouts:
         await self._loop.shutdown_default_executor()
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Runs ``work`` on the event loop until it has ended or the context is left."""
+        """Run ``work`` on the event loop until it has ended or the context is left."""
 
         async def run() -> Result:
             task = asyncio.ensure_future(work)
@@ -114,8 +115,8 @@ class Rollouts:
 
     @contextmanager
     def run(self, name: str, kind: str = "rollout") -> Iterator[str]:
-        """A run of the proxy's store, for ``RolloutSettings.run_id``: of the kind ``rollout``, or
-        ``eval`` where its sessions are held out."""
+        """Record a run in the proxy's store, and yield its id for ``RolloutSettings.run_id``. Its
+        kind is ``rollout``, or ``eval`` if its sessions are held out."""
         run_id = new_id("run")
         self._put_run(run_id, kind, "running", name)
         status, reason = "completed", None
@@ -146,7 +147,8 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
-        """All results, in the order they came. Ctrl-C ends every session that still runs."""
+        """Run all jobs, and return their results in the order in which they came. Ctrl-C ends every
+        session that still runs."""
         running = self._submit(self._collect(adapter, jobs, settings, progress))
         try:
             return running.result()
@@ -171,10 +173,11 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> StartGroup:
-        """Starts groups by their number; all of them share the slots of ``settings``.
+        """Return a function that starts groups by their number; all of them share the slots of
+        ``settings``.
 
-        A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` when no session
-        can be had for one of its jobs.
+        A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` if no session can
+        be opened for one of its jobs.
         """
         client = self._client()
         self._clients.append(client)
@@ -206,12 +209,12 @@ class Rollouts:
 
 
 def _with_keys_hidden(settings: RolloutSettings) -> RolloutSettings:
-    """The settings with this machine's files of keys among what no session sees."""
+    """Return the settings with this machine's key files among the files that no session sees."""
     return replace(settings, hidden=(*settings.hidden, *key_files()))
 
 
 async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels what of ``tasks`` still runs, and waits for its end."""
+    """Cancel those of ``tasks`` that still run, and wait until they have ended."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
@@ -238,21 +241,21 @@ def rollout(
     held_out: bool = False,
     on_rule: Callable[[str], None] = log.info,
 ) -> list[RolloutResult]:
-    """Runs an agent on tasks through a running proxy: each session verified, rewarded and sealed.
+    """Run an agent on tasks through a running proxy. Each session is verified, rewarded and sealed.
 
     Names are those of the command line: ``agent`` as for :func:`bridle.run.agents.agent`, ``tasks``
     as for :func:`bridle.harnesses.tasks.tasks_from`, ``verifier`` as for
-    :func:`bridle.run.agents.verifier`, ``fleet`` as for :func:`bridle.run.fleets.fleet_of`, where
-    Ray takes the others by name only. An adapter runs in a process sandbox where ``sandbox`` names
-    none. ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key
-    that the proxy on this machine made. ``guards`` is what a finding costs
+    :func:`bridle.run.agents.verifier`, and ``fleet`` as for :func:`bridle.run.fleets.fleet_of`; Ray
+    takes the others by name only. An adapter runs in a process sandbox if ``sandbox`` names none.
+    ``proxy`` and ``key`` default to ``$BRIDLE_PROXY`` and ``$BRIDLE_ADMIN_KEY``, else the key that
+    the proxy on this machine made. ``guards`` is the cost of a finding
     (:mod:`bridle.harnesses.guards`); ``sampling`` is as for
     :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
-    task; ``directory`` receives workspaces and logs; ``on_result`` is called with each result, and
+    task. ``directory`` receives workspaces and logs. ``on_result`` is called with each result, and
     ``on_rule`` once with a line about which rewards make a session's number. ``held_out`` sessions
-    measure: their tokens are accounted for as ``dropped: evaluation``.
+    are measurements: their tokens are accounted for as ``dropped: evaluation``.
 
-    Returns the results in the order they came. Raises :class:`bridle.errors.BridleError`.
+    Return the results in the order in which they came. Raise :class:`bridle.errors.BridleError`.
     """
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
     adapter, running = _parts(agent, chosen, verifier, sandbox, fleet)

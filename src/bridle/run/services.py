@@ -21,7 +21,7 @@ from bridle.run.environment import KEYS, without_rank
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 LAUNCHER_VARIABLE = "BRIDLE_LAUNCHER"
-"""Holds the process id of the command that runs a service for itself."""
+"""The variable with the process id of the command that runs a service for itself."""
 
 
 class ServiceFailed(BridleError):
@@ -29,12 +29,12 @@ class ServiceFailed(BridleError):
 
 
 class Service:
-    """``python -m bridle ARGUMENTS`` until the context ends.
+    """``python -m bridle ARGUMENTS`` as a child process until the context ends.
 
     The command must print one JSON line with its ``url`` once it serves (``--json``). It runs in a
-    process group of its own, so that Ctrl-C at the terminal reaches us alone and we end it in
-    order; an engine or a proxy ends by itself when we are killed. What it prints besides goes to
-    ``log``.
+    process group of its own, so that Ctrl-C at the terminal reaches only this process, which then
+    ends the child in order. An engine or a proxy ends by itself if this process is killed. Its
+    other output goes to ``log``.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Service:
         threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """``keys``: the keys that it gets, as environment variables; none of our own is passed
-        on."""
+        """Prepare the process. ``keys`` are the keys that it gets, as environment variables; none
+        of this process's own is passed on."""
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads
@@ -98,7 +98,8 @@ class Service:
         return self._process.pid
 
     def _first_line(self) -> bytes:
-        """Waits for it in a thread: a child may hang without printing or ending."""
+        """Return the first line of output, read in a thread because a child may hang without
+        printing or ending."""
         if self._process is None or self._process.stdout is None:
             raise RuntimeError("the service is not running")
         lines: queue.Queue[bytes] = queue.Queue()
@@ -128,7 +129,8 @@ class Service:
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """The first line to ``lines``; the rest is read on, so that the child never blocks on it."""
+    """Put the first line into ``lines``, and read the rest, so that the child never blocks on
+    it."""
     lines.put(stream.readline())
     while stream.read(65536):
         pass

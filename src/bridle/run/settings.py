@@ -1,4 +1,5 @@
-"""Settings in layers: defaults, a TOML file over them, single values over both."""
+"""Settings in layers: defaults, a TOML file that replaces them, and single values that replace
+both."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ def settings_from(
     defaults: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Kind:
-    """A ``kind``, a frozen dataclass of dataclasses, from its layers.
+    """Return a ``kind``, a frozen dataclass of dataclasses, from its layers.
 
-    ``defaults`` replace those of the dataclass, ``file`` replaces both, ``overrides`` replace all;
-    the mappings go from dotted names (``optimizer.learning_rate``) to values.
+    ``defaults`` replace those of the dataclass, ``file`` replaces both, and ``overrides`` replace
+    all. The mappings go from dotted names (``optimizer.learning_rate``) to values.
 
-    Raises :class:`SettingsError`.
+    Raise :class:`SettingsError`.
     """
     where = str(file or "the settings")
     values = _defaults(kind)
@@ -49,9 +50,9 @@ def settings_from(
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """``a.b=VALUE`` texts as dotted names and values.
+    """Return ``a.b=VALUE`` texts as a mapping from dotted names to values.
 
-    A value is read as TOML (``3``, ``true``, ``["a"]``), or else as the text that it is. Raises
+    A value is read as TOML (``3``, ``true``, ``["a"]``), or else kept as text. Raise
     :class:`SettingsError`.
     """
     found: dict[str, Any] = {}
@@ -67,7 +68,7 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    """Return ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")

@@ -1,4 +1,4 @@
-"""A policy, served and recorded: an engine and the proxy in front of it, while a command runs."""
+"""A stack: an engine that serves a policy and the proxy in front of it, while a command runs."""
 
 from __future__ import annotations
 
@@ -27,40 +27,41 @@ from bridle.store.records import DEFAULT_POLICY
 
 MODEL = "policy"
 VLLM_START_S = 900.0
-"""vLLM starts in a minute on an idle machine, and much later on a busy one."""
+"""Seconds for vLLM to start. It takes a minute on an idle machine, and much longer on a busy
+one."""
 _PATIENCE_S: Final = 60.0
-"""For a reply: the first request to a proxy's control API loads it, on a machine that may be busy
-with starting everything else."""
+"""Seconds to wait for a reply. The first request to a proxy's control API loads the API, on a
+machine that may be busy starting everything else."""
 
 
 class StackError(BridleError):
-    """Engine or proxy gave no answer, or refused; the message names which, and where."""
+    """The engine or proxy did not answer, or refused; the message names which, and its address."""
 
     retryable = True
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where to reach what is running, and with which keys."""
+    """The addresses and keys of a running engine and proxy."""
 
     engine_url: str
     proxy_url: str
     more_engines: tuple[str, ...] = ()
-    """Base URLs of further engines that serve the same policy."""
+    """The base URLs of further engines that serve the same policy."""
     policy: str = DEFAULT_POLICY
-    """Name of the policy that these engines serve."""
+    """The name of the policy that these engines serve."""
     kind: EngineKind = "embedded"
     engine_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
 
     def engine(self, url: str | None = None) -> EngineClient:
-        """A client of the engine at ``url``, else of the first one."""
+        """Return a client of the engine at ``url``, or else of the first one."""
         client = VllmControl if self.kind == "vllm" else EngineClient
         return client(url or self.engine_url, api_key=self.engine_key)
 
     def announce(self, version: int, engine: str | None = None) -> None:
-        """Sets the policy version that the engine at the URL ``engine``, or else the only one,
-        serves from now on. It may be an earlier version, when a publish was taken back."""
+        """Set the policy version that the engine at the URL ``engine``, or else the only one,
+        serves from now on. It may be an earlier version, if a publish was taken back."""
         url = engine or self.engine_url
         if self.kind == "vllm":
             with VllmControl(url, api_key=self.engine_key) as control:
@@ -68,11 +69,11 @@ class Stack:
         self._publish(version, engine=engine)
 
     def retract(self, version: int) -> None:
-        """Sets the proxy back to ``version`` for all engines."""
+        """Set the proxy back to ``version`` for all engines."""
         self._publish(version)
 
     def version(self) -> int:
-        """The policy version that the proxy records with calls now."""
+        """Return the policy version that the proxy records with calls now."""
         state = self._policy("GET").json()
         named = None if self.policy == DEFAULT_POLICY else self.policy
         return int(state["version"] if named is None else state["policies"][named])
@@ -87,13 +88,13 @@ class Stack:
 
 
 def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
-    """The kind of engine at ``engine_url``; only Bridle's own reports a policy version."""
+    """Return the kind of engine at ``engine_url``; only Bridle's own reports a policy version."""
     reply = _asked("engine", "GET", f"{engine_url}{contract.VERSION}", key)
     return "embedded" if "policy_version" in reply.json() else "vllm"
 
 
 def _asked(service: str, method: str, url: str, key: str | None, **body: Any) -> httpx.Response:
-    """The reply of ``service``. Raises :class:`StackError`."""
+    """Return the reply of ``service``. Raise :class:`StackError` if there is none, or an error."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.request(
@@ -117,8 +118,8 @@ def stack(
     engine_arguments: Sequence[str] = (),
     host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
-    """An engine serving ``policy`` as ``version``, and a proxy recording to ``store`` that listens
-    on ``host``; both ask for keys that are made here."""
+    """Run an engine that serves ``policy`` as ``version``, and a proxy that records to ``store``
+    and listens on ``host``. Both ask for keys that are made here."""
     with stacks(
         {DEFAULT_POLICY: policy},
         {},
@@ -144,10 +145,10 @@ def stacks(
     engine_arguments: Sequence[str] = (),
     host: str = "127.0.0.1",
 ) -> Iterator[dict[str, Stack]]:
-    """An engine for each of ``policies``, and one proxy in front of all, as :func:`stack` has.
+    """Run an engine for each of ``policies``, and one proxy in front of all, like :func:`stack`.
 
-    ``policies``: model directories by name, :data:`DEFAULT_POLICY`'s among them. ``roles``: the
-    policy of each role that does not ask that one. Yields what serves each, by name.
+    ``policies`` are model directories by name, :data:`DEFAULT_POLICY`'s among them. ``roles`` maps
+    each role that does not use that policy to its own. Yield the stack of each policy, by name.
     """
     key = new_key()
     with ExitStack() as opened:
@@ -196,7 +197,8 @@ def recording(
     key: str | None = None,
     host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
-    """A proxy in front of an engine that serves ``policy`` as ``version`` and asks for ``key``."""
+    """Run a proxy in front of an engine that serves ``policy`` as ``version`` and asks for
+    ``key``."""
     with proxy(engine_url, policy, store, logs, key=key, host=host) as (proxy_url, admin_key):
         running = Stack(engine_url, proxy_url, kind=kind, engine_key=key, admin_key=admin_key)
         running.announce(version)
@@ -204,12 +206,12 @@ def recording(
 
 
 def new_key() -> str:
-    """A key for the servers of one run, with 256 random bits."""
+    """Return a key for the servers of one run, with 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def serve_instead(engine_url: str, policy: Path, *, key: str | None = None) -> None:
-    """Has a running engine serve other weights of the same shape."""
+    """Make a running engine serve other weights of the same shape."""
     with EngineClient(engine_url, api_key=key) as engine:
         engine.pause("wait")
         try:
@@ -226,9 +228,10 @@ def engine_service(
     *,
     key: str | None = None,
 ) -> Service:
-    """``bridle engine KIND`` for ``policy``, on a port of its own, which asks for ``key``.
+    """Return ``bridle engine KIND`` as a service for ``policy``, on a port of its own, which asks
+    for ``key``.
 
-    ``further``: options of that command.
+    ``further`` are options of that command.
     """
     arguments = ["engine", kind, "--model", str(policy), "--served-model-name", MODEL]
     arguments += ["--port", "0", *further]
@@ -250,8 +253,9 @@ def proxy(
     host: str = "127.0.0.1",
     further: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
-    """A proxy in front of ``engine_url``, which asks for ``key``, on a port of its own; yields its
-    base URL and the admin key that it asks for. ``further``: options of ``bridle proxy``."""
+    """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``. Yield
+    the proxy's base URL and the admin key that it asks for. ``further`` are options of
+    ``bridle proxy``."""
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
     arguments += ["--store", store, "--host", host, "--port", "0", *further]
     admin_key = new_key()

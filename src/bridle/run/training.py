@@ -1,4 +1,4 @@
-"""A GRPO run: sessions through the proxy, updates, weights to the engine.
+"""A GRPO run: it collects sessions through the proxy, updates, and publishes weights to the engine.
 
 The caller runs the sessions (:mod:`bridle.run.rollouts`).
 """
@@ -63,23 +63,23 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What to train, on what, and where everything goes."""
+    """The plan of a training run: its policy, its configuration, and the places of its output."""
 
     policy: Path
-    """Model directory of version 0."""
+    """The model directory of version 0."""
     directory: Path
-    """Receives ``checkpoints/``, ``published/`` and ``tensorboard/``."""
+    """The folder that receives ``checkpoints/``, ``published/`` and ``tensorboard/``."""
     store: str
     run_id: str
-    """The run in the store under which sessions, metrics and policies are kept."""
+    """The id of the run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
     groups_per_step: int = 8
     others: Mapping[str, Path] = field(default_factory=dict)
-    """Model directories of the policies that are trained beside it, by name."""
+    """The model directories of the policies that are trained beside it, by name."""
     name: str = DEFAULT_POLICY
-    """Of ``policy``."""
+    """The name of ``policy``."""
     work: Mapping[str, Any] = field(default_factory=dict)
-    """What else the run's ``config`` in the store records: tasks, agent, groups, policy."""
+    """Further parts of the run's ``config`` in the store: tasks, agent, groups, policy."""
 
     @property
     def each(self) -> list[TrainingPlan]:
@@ -95,8 +95,8 @@ class TrainingPlan:
 
 
 def stated(config: GrpoConfig) -> dict[str, Any]:
-    """What a run trains on, kept as its ``config``: how samples are made, how rewards add up, and
-    every setting."""
+    """Return the part of a run's ``config`` in the store that ``config`` decides: how samples are
+    made, how rewards add up, and every setting."""
     return {
         "samples": {
             "builder": "tree",
@@ -109,12 +109,12 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
 
 
 def rules_of(config: GrpoConfig) -> SampleRules:
-    """Which tokens of a session ``config`` trains."""
+    """Return the rules for which tokens of a session ``config`` trains."""
     return replace(DEFAULT_RULES, kinds=frozenset(map(CallKind, config.samples.kinds)))
 
 
 def require_parts(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for an advantage, loss, importance correction, trust
+    """Raise :class:`bridle.errors.UsageError` for an advantage, loss, importance correction, trust
     region, filter, sink or optimizer that ``config`` names and that does not exist, or a teacher
     that cannot be asked."""
     ADVANTAGES.find(config.advantages.baseline)
@@ -130,8 +130,8 @@ def require_parts(config: GrpoConfig) -> None:
 
 
 def require_devices(config: GrpoConfig) -> None:
-    """Raises ``UnsupportedCompute`` where ``config`` names devices that are
-    not here, or that cannot train so; ``UnsupportedOptimizer`` for one that they cannot share."""
+    """Raise ``UnsupportedCompute`` if ``config`` names devices that are not here, or that cannot
+    train so. Raise ``UnsupportedOptimizer`` for an optimizer that they cannot share."""
     devices = choose_devices(config.compute.device)
     if len(devices) > 1:
         require_spreadable(config.optimizer)
@@ -142,7 +142,8 @@ def require_devices(config: GrpoConfig) -> None:
 
 
 def require_several(config: GrpoConfig) -> None:
-    """Raises :class:`bridle.errors.UsageError` for what can be had for one policy only."""
+    """Raise :class:`bridle.errors.UsageError` for settings that are possible with one policy
+    only."""
     if config.replay.share:
         raise UsageError("success replay is for one policy: set training.replay.share to 0")
     if World.current().size > 1 or len(choose_devices(config.compute.device)) > 1:
@@ -159,16 +160,17 @@ def train(
     given: GivenRewards | None = None,
     further: Mapping[str, Stack] = MappingProxyType({}),
 ) -> GrpoLoop:
-    """Runs or resumes ``plan``; returns the loop, whose learner is over if it was spread.
+    """Run or resume ``plan``. Return the loop, whose learner is closed if it was spread over
+    devices.
 
     ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version of
-    it that an earlier attempt published, and ``further`` so each of ``plan.others``, by name; a
-    resumed run publishes its own weights first. ``on_step`` may return true to stop. Interrupting
+    it that an earlier attempt published; so must ``further``, by name, each of ``plan.others``. A
+    resumed run publishes its own weights first. ``on_step`` may return true to stop. An interrupt
     leaves a checkpoint of the last whole step. ``held_out`` measures the policies before the first
-    step and on the way; the best are kept. ``given`` are the rewards that the run gave in: a
-    session of which the store has others ends the step. Raises
+    step and on the way; the best are kept. ``given`` are the rewards that the run sent: a session
+    with other rewards in the store ends the step. Raise
     :class:`bridle.harnesses.given.RewardsDiffer`,
-    :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and what its parts raise.
+    :class:`bridle.trainer.policy.compute.UnsupportedCompute`, and the errors of its parts.
     """
     require_parts(plan.config)
     require_devices(plan.config)
@@ -281,7 +283,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A policy in training, and what serves it."""
+    """A policy in training, with the stack that serves it."""
 
     plan: TrainingPlan
     stack: Stack
@@ -289,7 +291,7 @@ class _Served:
     publisher: AnyPublisher
 
     def hold(self, version: int) -> None:
-        """Publishes ``version`` again when the engine or the proxy has forgotten it."""
+        """Publish ``version`` again if the engine or the proxy no longer has it."""
         learner = self.trained.learner
         if self.stack.version() != version or not self.publisher.serves(learner):
             log.warning(
@@ -312,13 +314,13 @@ def _serving(plan: TrainingPlan, stack: Stack, writer: Writer) -> Iterator[_Serv
 
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:
-    """What the store keeps as the ``config`` of the plan's run."""
+    """Return the ``config`` of the plan's run, as the store keeps it."""
     return {**stated(plan.config), **plan.work}
 
 
 @contextmanager
 def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
-    """Where the numbers of a run go."""
+    """Yield the sinks that receive the numbers of a run."""
     run = TrackedRun(plan.run_id, plan.directory, configured(plan))
     opened = [SINKS.find(name)(run) for name in plan.config.sinks]
     sinks = SinkGroup([StoreSink(writer, plan.run_id), *opened])
@@ -330,7 +332,7 @@ def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Adds the remedy to an error that ends a run."""
+    """Add the remedy to an error that ends a run."""
     try:
         yield
     except BridleError as error:
@@ -341,8 +343,8 @@ def resumable() -> Iterator[None]:
 def loaded_episode(
     reader: Reader, session_id: str, rules: SampleRules, given: GivenRewards | None = None
 ) -> Episode:
-    """The session, without samples when its record contradicts itself: its tokens are dropped as
-    ``tree_broken``. Raises :class:`bridle.harnesses.given.RewardsDiffer`."""
+    """Return the episode of a session. If its record contradicts itself, it has no samples, and its
+    tokens are dropped as ``tree_broken``. Raise :class:`bridle.harnesses.given.RewardsDiffer`."""
     session = LoadedSession.load(reader, session_id)
     if given is not None and session.record.outcome in FINISHED:
         if not given.knows(session_id):
@@ -360,12 +362,12 @@ def loaded_episode(
 
 
 def newest_policy(plan: TrainingPlan) -> Path:
-    """The model directory of the newest checkpoint."""
+    """Return the model directory of the newest checkpoint."""
     return checkpoints(plan.directory / CHECKPOINTS)[-1] / POLICY_DIRECTORY
 
 
 def step_line(report: StepReport) -> str:
-    """A step as one line for a person."""
+    """Return a step as one line for a person."""
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
     reached = f"reward {report.reward_mean:.3f}, version {report.version}"
     return f"step {report.step + 1}: {reached}, {spent}"
@@ -375,7 +377,7 @@ def step_line(report: StepReport) -> str:
 def publishing(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[AnyPublisher]:
-    """Publishes to the stack's engine, or to all of them as to one."""
+    """Yield the publisher to the stack's engine, or to all of its engines as to one."""
     if plan.config.publish.through == "transfer":
         with _transferring(plan, stack, policy, writer) as transferring:
             yield transferring
@@ -418,7 +420,8 @@ def publishing(
 def _transferring(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[TransferPublisher]:
-    """Sends what is published to the stack's engines, once each is known to take it."""
+    """Yield a publisher that sends weights to the stack's engines, once each has shown that it
+    takes them."""
     if stack.kind != "vllm":
         raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
     config = plan.config.publish

@@ -1,4 +1,5 @@
-"""What a training run prints while it works: its beginning, and sessions on the way to a step."""
+"""The output of a training run while it works: its beginning, and the sessions of the current
+step."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from collections.abc import Callable
 from bridle.run.local import TrainingBegin
 
 LINE_EVERY_S = 15.0
-"""Least seconds between two lines about sessions."""
+"""The least number of seconds between two lines about sessions."""
 
 
 class TrainingProgress:
-    """Prints where a run is recorded, and then how many sessions of the step have ended with their
-    mean reward. Sessions end in another thread than steps."""
+    """The progress of a run. It prints where the run is recorded, and then how many sessions of the
+    step have ended, with their mean reward. Sessions end in another thread than steps."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class TrainingProgress:
         self._print_line(line)
 
     def step_ended(self) -> None:
-        """Sessions that end from now on count for the next step."""
+        """Begin the next step, for which sessions that end from now on count."""
         with self._lock:
             self._step += 1
             self._ended = 0

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server offers a recorder, found out before the first call."""
+"""Ask an OpenAI-compatible server, before the first call, what it offers a recorder."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from bridle.run.environment import UPSTREAM_KEY_VARIABLE
 from bridle.run.hub import cached_tokenizer
 
 _PATIENCE_S: Final = 10.0
-"""How long one question may take: an engine may be compiling, or serve others."""
+"""Maximum seconds for one reply: an engine may be compiling, or serving others."""
 _BETWEEN_S: Final = 0.25
 _LONGEST: Final = 160
-"""Characters of the upstream's own words that are repeated."""
+"""Maximum characters of the upstream's own words that are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One upstream as it answered."""
+    """The result of probing an upstream."""
 
     url: str
     reachable: bool = False
     model: str | None = None
     """The first model that it lists."""
     tokenizer: Path | None = None
-    """Where that model's tokenizer is on this machine, if it is."""
+    """The directory of the model's tokenizer on this machine, if it is here."""
     token_ids: bool | None = None
-    """Whether it returns token ids; ``None``: it did not answer that."""
+    """Whether it returns token ids; ``None`` if it did not answer that."""
     problem: str = ""
-    """Why recording is not exact there, or calls fail, and what to do; empty when nothing is."""
+    """The reason why recording is not exact there, or calls fail, and the remedy; empty if there is
+    no problem."""
 
 
 def examine(
     url: str, *, api_key: str | None, model: str | None, external: bool, wait_s: float
 ) -> Upstream:
-    """Asks an upstream for its models, and, unless it is ``external``, for one token with its id.
+    """Ask an upstream for its models, and, unless it is ``external``, for one token with its id.
 
-    ``wait_s``: how long it may take until something listens there.
+    ``wait_s`` is the time to wait until something listens there, in seconds.
     """
     root = engine_base(url)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -66,7 +67,7 @@ def examine(
 
 
 def _models(client: httpx.Client, wait_s: float) -> list[dict[str, Any]]:
-    """The upstream's model cards; none where it lists no models."""
+    """Return the upstream's model cards; there are none if it lists no models."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -84,7 +85,8 @@ def _models(client: httpx.Client, wait_s: float) -> list[dict[str, Any]]:
 
 
 def _tokenizer(cards: list[dict[str, Any]], named: str | None) -> Path | None:
-    """By the model's name, and by the ``root`` that vLLM and our engines put on its card."""
+    """Return the tokenizer's directory by the model's name, or by the ``root`` that vLLM and our
+    engines put on its card."""
     for card in cards:
         if card["id"] == named:
             roots = (card.get("root"), named)
@@ -139,7 +141,7 @@ def _has_ids(reply: httpx.Response) -> bool:
 
 
 def _words(reply: httpx.Response) -> str:
-    """What the upstream says in an error, on one line."""
+    """Return the upstream's message in an error, on one line."""
     try:
         body = reply.json()
         error = body.get("error", body) if isinstance(body, dict) else body

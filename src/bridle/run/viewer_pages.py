@@ -1,9 +1,9 @@
 """The viewer on a proxy, under ``/bridle/viewer``, for people who have the admin key.
 
-The key comes in a header, or once in a form: then a cookie that no script can read and no other
-site's page can send says until when its holder may look. Every process that has the admin key can
-check the cookie, so that none keeps a list of them. A page of another origin is refused before it
-gets here (``bridle/web_pages.py``).
+The key comes in a header, or once in a form. After the form, a cookie holds the time until which
+its holder may look; no script can read it, and no other site's page can send it. Every process that
+has the admin key can check the cookie, so that none keeps a list of them. A page of another origin
+is refused before it gets here (``bridle/web_pages.py``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bridle.viewer.rendering import Source, failure, render, token_text
 
 COOKIE: Final = "bridle_viewer"
 SIGNED_IN_S: Final = 12 * 3600
-"""How long a cookie is valid."""
+"""Seconds for which a cookie is valid."""
 _FORM_BYTES: Final = 16 << 10
-"""The longest form that is read."""
+"""Maximum bytes of a form that is read."""
 
 
 class SignInNeeded(BridleError):
@@ -45,7 +45,7 @@ class SignInNeeded(BridleError):
 
 
 def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
-    """The pages over the store of the proxy whose services ``running`` returns."""
+    """Return the pages over the store of the proxy whose services ``running`` returns."""
     text = token_text(tokenizer)
 
     async def provide(request: Request) -> Source:
@@ -108,7 +108,7 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
 
 
 async def _require_admin(request: Request, services: Services) -> None:
-    """Raises :class:`SignInNeeded`."""
+    """Raise :class:`SignInNeeded` if the request has neither the admin key nor a valid cookie."""
     key = services.settings.admin_key
     if key is not None and _valid(request.cookies.get(COOKIE, ""), key):
         return
@@ -122,7 +122,8 @@ async def _require_admin(request: Request, services: Services) -> None:
 
 
 def _reward(form: Mapping[str, str]) -> NewReward:
-    """What the form of a session's page says. Raises :class:`ApiError` (422)."""
+    """Return the reward in the form of a session's page. Raise :class:`ApiError` (422) if it is not
+    valid."""
     given = {name: form[name].strip() for name in ("name", "value", "turn") if name in form}
     note = form.get("note", "").strip()
     try:
@@ -146,7 +147,7 @@ def _valid(cookie: str, key: str) -> bool:
 
 
 async def _form(request: Request) -> bytes:
-    """The body of a form. Raises :class:`ApiError` (413) when it is too long."""
+    """Return the body of a form. Raise :class:`ApiError` (413) if it is too long."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

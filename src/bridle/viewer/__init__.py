@@ -1,5 +1,6 @@
-"""Pages over a store, read-only: sessions, turns with tokens, trees, groups, runs, the audit.
+"""Read-only pages over a store: sessions, turns with tokens, trees, groups, runs and the audit.
 
-``app.py`` has the routes, ``templates/`` their HTML, the other modules what the HTML shows; it is
-served by ``bridle viewer`` and, behind the admin key, by the proxy under ``/bridle/viewer``.
+``app.py`` has the routes, ``templates/`` their HTML, and the other modules the data that the HTML
+shows. ``bridle viewer`` serves the pages, and so does the proxy, behind the admin key, under
+``/bridle/viewer``.
 """

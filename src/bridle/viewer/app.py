@@ -1,7 +1,7 @@
-"""The routes of the viewer: each reads what one page shows and renders its template.
+"""The routes of the viewer. Each route reads the data of one page and renders its template.
 
-Endpoints are plain functions, which FastAPI runs in threads. A request that htmx makes gets only
-the part of the page that changes.
+Endpoints are plain functions, which FastAPI runs in threads. A request from htmx gets only the part
+of the page that changes.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from bridle.viewer.training import (
 )
 
 PAGE: Final = 50
-"""Lines of a list."""
+"""The number of lines on a page of a list."""
 LANES: Final = 64
-"""Sessions of a run that are drawn over time."""
+"""The number of a run's sessions that are drawn over time."""
 COUNTED_TOKENS: Final = 200_000
-"""Sampled tokens without an account in the store that a page counts itself."""
+"""Maximum number of sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
-"""Turns that come at once."""
+"""The number of turns that are sent at once."""
 
 
 PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
 def viewer_app(source: Source) -> FastAPI:
-    """The pages of one store, for everyone who reaches them."""
+    """Return the pages of one store as an application, for everyone who reaches it."""
 
     async def provide(_: Request) -> Source:
         return source
@@ -77,8 +77,9 @@ def viewer_app(source: Source) -> FastAPI:
 def pages_app(
     provide: Callable[[Request], Awaitable[Source]], store: str, root: str = ""
 ) -> FastAPI:
-    """The pages below ``root`` as an application. ``provide`` returns what a request is answered
-    from, or raises; ``store`` is the name on pages of requests that got none."""
+    """Return the pages below ``root`` as an application. ``provide`` returns the source from which
+    a request is answered, or raises. ``store`` is the name on pages of requests that got no
+    source."""
     app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
 
     async def provided(request: Request) -> None:
@@ -97,7 +98,7 @@ def pages_app(
 
 
 def static_files() -> StaticFiles:
-    """Style sheet, scripts and htmx."""
+    """Return the style sheet, the scripts and htmx."""
     return StaticFiles(directory=FOLDER / "static")
 
 
@@ -109,8 +110,8 @@ From = Annotated[Source, Depends(_source)]
 
 
 def viewer_router(provide: Any, root: str = "") -> APIRouter:
-    """The pages below ``root``. ``provide`` is a dependency that refuses a caller, or sets
-    ``request.state.source``."""
+    """Return the routes of the pages below ``root``. ``provide`` is a dependency that refuses a
+    caller, or sets ``request.state.source``."""
     router = APIRouter(prefix=root, dependencies=[provide], include_in_schema=False)
 
     @router.get("/", name="viewer")
@@ -371,7 +372,8 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
 
 def number_of(reader: Reader) -> SessionNumber:
-    """How a session's rewards come to its one number, as its run states."""
+    """Return the function that makes a session's rewards one number, by the rule that its run
+    states."""
     return CountedRewards(reader).number
 
 
@@ -382,7 +384,7 @@ def _fate_bars(fates: Mapping[Fate, int]) -> Any:
 
 
 def _took(reader: Reader, run: RunRecord) -> float | None:
-    """Seconds that all attempts at a run took; ``None`` while it goes on."""
+    """Return the seconds that all attempts at a run took, or ``None`` while it goes on."""
     if run.ended_at is None:
         return None
     attempts = [one for one in reader.attempts(run.id) if one.ended_at is not None]
@@ -392,8 +394,9 @@ def _took(reader: Reader, run: RunRecord) -> float | None:
 
 
 def _part(made: Sequence[Turn], first: int, count: int) -> dict[str, Any]:
-    """Turns from ``first`` on: those that stay as they are, and at the end of the session those
-    from the first running one on, which a running session's page asks for again."""
+    """Return ``count`` turns from ``first`` on, for the template. At the end of the session, those
+    from the first running turn on are ``unsettled``; the page of a running session asks for them
+    again."""
     end = first - 1 + count
     settled = next((t.number - 1 for t in made[first - 1 :] if t.running), len(made))
     last = end >= len(made)
@@ -407,7 +410,7 @@ def _part(made: Sequence[Turn], first: int, count: int) -> dict[str, Any]:
 
 
 def _seen(made: Sequence[Turn]) -> str:
-    """Differs when a turn has begun or ended."""
+    """Return a text that changes when a turn begins or ends."""
     return f"{len(made)}.{sum(turn.running for turn in made)}"
 
 

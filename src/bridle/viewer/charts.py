@@ -1,4 +1,5 @@
-"""Line charts, histograms and bars as SVG coordinates: the templates draw them, no script does."""
+"""Line charts, histograms and bars as SVG coordinates, which the templates draw without a
+script."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Final
 WIDTH: Final = 320
 HEIGHT: Final = 96
 _STAGES: Final = 8
-"""Colours of the bars."""
+"""The number of colours of the bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,12 @@ class Line:
 
     name: str
     points: str
-    """``x,y`` pairs for a polyline."""
+    """The ``x,y`` pairs for a polyline."""
     last: float
     shade: int
-    """0 for the first series, 1 for the compared one."""
+    """The number of the colour: 0 for the first series, 1 for the compared one."""
     marks: tuple[tuple[float, float, str], ...]
-    """``x``, ``y`` and a text for each value."""
+    """The ``x``, ``y`` and text of each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Chart:
     low: float
     high: float
     first: int
-    """Steps at the left and right edges."""
+    """The step at the left edge; ``last`` is the one at the right edge."""
     last: int
 
 
@@ -42,7 +43,7 @@ Series = Sequence[tuple[int, float]]
 
 
 def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -> Chart | None:
-    """Series of ``(step, value)`` on common axes; ``None`` when none has a finite value."""
+    """Return series of ``(step, value)`` on common axes, or ``None`` if none has a finite value."""
     finite = {
         name: [(step, value) for step, value in points if math.isfinite(value)]
         for name, points in series.items()
@@ -70,18 +71,18 @@ def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a bar, in percent of its length."""
+    """A part of a bar; ``share`` and ``start`` are in percent of the bar's length."""
 
     name: str
     value: float
     share: float
     start: float
     shade: int
-    """Its colour, from 0."""
+    """The number of its colour, from 0."""
 
 
 def bar(parts: Mapping[str, float]) -> tuple[Bar, ...]:
-    """The parts of a whole, side by side."""
+    """Return the parts of a whole, side by side."""
     total, at, bars = sum(parts.values()) or 1.0, 0.0, []
     for shade, (name, value) in enumerate(parts.items()):
         share = 100 * value / total
@@ -93,7 +94,8 @@ def bar(parts: Mapping[str, float]) -> tuple[Bar, ...]:
 def histogram(
     values: Sequence[float], bins: int = 10
 ) -> tuple[tuple[float, float, int, float], ...]:
-    """The bins between the least and the largest value."""
+    """Return the bins between the least and the largest value: both edges of each, its count, and
+    the count in percent of the largest one."""
     if not values:
         return ()
     low, high = min(values), max(values)

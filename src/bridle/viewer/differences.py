@@ -1,4 +1,4 @@
-"""What a call changed of the conversation that it continues, in text and in tokens."""
+"""The difference between a call and the conversation that it continues, in text and in tokens."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from bridle.store.records import TokenIds
 from bridle.viewer.turns import TokenText
 
 CONTEXT: Final = 24
-"""Tokens shown before the first difference; three times as many after it."""
+"""The number of tokens shown before the first difference; three times as many follow it."""
 
 _LINES: Final = 400
-"""Lines of each conversation that are compared."""
+"""Maximum number of lines of each conversation that are compared."""
 
 Change = Literal["same", "removed", "added", "gap"]
 
@@ -46,35 +46,37 @@ class TokenDiff:
     """The recorded path and the new prompt, around their first difference."""
 
     shared: int
-    """Leading tokens that are the same."""
+    """Number of leading tokens that are the same."""
     recorded: int
-    """Tokens of the parent's prompt and reply."""
+    """Number of tokens in the parent's prompt and reply."""
     prompt: int
-    """Tokens of this call's prompt."""
+    """Number of tokens in this call's prompt."""
     before: tuple[str, ...]
-    """The last tokens that are the same."""
+    """The texts of the last tokens that are the same."""
     old: tuple[str, ...]
     new: tuple[str, ...]
 
     @property
     def lost(self) -> int:
-        """Recorded tokens that the new prompt does not continue."""
+        """Number of recorded tokens that the new prompt does not continue."""
         return self.recorded - self.shared
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of a call from its parent."""
+    """The difference between a call and its parent."""
 
     lines: tuple[DiffLine, ...]
-    """Of the conversations' texts; empty when they are the same."""
+    """The text diff of the two conversations; empty if the new one begins with the whole old
+    one."""
     tokens: TokenDiff | None
     problem: str | None = None
-    """Why there is no comparison of the texts."""
+    """The reason why the texts are not compared."""
 
 
 def difference(session: LoadedSession, call: CallRow, text: TokenText) -> Difference | None:
-    """What the call changed; ``None`` for a call that continues none."""
+    """Return the difference between a call and its parent, or ``None`` if the call continues
+    none."""
     parent = session.by_id.get(call.parent_call_id or "")
     if parent is None:
         return None
@@ -112,8 +114,8 @@ def _message_lines(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
-    """A unified diff with three lines of context. What follows the old conversation is the next
-    turn and no change."""
+    """Return a unified diff with three lines of context. Lines that follow the whole old
+    conversation are the next turn, and no change."""
     shared = 0
     for one, other in zip_longest(old, new):
         if one != other:

@@ -17,7 +17,7 @@ from bridle.store.reading.queries import Reader
 
 
 class PageFormat(StrEnum):
-    """The formats that need nothing but text."""
+    """The export formats that need only text."""
 
     CHAT = ExportFormat.CHAT.value
     TRL = ExportFormat.TRL.value
@@ -28,9 +28,9 @@ class PageFormat(StrEnum):
 
 
 def selection_file(reader: Reader, wanted: SessionFilter, form: PageFormat) -> FileResponse:
-    """The file of the sessions that match, which is removed once it has been sent.
+    """Return the file of the sessions that match, which is removed once it has been sent.
 
-    Raises :class:`NotFound` when no session is left to write, with the reasons.
+    Raise :class:`NotFound`, with the reasons, if no session is left to write.
     """
     chosen = session_ids(reader, wanted)
     if not chosen:

@@ -1,4 +1,4 @@
-"""The filter of a list of sessions, as the query of an address."""
+"""The filter of a list of sessions, read from the query of a URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Depends, Query
 from bridle.store.reading.pages import SessionFilter
 
 LARGEST: Final = 2**53
-"""Of a number that a store compares with a version."""
+"""The largest number that is compared with a version in the store."""
 Text = Annotated[str | None, Query(max_length=512)]
 
 
@@ -40,7 +40,8 @@ def session_filter(
     reason: Text = None,
     text: Text = None,
 ) -> SessionFilter:
-    """The filter of a query; a field that is left empty, or is no number, sets no condition."""
+    """Return the filter of a query. A field sets no condition if it is empty, or is not a number
+    where one is needed."""
     whole = _number(version)
     if whole is not None and abs(whole) > LARGEST:
         whole = None
@@ -67,6 +68,6 @@ Filter = Annotated[SessionFilter, Depends(session_filter)]
 
 
 def filled(wanted: SessionFilter) -> dict[str, Any]:
-    """The conditions of a filter that are set, for links."""
+    """Return the conditions of a filter that are set, for links."""
     values = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
     return {name: value for name, value in values.items() if value is not None}

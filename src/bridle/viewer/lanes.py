@@ -1,4 +1,4 @@
-"""A run's sessions over time, each in a lane of its own: what was waited for, and when."""
+"""A run's sessions over time, each in a lane of its own, to show waiting times."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from bridle.store.reading.pages import SessionLine
 
 WIDTH: Final = 1000.0
-"""Of the drawing, from the first session's start to the last one's end."""
+"""The width of the drawing, from the first session's start to the last one's end."""
 PHASES: Final = ("before the first call", "calls", "after the last call")
-"""Set-up of the session; the harness at work; the verifier and the rest."""
+"""The set-up of the session; the harness at work; the verifier and the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +22,29 @@ class Phase:
     seconds: float
     x: float
     width: float
-    """Of :data:`WIDTH`."""
+    """The width of the phase, in the units of :data:`WIDTH`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A session."""
+    """A session's lane."""
 
     line: SessionLine
     phases: tuple[Phase, ...]
     stages: Mapping[str, float]
-    """Seconds of each stage, where the rollout measured them."""
+    """Seconds of each stage; empty if the rollout did not measure them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
     seconds: float
-    """From the first session's start to the last one's end."""
+    """Seconds from the first session's start to the last one's end."""
     lanes: Sequence[Lane]
 
 
 def lanes_of(lines: Sequence[SessionLine]) -> Lanes:
-    """The lanes of these sessions, in their order. A session that runs ends at its last call."""
+    """Return the lanes of these sessions, in their order. The lane of a running session ends at its
+    last call."""
     if not lines:
         return Lanes(0.0, ())
     spans = [_times(line) for line in lines]
@@ -62,7 +63,8 @@ def lanes_of(lines: Sequence[SessionLine]) -> Lanes:
 
 
 def _times(line: SessionLine) -> tuple[float, float, float, float]:
-    """Opened, first call, end of the last call, sealed; none before the one that precedes it."""
+    """Return when the session was opened, its first call began, its last call ended, and it was
+    sealed. No time is before the one that precedes it."""
     opened = line.record.created_at
     first = max(opened, line.started_at or opened)
     last = max(first, line.ended_at or first)

@@ -1,4 +1,4 @@
-"""What the pages are made from, and how a template becomes a response."""
+"""The source of the pages' data, and the rendering of a template as a response."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ _POLICY: Final = (
 
 @dataclass(frozen=True)
 class Source:
-    """What the pages are made from."""
+    """The store from which the pages are made, and how they show it."""
 
     reader: Reader
     store: str
     """The store's name for people."""
     token_text: turns.TokenText
     annotates: bool = False
-    """Whether what serves the pages also records what their forms send."""
+    """Whether the server of the pages also records what their forms send."""
 
 
 def token_text(tokenizer: Path | None) -> turns.TokenText:
-    """The text of a token id by a model directory's tokenizer; without one, the id itself.
+    """Return a function from a token id to its text, by a model directory's tokenizer. Without a
+    tokenizer, the text is the id itself.
 
-    Raises :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
+    Raise :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
     """
     if tokenizer is None:
         return str
@@ -83,7 +84,7 @@ def _templates() -> Environment:
 
 
 def render(root: str, store: str, name: str, request: Request, **values: Any) -> HTMLResponse:
-    """The page that the template ``name`` makes of ``values``, with links below ``root``."""
+    """Return the page that the template ``name`` makes of ``values``, with links below ``root``."""
     template = _templates().get_template(name)
     text = template.render(root=root, store=store, path=request.url.path, **values)
     headers = {"content-security-policy": _POLICY, "referrer-policy": "same-origin"}
@@ -91,7 +92,7 @@ def render(root: str, store: str, name: str, request: Request, **values: Any) ->
 
 
 def failure(root: str, store: str, request: Request, error: Exception) -> Response:
-    """The page that says why another cannot be shown."""
+    """Return the page with the reason why another page cannot be shown."""
     status = 404 if isinstance(error, NotFound) else 503
     message = str(error)
     if isinstance(error, RequestValidationError):

@@ -30,12 +30,12 @@ _CHARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 
 class GroupOutcome(StrEnum):
-    """What a group teaches."""
+    """The kind of a group, by the rewards of its sessions."""
 
     SOLVED = "solved"
     """Every reward is the same and at least 1."""
     MIXED = "mixed"
-    """The rewards differ: only such groups have an advantage."""
+    """The rewards differ; only such groups have an advantage."""
     FAILED = "failed"
     """Every reward is the same and at most 0."""
     EQUAL = "equal"
@@ -77,7 +77,7 @@ class Group:
 
 
 def groups_of(placed: Sequence[Placed]) -> list[Group]:
-    """The groups of sessions, newest first."""
+    """Return the groups of sessions, newest first."""
     members: dict[str, list[Placed]] = {}
     for session in placed:
         if session.group is not None:
@@ -86,7 +86,7 @@ def groups_of(placed: Sequence[Placed]) -> list[Group]:
 
 
 def outcome_bars(groups: Sequence[Group]) -> list[tuple[int | None, tuple[Bar, ...]]]:
-    """By policy version, oldest first, the groups by outcome."""
+    """Return the groups by outcome for each policy version, oldest first."""
     counted: dict[int | None, Counter[str]] = {}
     for group in groups:
         counted.setdefault(group.version, Counter())[group.outcome.value] += 1
@@ -99,7 +99,7 @@ def outcome_bars(groups: Sequence[Group]) -> list[tuple[int | None, tuple[Bar, .
 
 @dataclass(frozen=True, slots=True)
 class TaskChange:
-    """A task in a run's first and last group of it."""
+    """The first and the last group of a task in a run."""
 
     task: str
     before: Group
@@ -113,7 +113,7 @@ class TaskChange:
 
 
 def task_changes(groups: Sequence[Group]) -> list[TaskChange]:
-    """Tasks with more than one group, the greatest change first."""
+    """Return the tasks with more than one group, the greatest change first."""
     by_task: dict[str, list[Group]] = {}
     for group in reversed(groups):
         if group.task is not None:
@@ -123,7 +123,7 @@ def task_changes(groups: Sequence[Group]) -> list[TaskChange]:
 
 
 def by_name(metrics: Sequence[Metric]) -> dict[str, Series]:
-    """A run's numbers by name."""
+    """Return a run's numbers by name."""
     found: dict[str, list[tuple[int, float]]] = {}
     for metric in metrics:
         found.setdefault(metric.name, []).append((metric.step, metric.value))
@@ -131,7 +131,7 @@ def by_name(metrics: Sequence[Metric]) -> dict[str, Series]:
 
 
 def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[Chart]:
-    """The charts of one run, or of several on common axes."""
+    """Return the charts of one run, or of several on common axes."""
     shades = {run: number for number, run in enumerate(runs)}
     made = []
     for title, names in _CHARTS:
@@ -143,7 +143,7 @@ def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[Chart]:
 def stage_lanes(
     series: Mapping[str, Series],
 ) -> tuple[list[str], list[tuple[int, tuple[Bar, ...]]]]:
-    """The stages of a step, and by step the seconds that each took."""
+    """Return the stages of a step, and for each step the seconds that each stage took."""
     stages = [name for name in series if name.startswith("seconds/")]
     steps: dict[int, dict[str, float]] = {}
     for stage in stages:

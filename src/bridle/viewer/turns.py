@@ -13,13 +13,13 @@ from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, SpanKind
 
 TokenText = Callable[[int], str]
-"""The text of one token id."""
+"""A function from a token id to its text."""
 
 
 def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
-    """The turns with their depths: each below the turn that it continues, and one deeper when a
-    later turn continues the same, or when it broke. A sub-agent, which continues none, is one
-    deeper than the turn after which it began."""
+    """Return the turns with their depths. A turn comes below the turn that it continues. It is one
+    deeper if a later turn continues the same one, or if it broke. A sub-agent, which continues
+    none, is one deeper than the turn after which it began."""
     below: dict[int | None, list[Turn]] = {}
     began_after = None
     for turn in turns:
@@ -44,11 +44,11 @@ def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 def token_strip(
     session: LoadedSession, call: CallRow, text: TokenText, *, observed: bool
 ) -> dict[str, Any]:
-    """A call's tokens as JSON-ready data: the sampled ones by choice, and with ``observed`` the
-    prompt's tokens that this call brought.
+    """Return a call's tokens as JSON-ready data: the sampled ones by choice, and with ``observed``
+    the prompt's tokens that this call brought.
 
-    A token is ``[id, text, logprob, version, reason]``; the last three are ``None`` for an observed
-    token, and ``reason`` is also ``None`` for a sampled token that is trained.
+    A token is ``[id, text, logprob, version, reason]``. The last three are ``None`` for an observed
+    token. ``reason`` is also ``None`` for a sampled token that is trained.
     """
     strips = []
     if observed:

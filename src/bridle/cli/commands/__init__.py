@@ -1,1 +1,1 @@
-"""One file per command of the ``bridle`` program."""
+"""The commands of the ``bridle`` program, one file for each."""

@@ -1,4 +1,4 @@
-"""``bridle ablate``: the yield of each builder on the same recorded sessions."""
+"""``bridle ablate``: compare the builders on the same recorded sessions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _print(data: dict[str, Any]) -> None:
 
 
 def _plot(data: dict[str, Any], path: Path) -> None:
-    """Tokens through the model by builder, stacked; breaks beside them."""
+    """Plot the tokens through the model by builder, stacked, and the breaks beside them."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""``bridle audit``: is every sampled token accounted for, and does the store hold together?"""
+"""``bridle audit``: check that every sampled token is accounted for and the store is consistent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _audited(
 
 
 class _Total:
-    """The account over all audited sessions."""
+    """The token account, summed over all audited sessions."""
 
     def __init__(self) -> None:
         self.sessions = 0

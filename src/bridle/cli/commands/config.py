@@ -1,4 +1,4 @@
-"""``bridle config``: what a run's settings come to, and what they may be."""
+"""``bridle config``: print the settings that are in effect, or their JSON schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(
 ) -> None:
     """Print, as JSON, the settings that are in effect, without secrets.
 
-    Of each key it is said only whether it is set; passwords in URLs are left out.
+    For each key it prints only that it is set; it leaves out passwords in URLs.
     """
     from bridle.run.config import RunConfig
 
@@ -41,7 +41,7 @@ def config(
 
 
 def _environment() -> dict[str, str]:
-    """Bridle's variables by name; those that hold a secret say only that they are set."""
+    """Return Bridle's environment variables by name, with ``set`` in place of each secret."""
     from bridle.store.schema.database import shown
 
     secrets = {*KEYS, "BRIDLE_SESSION_KEY"}

@@ -1,4 +1,4 @@
-"""``bridle backup``, ``export-db`` and ``import-db``: copies of a store."""
+"""``bridle backup``, ``export-db`` and ``import-db``: copy a store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``bridle doctor``: is everything in place for exact recording, what does the model's template do
-to a conversation, and why did a recorded session or run turn out as it did?"""
+"""``bridle doctor``: examine what exact recording needs and what the model's template does to a
+conversation, or explain the result of a recorded session or run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def _explain(store: str, about: str, json: bool) -> None:
 
 
 def print_findings(subject: str, found: Sequence[Finding]) -> None:
-    """Each finding with its evidence and remedy; the first causes the others."""
+    """Print each finding with its evidence and remedy. The first finding is the cause of the
+    others."""
     if not found:
         _say(f"{subject}: nothing is wrong in the record.")
         return

@@ -1,4 +1,4 @@
-"""``bridle engine vllm``: vLLM launched, checked and kept running, or a running one checked."""
+"""``bridle engine vllm``: start vLLM, check it and keep it running, or check a running one."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def vllm(
 
 
 def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> None:
-    """Stays until a signal, or until vLLM is not started again."""
+    """Announce the server, and wait until a signal. End the command if vLLM is not started
+    again."""
     announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
     wait_for_signal(lambda: server.refusal is not None)
     if server.refusal is not None:
@@ -151,7 +152,8 @@ def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> No
 
 
 def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> list[Check]:
-    """The engine's checks, one line each; ends the command when one failed."""
+    """Print the engine's checks, one line each (with ``json`` the failed ones only, to standard
+    error), and return all of them. End the command if one failed."""
     from bridle.engine.vllm import check_engine, failures
 
     checks = check_engine(url, expect=expect, api_key=key)

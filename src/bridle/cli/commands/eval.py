@@ -1,4 +1,4 @@
-"""``bridle eval``: how good agents are on tasks, measured now or from what is recorded."""
+"""``bridle eval``: measure agents on tasks, in new sessions or in recorded ones."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def eval(
 def _serve(
     context: typer.Context, policy: Path, engine: EngineKind, output: Path
 ) -> tuple[str, str | None]:
-    """An engine and a proxy for as long as the command runs: the proxy's URL and its key."""
+    """Start an engine and a proxy that run as long as the command. Return the proxy's URL and its
+    key."""
     with needs_extra("train", "serving a policy needs the training extra"):
         from bridle.run.stack import stack
     from bridle.store.schema.database import migrate
@@ -163,7 +164,8 @@ def _serve(
 
 
 def table(parts: Mapping[str, Evaluation], whole: Evaluation, by: str) -> Table:
-    """The figures for a person, with a row for each part and one for all."""
+    """Return the figures as a table for a person, with a row for each part, and one for all if
+    there are several parts."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column(by)
     shown.add_column("tasks", justify="right")

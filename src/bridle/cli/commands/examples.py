@@ -1,4 +1,4 @@
-"""``bridle examples``: the examples that come with Bridle, copied to where they run."""
+"""``bridle examples``: list the examples that come with Bridle, or copy one."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def examples(
 
 
 def _summary(directory: Path) -> str:
-    """The first line of the docstring of an example's first program, of its notebook, or of the
-    page of its Harbor task."""
+    """Return the first line of an example's notebook, of the page of its Harbor task, or of the
+    docstring of its first program."""
     for notebook in directory.glob("*.ipynb"):
         first = orjson.loads(notebook.read_bytes())["cells"][0]["source"]
         return "".join(first).partition("\n")[0].lstrip("# ")

@@ -1,4 +1,4 @@
-"""``bridle export``: recorded sessions as training files."""
+"""``bridle export``: write recorded sessions as training files."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def export(
 
 
 def _require_sessions(source: Reader, selection: Selection) -> None:
-    """Ends the command before any file is made when the selection takes no session."""
+    """End the command if the selection takes no session, before any file is made."""
     report = ExportReport(Path())
     if next(select(source, selection, report), None) is not None or report.sessions:
         return

@@ -1,4 +1,4 @@
-"""``bridle plan``: what a number of sessions an hour needs."""
+"""``bridle plan``: estimate what a number of sessions an hour needs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bridle.run.plan.workload import RecordedRun, Workload
 
 _BUSY: Final = 0.5
-"""Of a proxy process's time in the mean: sessions come in bursts."""
+"""The average share of time for which a proxy process may be busy; sessions come in bursts."""
 _ASSUMED: Final = 0.4
-"""Share of the roofline, where no run was measured."""
+"""The share of the roofline that is assumed if no run was measured."""
 
 
 def plan(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bridle.proxy.control.probes import Running
 
 _PATIENCE_S: Final = 10.0
-"""How long an engine that was started together with the proxy may take until it listens."""
+"""Seconds to wait until an engine that was started together with the proxy listens."""
 
 
 class LogLevel(StrEnum):
@@ -240,14 +240,14 @@ def proxy(
 
 
 def _feed() -> APIRouter:
-    """Imported when the control API is first asked for."""
+    """Import and return the feed's routes, when the control API is first asked for."""
     from bridle.run.feed import feed
 
     return feed()
 
 
 def _viewer(tokenizer: Path | None, running: Running) -> FastAPI:
-    """Imported when a page is first asked for."""
+    """Import and return the viewer's pages, when a page is first asked for."""
     from bridle.run.viewer_pages import viewer_pages
 
     return viewer_pages(tokenizer, running)
@@ -265,7 +265,7 @@ def _examined(
 def _announce(
     url: str, json: bool, settings: ProxySettings, found: list[Upstream], viewer: bool
 ) -> None:
-    """What a client needs, and what is on and off, with the reason and the remedy."""
+    """Print what a client needs, and which features are on and off, with reasons and remedies."""
     engines = ", ".join(settings.engine_urls)
     announce(
         url,

@@ -1,4 +1,4 @@
-"""``bridle reproduce``: an installed coding agent trained on file edits, before and after."""
+"""``bridle reproduce``: train an installed coding agent on file edits; measure before and after."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bridle.store.records import SHORT_TEXT, Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
 CONTEXT = {"ignore_unknown_options": True}
-"""A negative score looks like an option."""
+"""Settings with which a negative score, which looks like an option, is read as an argument."""
 
 
 def reward(

@@ -35,7 +35,7 @@ from bridle.run.fleets import fleet_of
 from bridle.run.rollouts import NO_CALL_HINT, Rollouts
 
 _RULE: Final = Aggregation()
-"""How a session's scores make its number; a run that trains may state another rule."""
+"""The rule that makes a session's scores one number; a training run may state another one."""
 
 
 def rollout(
@@ -125,7 +125,8 @@ def rollout(
 
 
 async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
-    """A hint when none of ``sessions`` has a call; stops at the first that has one."""
+    """Return a hint if none of ``sessions`` has a call or they cannot be counted, else an empty
+    text. Stop at the first session that has a call."""
     async with Client(proxy, key) as client:
         try:
             for session in sessions:
@@ -156,7 +157,7 @@ def _completed(result: RolloutResult) -> bool:
 
 
 def _reason(result: RolloutResult, timeout_s: float) -> str:
-    """Why a session did not complete."""
+    """Return the reason why a session did not complete."""
     if result.outcome is Outcome.TIMEOUT:
         why = f"the agent ran for more than {timeout_s:g} s"
     elif result.outcome is Outcome.AGENT_ERROR:

@@ -1,4 +1,4 @@
-"""``bridle run -- CMD``: any command as one recorded session."""
+"""``bridle run -- CMD``: run any command as one recorded session."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _INSTALL = {
     "mini": "pip install mini-swe-agent",
 }
 NOT_FOUND = 127
-"""What a shell exits with when it cannot start a command."""
+"""The exit status with which a shell reports that it cannot start a command."""
 
 
 def run(
@@ -120,8 +120,8 @@ async def _create(proxy: str, key: str | None, request: SessionRequest) -> Sessi
 
 
 def _found(command: str, known: Configurable | None) -> str:
-    """Where the command is: on ``PATH``, or a harness that ``harnesses/*/install`` put here. Ends
-    the command when it is nowhere."""
+    """Return the path of the command: from ``PATH``, or of a harness that ``harnesses/*/install``
+    put here. End ``bridle run`` if there is neither."""
     if (found := shutil.which(command)) is not None:
         return found
     if known is None:
@@ -136,7 +136,8 @@ def _found(command: str, known: Configurable | None) -> str:
 
 @contextmanager
 def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, str]]:
-    """The variables of a harness whose configuration is in a folder of its own meanwhile."""
+    """Write the harness's configuration to a temporary folder, and yield the environment variables
+    that make the harness use it. The folder is deleted afterwards."""
     # Harnesses leave helpers behind that may write on.
     folder = TemporaryDirectory(prefix=f"bridle-{harness.name}-", ignore_cleanup_errors=True)
     with folder as home:
@@ -148,7 +149,8 @@ def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, s
 
 
 def _outside_git(arguments: Sequence[str]) -> bool:
-    """Whether ``codex ARGUMENTS`` refuses to start because its folder is in no Git repository."""
+    """Return whether ``codex ARGUMENTS`` refuses to start because its folder is in no Git
+    repository."""
     if "exec" not in arguments and "e" not in arguments:
         return False  # on a terminal Codex asks
     if {"--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"} & set(arguments):
@@ -162,7 +164,7 @@ def _outside_git(arguments: Sequence[str]) -> bool:
 
 
 def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:
-    """What to do when the command made no call."""
+    """Return what to do if the command made no call."""
     if intercepted:
         return (
             "it ignores HTTPS_PROXY, pins a certificate, or asks another address, which "
@@ -181,7 +183,7 @@ def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:
 async def _seal(
     proxy: str, key: str | None, session: Session, code: int | None, remedy: str
 ) -> str:
-    """Seals the session; returns a line about it for the user, with ``remedy`` when it is empty."""
+    """Seal the session. Return a line about it for the user, with ``remedy`` if it has no call."""
     async with Client(proxy, key) as client:
         problem = await seal_session(client, session, code)
         if problem:

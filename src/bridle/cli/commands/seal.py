@@ -30,7 +30,8 @@ def seal(
 ) -> None:
     """End a session: it takes no more calls, and reaches the feed.
 
-    A proxy that records it is asked to; without one, the store is written.
+    The proxy that records the session seals it. If there is no such proxy, the store is changed
+    directly.
     """
     if not 1 <= len(outcome) <= LONGEST_OUTCOME:
         fail(f"an outcome has 1 to {LONGEST_OUTCOME} characters, not {len(outcome)}", 2)
@@ -47,9 +48,10 @@ def seal(
 
 
 async def _sealed_by(proxy: str, key: str | None, session_id: str, outcome: str) -> bool:
-    """Whether a proxy is there that has the session, and has sealed it.
+    """Return whether a proxy has sealed the session: false if no proxy answers, or if it does not
+    have the session.
 
-    Raises :class:`ControlError` when it refuses.
+    Raise :class:`ControlError` if the proxy refuses.
     """
     async with Client(proxy, key) as client:
         try:

@@ -1,4 +1,4 @@
-"""``bridle sessions``: what has been recorded, newest first."""
+"""``bridle sessions``: list recorded sessions, newest first."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ def _cells(line: SessionLine) -> list[str]:
 
 
 def _about(line: SessionLine) -> str:
-    """Harness, model and title, and what of the session cannot be read."""
+    """Return the harness, model and title of a session, and the parts of it that cannot be read."""
     parts = (line.record.harness, line.model, line.title or line.record.task_id)
     damage = line.record.damage if isinstance(line.record, DamagedSession) else ()
     return " · ".join((*(part for part in parts if part), *map(str, damage)))
 
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:
-    """Each session in a line: its identity, calls, tokens (each counted once) and own rewards."""
+    """Return a summary of each session: its identity, calls, tokens (each counted once), own
+    rewards and findings."""
     ids = [record.id for record in records]
     calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
     rewards = source.rewards_of(ids)

@@ -1,4 +1,4 @@
-"""``bridle show``: a session's conversation, whole, turn by turn."""
+"""``bridle show``: print a session's whole conversation, turn by turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLES = {
     CallStatus.OPEN: "cyan",
     CallStatus.PARTIAL: "yellow",
 }
-"""By status; any other is red."""
+"""The style of each status; any other status is red."""
 _ROLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta"}
 
 
@@ -222,7 +222,7 @@ def _rows(session: LoadedSession) -> list[dict[str, Any]]:
 
 
 def _one_line(call: CallRow) -> str:
-    """The reply on one line: its text, then its tool calls."""
+    """Return the reply as one line: its text, then its tool calls."""
     if not call.replies:
         return ""
     reply = call.replies[0]

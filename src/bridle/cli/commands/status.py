@@ -1,4 +1,4 @@
-"""``bridle status``: what a running proxy is doing."""
+"""``bridle status``: print the state of a running proxy."""
 
 from __future__ import annotations
 

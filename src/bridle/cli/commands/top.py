@@ -1,4 +1,4 @@
-"""``bridle top``: what is recorded at this moment, once a second."""
+"""``bridle top``: show what is being recorded, once a second."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from bridle.store.reading.queries import Reader
 from bridle.viewer.training import groups_of
 
 _WINDOW_S: Final = 10.0
-"""Rates are over the calls that ended in this time."""
+"""Seconds before now; rates are over the calls that ended in them."""
 _SHOWN: Final = 8
-"""Sessions that are listed."""
+"""The number of sessions that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look."""
+    """The state of the store and the engines at one moment."""
 
     activity: Activity
     engines: list[dict[str, Any]]
     proxy: str
-    """Why no engines are listed; empty when they are."""
+    """The reason why no engines are listed; empty if they are."""
     sessions: list[SessionLine]
     groups: Counter[str]
-    """Groups of the run, or of all sessions, by what they teach."""
+    """The number of groups of the run, or of all sessions, by outcome."""
 
 
 def top(

@@ -1,4 +1,4 @@
-"""``bridle train``: GRPO on an agent of your own."""
+"""``bridle train``: train an agent of your own by GRPO."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def trainer(
 
 
 def _refuse(**options: object) -> None:
-    """Ends the command when an option was given that is for recorded sessions only."""
+    """End the command if an option was given that is for recorded sessions only."""
     for name, value in options.items():
         if value:
             fail(f"--{name.replace('_', '-')} is for --from-store", 2)

@@ -1,4 +1,4 @@
-"""``bridle viewer``: the store's pages in a browser."""
+"""``bridle viewer``: show the store's pages in a browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bridle.cli.serving import announce, leave_on_sigterm, listening_on
 from bridle.store.schema.database import shown
 
 YIELDS: Final = 10
-"""How far the process steps back, so that a page is no proxy's latency on the same machine."""
+"""The amount by which the process lowers its priority, so that serving a page does not delay a
+proxy on the same machine."""
 
 
 def viewer(

@@ -1,4 +1,4 @@
-"""Text for the demo's tokenizer: what the agent really sends, recorded and rendered."""
+"""Text for the demo's tokenizer: the recorded conversations of the agent, as they are rendered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from bridle.engine.contract.tokenizer import Tokenizer
 
 
 def first_corpus(agent_source: str) -> Iterator[str]:
-    """For the tokenizer that serves the first recording: any will do, this one is not wasteful."""
+    """Yield text for the tokenizer of the first recording. Any text would do; the agent's own
+    source keeps prompts short."""
     yield agent_source
 
 
 def recorded_corpus(conversations: Path, tokenizer: Tokenizer) -> Iterator[str]:
-    """The conversations of an exported chat JSONL file, rendered by the template."""
+    """Yield the conversations of an exported chat JSONL file, as the template renders them."""
     with conversations.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)

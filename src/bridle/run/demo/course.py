@@ -1,4 +1,4 @@
-"""What a demo run trains on: an agent, its tasks, and the tiny policy's scripted teacher."""
+"""The courses of demo runs: an agent, its tasks, and a scripted teacher for the tiny policy."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ Script = Callable[[ScriptedRequest], ScriptedReply]
 
 
 class Course(Protocol):
-    """One agent and what it learns."""
+    """An agent, and the tasks on which it is trained."""
 
     harness: str
 
     @property
     def harness_version(self) -> str | None:
-        """``None`` when it is not one that comes with Bridle."""
+        """The version of the harness; ``None`` if it does not come with Bridle."""
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
-        """Tasks of ``train`` or ``held_out``, which share none; ``seed`` decides their order."""
+        """Return tasks of ``train`` or ``held_out``, which share none, in an order that ``seed``
+        decides."""
 
     def agent(self, temperature: float) -> Adapter: ...
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
-        """What the proxy pins or caps for its sessions."""
+        """Return the sampling parameters that the proxy pins or caps for the course's sessions."""
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts: ...
 
 
 class TaughtCourse(Course, Protocol):
-    """One for a policy that starts from random weights."""
+    """A course for a policy that starts from random weights."""
 
     def first_corpus(self) -> Iterable[str]:
-        """Text for the tokenizer that serves the first recording."""
+        """Return text for the tokenizer of the first recording."""
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        """Works as a policy should in the share ``skill`` of ``tasks``, else makes one mistake."""
+        """Return a script that works as a policy should in the share ``skill`` of ``tasks``, and
+        makes one mistake in each of the others."""
 
 
 class LangChainExample:
-    """An example agent, its tasks and its verifier, as any user's would be."""
+    """An example agent with its tasks and verifier, which runs as any user's would."""
 
     harness = "langchain"
 
@@ -79,7 +81,7 @@ class LangChainExample:
         )
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
-        """None: the agent asks for its temperature itself."""
+        """Return no settings: the agent asks for its temperature itself."""
         return {}
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
@@ -89,14 +91,14 @@ class LangChainExample:
 
 
 class StaffList(LangChainExample):
-    """Two questions in one conversation."""
+    """The example with two questions in one conversation."""
 
     def __init__(self) -> None:
         super().__init__("staff_list", "STAFF_TEMPERATURE")
 
 
 class Shop(LangChainExample):
-    """An agent with tools."""
+    """The example of an agent with tools."""
 
     def __init__(self) -> None:
         super().__init__("shop_agent", "SHOP_TEMPERATURE")

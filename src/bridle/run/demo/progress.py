@@ -10,15 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 LOG_EVERY_S = 15.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines if there is no terminal."""
 
 Tick = Callable[[int, str], None]
-"""``tick(done, note)``: the number of units done, and a text to show beside it."""
+"""A function ``tick(done, note)``: the number of units done, and a text to show beside it."""
 
 
 @contextmanager
 def progress(console: Console, label: str, total: int) -> Iterator[Tick]:
-    """Shows how much of ``total`` is done while the context is open."""
+    """Show how much of ``total`` is done while the context is open. Yield the function that reports
+    it."""
     if console.is_terminal:
         with _bar(console) as bar:
             task = bar.add_task(label, total=total, note="")
@@ -30,7 +31,7 @@ def progress(console: Console, label: str, total: int) -> Iterator[Tick]:
 
 
 class _Line:
-    """A line every ``LOG_EVERY_S`` seconds, and one at the end."""
+    """A log line every ``LOG_EVERY_S`` seconds, and one at the end."""
 
     def __init__(self, console: Console, label: str, total: int) -> None:
         self._console = console

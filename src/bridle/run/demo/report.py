@@ -1,4 +1,4 @@
-"""What a demo run has shown: the report as data, as a table, and as a plot."""
+"""The report of a demo run: as data, as a table, and as a plot."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 WHOLE = "whole"
-"""The run of all stages, whose attempts are the demo's."""
+"""The name of the run of all stages, whose attempts are the demo's."""
 PHASES = ("before", "greedy_before", "after", "greedy_after")
 
 
 def session_rewards(reader: Reader, run_id: str) -> list[float]:
-    """The rewards of a run's sessions that came to an end, one per task."""
+    """Return the rewards of a run's sessions that came to an end, one per task."""
     return list({one.task: one.reward for one in attempts_of(reader, run=run_id)}.values())
 
 
 def make_report(reader: Reader, runs: Mapping[str, str]) -> dict[str, Any]:
-    """The report of a finished demo; every figure is computed from the store.
+    """Return the report of a finished demo; every figure is computed from the store.
 
     ``runs`` are run ids by stage. Minutes are those of all attempts at the demo. Token figures are
-    the training run's.
+    those of the training run.
     """
     figures: dict[str, Any] = {}
     for phase in PHASES:
@@ -56,7 +56,7 @@ def _counts(reader: Reader) -> dict[str, int]:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report for a person."""
+    """Return the report as a table for a person."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("held-out tasks", "before", "after"):
         shown.add_column(heading, justify="left" if heading.startswith("held") else "right")
@@ -74,7 +74,7 @@ def _share(report: Mapping[str, Any], key: str) -> str:
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
-    """Reward over GRPO steps, with the held-out figures before and after."""
+    """Plot the reward over GRPO steps, with the held-out figures before and after."""
     rewards: list[float | None] = report["reward_by_step"]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     plot_rewards(axes, rewards, "training questions, mean of a step")

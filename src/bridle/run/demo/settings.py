@@ -1,4 +1,4 @@
-"""The demo's sizes, for either policy. The whole of it fits in minutes on two cores."""
+"""The demo's sizes, for either policy. The whole demo takes minutes on two cores."""
 
 from __future__ import annotations
 
@@ -13,89 +13,94 @@ from bridle.trainer.policy.tiny import TinyShape
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Some epochs of fine-tuning on the teacher's demonstrations."""
+    """A number of epochs of fine-tuning on the teacher's demonstrations."""
 
     epochs: int
     learning_rate: float
-    """The peak: it rises over 30 updates at most, then falls like a cosine."""
+    """The peak learning rate. The rate rises to it over 30 updates at most, then falls like a
+    cosine."""
     final_fraction: float = 0.05
-    """Where the learning rate ends, as a fraction of its peak; 1 where another lesson goes on."""
+    """The learning rate at the end, as a fraction of its peak; 1 if another lesson continues from
+    it."""
     batch_size: int = 16
-    """Demonstrations per update."""
+    """Number of demonstrations per update."""
     sessions: int | None = None
-    """Demonstrations, the first ones; ``None``: all."""
+    """Number of demonstrations, from the first on; ``None`` stands for all."""
     context: int | None = None
-    """Tokens seen before a demonstration's first reply; ``None``: all. To copy from a prompt is
-    learned in hundreds of updates, and behind a long one each would cost seconds; so first comes
-    its end alone, then the same with all that stands before it."""
+    """Number of tokens seen before a demonstration's first reply; ``None`` stands for all. A policy
+    needs hundreds of updates to learn to copy from a prompt, and each would take seconds with a
+    long prompt. The first lesson therefore shows only the prompt's end, and later ones all of
+    it."""
     shared: int | None = None
-    """Tokens kept at each border of what all prompts share, for prompts that name the task before
-    their end; ``None``: all."""
+    """Number of tokens kept at each border of the text that all prompts share, for prompts that
+    name the task before their end; ``None`` stands for all."""
     piece: int = 0
-    """With ``shared``, most tokens of a piece of what it leaves out, drawn anew for each epoch:
-    tokens that a policy has never seen between a task and its reply lead it astray when they come,
-    and so do distances."""
+    """Maximum tokens of a piece of the text that ``shared`` leaves out, which is drawn anew for
+    each epoch. Otherwise a policy fails when tokens that it has never seen, or longer distances,
+    come between a task and its reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """One demo run. What is not said otherwise is right for the tiny policy."""
+    """The settings of one demo run. The defaults are those of the tiny policy."""
 
     policy: DemoPolicy = "tiny"
 
     seed: int = 0
     engine: EngineKind = "embedded"
-    """What serves the policy."""
+    """The engine that serves the policy."""
     device: str = "cpu"
-    """PyTorch's name of what trains the policy, and of what the embedded engine computes it on; in
-    float32, whatever it is, so that both compute the same."""
+    """PyTorch's name of the device that trains the policy, and that the embedded engine computes
+    on. Both compute in float32 on any device, so that they compute the same."""
     shape: TinyShape = field(
         default_factory=lambda: TinyShape(layers=3, hidden=128, intermediate=128, context=2048)
     )
     vocab_size: int = 1024
     first_sessions: int = 32
-    """Sessions recorded for the tokenizer's corpus, before there is a policy."""
+    """Number of sessions recorded for the tokenizer's corpus, before there is a policy."""
     teacher_sessions: int = 2000
     teacher_skill: float = 0.45
-    """Share of demonstrations in which the teacher computes with the right operation."""
+    """The share of demonstrations in which the teacher computes with the right operation."""
     lessons: Sequence[Lesson] = (
         Lesson(epochs=5, learning_rate=3e-3, final_fraction=1.0, shared=16),
         Lesson(epochs=3, learning_rate=3e-3),
     )
-    """The warm start, one after another."""
+    """The lessons of the warm start, in order."""
     eval_tasks: int = 200
-    """Held-out questions asked before and after, at the training temperature."""
+    """Number of held-out questions asked before and after, at the training temperature."""
     greedy_tasks: int = 100
-    """Of these so many are asked greedily, too: no draw of a token blurs that figure."""
+    """Number of these questions that are also asked greedily; that figure has no noise from drawing
+    tokens."""
     learning_rate: float = 3e-4
     final_fraction: float = 0.1
-    """Where the learning rate ends, as a fraction of its peak: the last steps settle what is
-    learned rather than chase the few sessions that still fail."""
+    """The learning rate at the end, as a fraction of its peak. At a low rate, the last steps
+    consolidate what is learned and do not chase the few sessions that still fail."""
     adam_eps: float = 1e-4
-    """A policy that is nearly certain of most tokens has tiny gradients there; with the usual eps
-    Adam would turn their noise into full steps and wear down what the warm start has learned."""
+    """The ``eps`` of Adam. A policy that is nearly certain of most tokens has tiny gradients there.
+    With the usual value, Adam would turn their noise into full steps and wear down the result of
+    the warm start."""
     max_steps: int = 12
     groups: int = 16
-    """Questions per GRPO step."""
+    """Number of questions per GRPO step."""
     group_size: int = 8
-    """Sessions per question."""
+    """Number of sessions per question."""
     minibatches: int = 2
-    """Optimizer updates per pass over a step's sessions."""
+    """Number of optimizer updates per pass over a step's sessions."""
     epochs: int = 3
-    """Passes over a step's sessions."""
+    """Number of passes over a step's sessions."""
     goal: float = 0.97
-    """Mean reward of a step's sessions, over the last three steps, at which training ends."""
+    """The mean reward of a step's sessions, over the last three steps, at which training ends."""
     minutes: float = 11.5
-    """Longest time of the whole demo. The teacher's recording ends at :data:`TEACHER_SHARE` of it
-    and the warm start at :data:`WARM_SHARE`, with what they have by then. Training ends, goal or
-    not, and its learning rate with it, when only so much is left as measuring took before.
-    :data:`VLLM_MINUTES` with vLLM unless set."""
+    """Maximum minutes of the whole demo. The teacher's recording ends at :data:`TEACHER_SHARE` of
+    them and the warm start at :data:`WARM_SHARE`, with what they have by then. Training ends, with
+    or without reaching the goal, when only as much time is left as measuring took before; the
+    schedule of its learning rate ends with it. The default with vLLM is :data:`VLLM_MINUTES`."""
     update_threads: int = 1
-    """PyTorch's threads in an update, while nothing else runs."""
+    """Number of PyTorch threads in an update, while nothing else runs."""
     checkpoint_every: int = 1
-    """GRPO steps."""
+    """Number of GRPO steps between checkpoints."""
     parallel: int = 16
-    """Sessions at a time."""
+    """Maximum number of sessions at a time."""
     timeout_s: float = 60.0
 
     @property
@@ -104,14 +109,14 @@ class DemoSettings:
 
 
 TEACHER_SHARE: Final = 0.5
-"""Share of the demo's time after which no demonstration is begun."""
+"""The share of the demo's time after which no demonstration is begun."""
 WARM_SHARE: Final = 0.75
-"""Share of the demo's time after which the warm start ends."""
+"""The share of the demo's time after which the warm start ends."""
 FEWEST_DEMONSTRATIONS: Final = 64
-"""Recorded however little time there is: a warm start needs some."""
+"""The number of demonstrations that are recorded even if time is short: a warm start needs some."""
 
 VLLM_MINUTES = 22.0
-"""On two cores vLLM needs more of them for the same sessions."""
+"""The minutes with vLLM, which needs more of them on two cores for the same sessions."""
 
 
 PRETRAINED: Final = DemoSettings(
@@ -130,7 +135,8 @@ PRETRAINED: Final = DemoSettings(
     parallel=16,
     timeout_s=600.0,
 )
-"""A checkpoint is 1.6 GB, its weights and Adam's moments."""
+"""The settings of the pretrained policy. Its checkpoints take 1.6 GB each: weights and Adam's
+moments."""
 
 
 def settings_of(policy: DemoPolicy) -> DemoSettings:

@@ -47,7 +47,8 @@ from bridle.trainer.sft.data import examples_from_parquet, with_context, without
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft
 
 LONGEST_PROMPT: Final = 1 << 20
-"""Tokens: the first tokenizer knows few words, so a prompt may take tens of thousands."""
+"""Maximum tokens of a prompt. The first tokenizer knows few words, so a prompt may take tens of
+thousands."""
 OnResult = Callable[[RolloutResult], None]
 
 
@@ -61,9 +62,9 @@ class Places:
 
     root: Path
     recorded: str | None = None
-    """The store of a proxy that runs already; ``None``: one in ``root``."""
+    """The store of a proxy that runs already; ``None`` stands for a store in ``root``."""
     workspaces: Path | None = None
-    """Where sessions run; ``None``: in ``root``."""
+    """The folder in which sessions run; ``None`` stands for one in ``root``."""
 
     @property
     def store(self) -> str:
@@ -79,11 +80,11 @@ class Places:
 
     @property
     def warm(self) -> Path:
-        """What GRPO starts from."""
+        """The policy from which GRPO starts."""
         return self.root / "policy" / "warm"
 
     def lesson(self, number: int) -> Path:
-        """What the lesson of that number, from 0, left."""
+        """Return the directory of the policy after the lesson with that number, from 0."""
         return self.root / "policy" / f"lesson-{number}"
 
     @property
@@ -110,7 +111,8 @@ class Places:
 def make_base_policy(
     course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
-    """A tokenizer trained on a first recording of the agent at work, and random weights."""
+    """Make a policy with random weights, and a tokenizer trained on a first recording of the
+    agent."""
     train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(
@@ -136,8 +138,8 @@ def record_teacher(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Records the teacher's demonstrations with the policy's tokenizer, and exports them. Once
-    ``over()``, none is begun that is not needed."""
+    """Record the teacher's demonstrations with the policy's tokenizer, and export them. Once
+    ``over()`` returns true, only demonstrations that are needed are begun."""
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(course, places, settings, places.base, tasks, run_id, progress, over)
     with Reader(places.store) as reader:
@@ -154,8 +156,9 @@ def record(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The scripted teacher served behind the proxy, and used by the real agent. Tasks are left out
-    once ``over()``, except for the first :data:`FEWEST_DEMONSTRATIONS`."""
+    """Serve the scripted teacher behind the proxy, and record the real agent that uses it. Once
+    ``over()`` returns true, tasks are left out, except for the first :data:`FEWEST_DEMONSTRATIONS`.
+    Raise :class:`NothingRecorded` if no session completes."""
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(
@@ -188,8 +191,8 @@ def record(
 def warm_start(
     places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
 ) -> None:
-    """Supervised fine-tuning of the base policy on the teacher's export. Of an attempt that was
-    stopped the lessons that had ended stand. ``on_step`` may return true to end its lesson."""
+    """Fine-tune the base policy on the teacher's export. Lessons that a stopped attempt completed
+    are kept. ``on_step`` may return true to end its lesson."""
     taught = lessons_taught(places, settings)
     start = places.lesson(taught - 1) if taught else places.base
     model = load_policy(start, compute=settings.compute)
@@ -217,13 +220,13 @@ def warm_start(
 
 
 def lessons_taught(places: Places, settings: DemoSettings) -> int:
-    """How many lessons an earlier attempt has ended."""
+    """Return the number of lessons that an earlier attempt completed."""
     return sum(places.lesson(number).exists() for number in range(len(settings.lessons)))
 
 
 @contextmanager
 def torch_threads(most: int) -> Iterator[None]:
-    """PyTorch computes with ``most`` threads here, as far as there are cores."""
+    """Compute with ``most`` PyTorch threads in the context, or fewer if there are fewer cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(most, usable_cores()))
     try:
@@ -233,7 +236,7 @@ def torch_threads(most: int) -> Iterator[None]:
 
 
 def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
-    """The fine-tuning of one lesson."""
+    """Return the fine-tuning configuration of one lesson."""
     return SftConfig(
         epochs=lesson.epochs // _draws(lesson),
         batch_size=lesson.batch_size,
@@ -249,7 +252,8 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
 
 
 def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> int:
-    """Optimizer updates of the first ``lessons`` lessons; ``None``: of all."""
+    """Return the number of optimizer updates of the first ``lessons`` lessons; ``None`` stands for
+    all."""
     return sum(_updates(lesson, settings) for lesson in settings.lessons[:lessons])
 
 
@@ -260,7 +264,8 @@ def _updates(lesson: Lesson, settings: DemoSettings) -> int:
 
 
 def _draws(lesson: Lesson) -> int:
-    """How often the lesson's examples are made: anew for each epoch where pieces are drawn."""
+    """Return the number of times that the lesson's examples are made: once per epoch if pieces are
+    drawn, else once."""
     return lesson.epochs if lesson.piece else 1
 
 
@@ -274,8 +279,8 @@ def evaluate(
     temperature: float,
     progress: OnResult,
 ) -> None:
-    """Asks those of ``count`` held-out questions that ``run_id`` has not asked yet; rewards go to
-    the store."""
+    """Ask those of ``count`` held-out questions that ``run_id`` has not asked yet. The rewards go
+    to the store."""
     tasks = course.tasks("held_out", count, settings.seed)
     measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
     with course.rollouts(stack.proxy_url, stack.admin_key) as rollouts:
@@ -290,7 +295,8 @@ def evaluate(
 def left_over(
     tasks: Sequence[Task], places: Places, run_id: str, ended: Collection[Outcome]
 ) -> list[Task]:
-    """The tasks of which ``run_id`` has no session that ended so; all of them in a new run."""
+    """Return the tasks without a session in ``run_id`` whose outcome is in ``ended``. In a new run,
+    return all of them."""
     with Reader(places.store) as reader:
         done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
     return [task for task in tasks if task.id not in done]
@@ -323,8 +329,8 @@ def train_policy(
     on_session: OnResult,
     on_step: Callable[[StepReport], bool],
 ) -> GrpoLoop:
-    """GRPO from the policy that ``stack`` serves on; goes on with an earlier attempt's ``run_id``.
-    Ends when ``on_step`` says so."""
+    """Run GRPO from the policy that ``stack`` serves, or continue an earlier attempt at ``run_id``.
+    Training ends when ``on_step`` returns true."""
     tasks = course.tasks("train", seed=settings.seed + 1)
     with Reader(places.store) as reader:
         finished = FinishedGroups.of(reader, run_id)
@@ -353,7 +359,7 @@ def train_policy(
 
 
 def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
-    """The demo's GRPO: on-policy, group baseline, clipped, one update per group of questions."""
+    """Return the demo's GRPO configuration: on-policy, clipped, with the group as baseline."""
     return GrpoConfig(
         steps=settings.max_steps,
         seconds=seconds,

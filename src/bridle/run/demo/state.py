@@ -1,4 +1,4 @@
-"""What a demo run has finished, so that running it again goes on from there."""
+"""The state of a demo run, from which a second start continues after the finished stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_FILE: Final = "state.json"
 
 
 def start_afresh(root: Path) -> None:
-    """Deletes the run in ``root``. Raises ``OSError`` when anything else is there."""
+    """Delete the run in ``root``. Raise ``OSError`` if there is no run but other files."""
     if not (root / STATE_FILE).exists():
         if root.exists() and any(root.iterdir()):
             raise OSError(errno.ENOTEMPTY, "no run to start afresh, but other files", str(root))
@@ -24,7 +24,8 @@ def start_afresh(root: Path) -> None:
 
 
 class DemoState:
-    """``state.json``: finished stages, and what each took; written after each."""
+    """The file ``state.json``: the finished stages and the seconds that each took, written after
+    each."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / STATE_FILE
@@ -34,18 +35,18 @@ class DemoState:
 
     @property
     def runs(self) -> dict[str, str]:
-        """Run ids in the store, by stage."""
+        """The run ids in the store, by stage."""
         runs: dict[str, str] = self.values["runs"]
         return runs
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Spent so far, by stage, over all attempts."""
+        """The seconds spent so far, by stage, over all attempts."""
         seconds: dict[str, float] = self.values["seconds"]
         return seconds
 
     def require_policy(self, policy: str) -> None:
-        """Raises :class:`bridle.errors.UsageError` where the run trains another policy."""
+        """Raise :class:`bridle.errors.UsageError` if the run trains another policy."""
         known = self.values.setdefault("policy", policy)
         if known != policy:
             raise UsageError(

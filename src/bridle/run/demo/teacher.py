@@ -1,10 +1,10 @@
-"""The demo's scripted teacher: knows how the agent's tools are used, and often picks a wrong one.
+"""The demo's scripted teacher, which uses the agent's tools but often picks the wrong operation.
 
 It is served behind the proxy like any engine, so its demonstrations are recorded, exported and
-learned from by the product's own path. It looks up the right thing and answers with what the last
-tool said, but computes with the operation that the question calls for only in a part of the
-sessions, and otherwise always with the same wrong one. A policy that imitates it is right as often
-as it is, and wrong when it is greedy; to be better takes a reward.
+learned from as other sessions are. It looks up the right thing and answers with the result of the
+last tool. It computes with the operation that the question calls for only in a part of the
+sessions, and in the others always with the same wrong one. A policy that imitates it is right as
+often as the teacher, and wrong when it is greedy; only a reward makes it better.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ OPERATIONS = ("add", "subtract", "multiply")
 
 
 def teacher(tasks: Iterable[Task], *, skill: float) -> Callable[[ScriptedRequest], ScriptedReply]:
-    """A script that answers the questions of ``tasks``.
+    """Return a script that answers the questions of ``tasks``.
 
-    ``skill`` is the share of questions for which it computes with the right operation; which ones
-    is decided by the question's text. For the others it takes the next one in ``OPERATIONS``.
+    ``skill`` is the share of questions for which it computes with the right operation; the
+    question's text decides which ones. For the others it takes the next one in ``OPERATIONS``.
     """
     payloads = {task.prompt: task.payload for task in tasks}
 

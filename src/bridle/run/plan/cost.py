@@ -1,7 +1,7 @@
-"""What a proxy spends on sessions of a shape, measured: a real one records them on this machine.
+"""Measure what a proxy spends on sessions of a shape: a real one records them on this machine.
 
-The engine is scripted and samples as many tokens as are planned; the proxy is a process of its own,
-so that its processor time is its own.
+The engine is scripted and samples as many tokens as are planned. The proxy is a separate process,
+so that its processor time can be measured alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bridle.run.stack import new_key
 from bridle.store.schema.database import migrate
 
 _TOKENS: Final = 150_000
-"""Of all measured sessions: some seconds' work."""
+"""The number of tokens in all measured sessions, which take some seconds."""
 _AT_ONCE: Final = 4
 _TIMEOUT_S: Final = 120.0
 
@@ -40,17 +40,18 @@ class NotMeasured(BridleError):
 @dataclass(frozen=True, slots=True)
 class RecordingCost:
     sessions: int
-    """That were measured."""
+    """Number of sessions that were measured."""
     cpu_s_per_call: float
-    """Processor time of the proxy."""
+    """The proxy's processor time in seconds per call."""
     bytes_per_session: float
-    """In the store, indexes and exact bodies included."""
+    """Bytes per session in the store, indexes and exact bodies included."""
 
 
 def recording_cost(workload: Workload, model: Path) -> RecordingCost:
-    """Records sessions of the workload's shape, whole turns, with the model's tokenizer.
+    """Record sessions of the workload's shape, in whole turns, with the model's tokenizer. Return
+    what they cost.
 
-    Raises :class:`NotMeasured`, and :class:`bridle.run.services.ServiceFailed`.
+    Raise :class:`NotMeasured`, and :class:`bridle.run.services.ServiceFailed`.
     """
     text = _Text(Tokenizer(model))
     turns = max(1, round(workload.turns))
@@ -86,7 +87,8 @@ def recording_cost(workload: Workload, model: Path) -> RecordingCost:
 
 
 class _Text:
-    """Pieces of Python's own source with a number of tokens, each another."""
+    """Pieces of Python's own source with a given number of tokens, each different from the
+    others."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -97,7 +99,8 @@ class _Text:
         self._at = 0
 
     def of(self, tokens: float, skip: int = 0) -> str:
-        """About so many; ``skip`` moves on to text that was not given before."""
+        """Return a text of about ``tokens`` tokens; ``skip`` moves on to text that was not given
+        before."""
         count = max(1, round(tokens))
         self._at = (self._at + count + skip) % max(1, len(self._ids) - count)
         return self._decode(self._ids[self._at : self._at + count])
@@ -130,7 +133,7 @@ async def _play(
 
 
 async def _reply(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> str:
-    """A streamed reply's text."""
+    """Return a streamed reply's text."""
     said = []
     async with client.stream("POST", path, json=body) as response:
         response.raise_for_status()
@@ -142,6 +145,6 @@ async def _reply(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process so far, all threads."""
+    """Return the processor time of a process so far in seconds, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What computes: this machine, measured, or a GPU by its maker's data sheet."""
+"""The device that computes: this machine, measured, or a GPU by its maker's data sheet."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 _SECONDS: Final = 0.5
-"""That each rate is measured for."""
+"""Seconds for which each rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     name: str
     memory: float
-    """Bytes."""
+    """The size of its memory in bytes."""
     flops: float
-    """Operations a second in the precision that models are served in, dense."""
+    """Dense operations per second in the precision that models are served in."""
     bandwidth: float
-    """Bytes a second from its memory."""
+    """Bytes per second that it reads from its memory."""
 
 
 DATA_SHEETS: Final = {
@@ -33,11 +33,12 @@ DATA_SHEETS: Final = {
         Device("b200", 180e9, 2250e12, 7.7e12),
     )
 }
-"""SXM boards (L40S: PCIe) with bfloat16 and without sparsity, by NVIDIA's data sheets."""
+"""The SXM boards (L40S: PCIe) with bfloat16 and without sparsity, by NVIDIA's data sheets."""
 
 
 def this_machine() -> Device:
-    """Its first GPU, else its CPU: a second of matrix products and of reading memory."""
+    """Return this machine's first GPU, or else its CPU, measured with a second of matrix products
+    and of reading memory."""
     import torch
 
     if torch.cuda.is_available():
@@ -60,7 +61,8 @@ def this_machine() -> Device:
 
 
 def _rate(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """How often a second at best: other work on this machine makes single times longer."""
+    """Return how often ``work`` can be done per second. The best time counts, because other work on
+    this machine makes single times longer."""
     work()
     wait()
     ends, best = time.perf_counter() + _SECONDS, float("inf")
@@ -72,4 +74,4 @@ def _rate(work: Callable[[], object], wait: Callable[[], None]) -> float:
 
 
 def _nothing() -> None:
-    """A CPU's work is over when it returns."""
+    """Return at once: a CPU's work is complete when its call returns."""

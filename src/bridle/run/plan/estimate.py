@@ -1,7 +1,7 @@
-"""From a workload, a model and a device to engines and trainers, by their roofline.
+"""Estimate the engines and trainers for a workload, a model and a device, by the device's roofline.
 
-A device computes no faster than its arithmetic and reads no faster than its memory. What real
-engines and trainers reach of that is one number, ``efficiency``, which a recorded run gives.
+A device computes no faster than its arithmetic and reads no faster than its memory. ``efficiency``
+is the share of that which real engines and trainers reach; a recorded run gives it.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from bridle.run.plan.model import ModelSize
 from bridle.run.plan.workload import Workload
 
 CACHE_SHARE: Final = 0.9
-"""Of a device's memory that an engine takes, for weights and key-value cache."""
+"""The share of a device's memory that an engine takes, for weights and key-value cache."""
 _FULL_STATE: Final = 16
-"""Bytes a parameter: float32 weight, gradient and Adam's two moments."""
+"""Bytes per parameter: the float32 weight, its gradient and Adam's two moments."""
 _REFERENCE: Final = 4
-"""Bytes a parameter: the float32 weight of a KL penalty's reference policy."""
+"""Bytes per parameter of a KL penalty's reference policy: its float32 weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
     devices_per_engine: int
-    """Over which one copy of the model is spread, for weights and one session's cache to fit."""
+    """Number of devices over which one copy of the model is spread, so that its weights and one
+    session's cache fit."""
     parallel: int
-    """Sessions at a time in one engine: what was asked, or what fits its memory."""
+    """Number of sessions at a time in one engine: as asked, or as many as fit its memory."""
     seconds_per_session: float
-    """Of one engine at that many sessions a time, at the roofline."""
+    """Seconds of one engine per session, with ``parallel`` sessions at a time, at the roofline."""
 
     def needed(self, workload: Workload, efficiency: float) -> int:
-        """Engines for the whole workload."""
+        """Return the number of engines for the whole workload."""
         seconds = workload.sessions_per_hour * self.seconds_per_session
         return max(1, math.ceil(seconds / efficiency / 3600))
 
 
 def engines(workload: Workload, model: ModelSize, device: Device, parallel: float) -> Engines:
-    """For ``parallel`` sessions at a time in one engine, whose prefix cache holds their histories.
+    """Return the engines for ``parallel`` sessions at a time in one engine, whose prefix cache
+    holds their histories.
 
-    Raises :class:`bridle.errors.UsageError` for less than one.
+    Raise :class:`bridle.errors.UsageError` if ``parallel`` is less than one.
     """
     if parallel < 1:
         raise UsageError("an engine runs at least one session at a time")
@@ -61,13 +63,14 @@ def engines(workload: Workload, model: ModelSize, device: Device, parallel: floa
 @dataclass(frozen=True, slots=True)
 class Trainers:
     state_bytes: float
-    """Weights, gradients, the optimizer's moments and a reference; activations come on top."""
+    """Bytes of the weights, gradients, the optimizer's moments and a reference, without
+    activations."""
     devices_for_state: int
     seconds_per_session: float
-    """Of one device, at its arithmetic."""
+    """Seconds of one device per session, at its peak arithmetic."""
 
     def needed(self, workload: Workload, efficiency: float) -> int:
-        """Devices for the whole workload."""
+        """Return the number of devices for the whole workload."""
         seconds = workload.sessions_per_hour * self.seconds_per_session
         return max(self.devices_for_state, math.ceil(seconds / efficiency / 3600))
 
@@ -75,10 +78,12 @@ class Trainers:
 def trainers(
     workload: Workload, model: ModelSize, device: Device, *, lora: bool, reference: bool = False
 ) -> Trainers:
-    """One update with each session, whose tree is packed so that each token is computed once.
+    """Return the trainers for one update with each session, whose tree is packed so that each token
+    is computed once.
 
-    ``lora``: adapters alone are trained; their own size is left out. ``reference``: a KL penalty
-    scores each session with the reference policy too, which below adapters is there already.
+    With ``lora``, only adapters are trained; their own size is left out. With ``reference``, a KL
+    penalty scores each session with the reference policy too; with adapters, the base model is the
+    reference, which is there already.
     """
     per_parameter = _FULL_STATE + (_REFERENCE if reference else 0)
     state = float(model.weight_bytes if lora else per_parameter * model.parameters)

@@ -1,4 +1,5 @@
-"""How much a model computes, reads and keeps: from its configuration and its weights' headers."""
+"""The amounts that a model computes, reads and keeps, from its configuration and the headers of its
+weights."""
 
 from __future__ import annotations
 
@@ -13,38 +14,38 @@ from typing import Any, Final
 from bridle.errors import UsageError
 
 _LONGEST_HEADER: Final = 100 << 20
-"""Bytes: the format's own bound."""
+"""Maximum bytes of a header, which is the format's own bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     parameters: int
     multiplied: int
-    """Parameters that a token is multiplied with: of experts those that it is sent to, and no table
-    of embeddings beside the one that makes logits."""
+    """Number of parameters with which a token is multiplied. Of the experts, only those count that
+    a token is sent to; of the tables of embeddings, only the one that makes logits."""
     weight_bytes: int
-    """As they are stored."""
+    """Bytes of the weights as they are stored."""
     cache_elements: int
-    """Numbers that one token leaves in the key-value cache, over all layers."""
+    """Number of values that one token leaves in the key-value cache, over all layers."""
     attention_flops: int
-    """Of one token, for each token before it."""
+    """Operations of one token for each token before it."""
 
     @property
     def element_bytes(self) -> float:
-        """Of one weight, and of one number in the cache."""
+        """Bytes of one weight, and of one value in the cache."""
         return self.weight_bytes / self.parameters
 
     @property
     def cache_bytes(self) -> float:
-        """One token's in the key-value cache."""
+        """Bytes of one token in the key-value cache."""
         return self.cache_elements * self.element_bytes
 
 
 def model_size(directory: Path) -> ModelSize:
-    """Of the model in a directory, whose weights are safetensors.
+    """Return the size of the model in a directory, whose weights are safetensors.
 
-    Layers with a sliding window count as if they saw everything, so that caches are not smaller
-    than planned. Raises :class:`bridle.errors.UsageError`.
+    Layers with a sliding window count as if they attended to everything, so that caches are not
+    larger than planned. Raise :class:`bridle.errors.UsageError`.
     """
     try:
         config = json.loads((directory / "config.json").read_text())
@@ -89,7 +90,7 @@ def _attention_layers(config: Mapping[str, Any]) -> int:
 
 
 def _share_of_experts(config: Mapping[str, Any]) -> float:
-    """Of a layer's experts, those that a token is sent to."""
+    """Return the share of a layer's experts that a token is sent to."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if total := config.get(name):
             return int(config["num_experts_per_tok"]) / int(total)
@@ -97,7 +98,7 @@ def _share_of_experts(config: Mapping[str, Any]) -> float:
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Names and headers of all tensors; no weight is read."""
+    """Yield the names and headers of all tensors; no weight is read."""
     for file in sorted(directory.glob("*.safetensors")):
         with file.open("rb") as opened:
             start = opened.read(8)

@@ -1,4 +1,4 @@
-"""Sessions of one shape, so many an hour: as they are wanted, or as a run recorded them."""
+"""A workload: sessions of one shape at a rate, as they are wanted or as a run recorded them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bridle.store.records import CallStatus
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Means over sessions."""
+    """The means over a workload's sessions."""
 
     sessions_per_hour: float
     turns: float
     prompt: float
-    """Tokens of a session's first prompt."""
+    """Number of tokens in a session's first prompt."""
     added: float
-    """Tokens between a reply and the next one: tool results, and what the template writes."""
+    """Number of tokens between a reply and the next one: tool results, and text of the template."""
     sampled: float
-    """Tokens of a reply."""
+    """Number of tokens in a reply."""
     shared: float = 0.0
-    """Tokens of the first prompt that other sessions begin with as well, such as a system prompt:
-    an engine's prefix cache has them."""
+    """Number of tokens of the first prompt that other sessions begin with as well, such as a system
+    prompt. An engine's prefix cache has them."""
 
     @property
     def calls_per_s(self) -> float:
@@ -34,42 +34,45 @@ class Workload:
 
     @property
     def observed(self) -> float:
-        """Tokens of a session that nobody sampled, each once."""
+        """Number of a session's tokens that were not sampled, each counted once."""
         return self.prompt + self.added * (self.turns - 1)
 
     @property
     def tokens(self) -> float:
-        """Tokens of a session, each once: of its last context, and of its tree in training."""
+        """Number of a session's tokens, each counted once: those of its last context, and of its
+        tree in training."""
         return self.observed + self.sampled * self.turns
 
     @property
     def read(self) -> float:
-        """Tokens of a session that an engine has to compute beside those that it samples."""
+        """Number of a session's tokens that an engine has to compute beside those that it
+        samples."""
         return self.observed - self.shared
 
     @property
     def context(self) -> float:
-        """Tokens before a sampled one, in the mean over the sampled ones."""
+        """The mean number of tokens before a sampled token."""
         between = (self.added + self.sampled) * (self.turns - 1) / 2
         return self.prompt + between + self.sampled / 2
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a run's sessions were, and what their calls kept an engine busy with."""
+    """The shape of a recorded run's sessions, and the time for which their calls kept an engine
+    busy."""
 
     sessions: int
     workload: Workload
     parallel: float
-    """Calls at a time, while there was one."""
+    """The mean number of calls at a time, while there was one."""
     engine_seconds: float
-    """Time in which a call was running, for each session."""
+    """Seconds per session in which a call was running."""
 
 
 def recorded_run(reader: Reader, run_id: str) -> RecordedRun:
-    """The run's sealed sessions that have a complete call.
+    """Return the run's figures, from its sealed sessions that have a complete call.
 
-    Raises :class:`bridle.store.errors.NotFound` for an unknown run, and
+    Raise :class:`bridle.store.errors.NotFound` for an unknown run, and
     :class:`bridle.errors.UsageError` for one without such sessions.
     """
     reader.run(run_id)
@@ -101,7 +104,7 @@ def recorded_run(reader: Reader, run_id: str) -> RecordedRun:
 
 
 def _distinct(reader: Reader, call_ids: Iterable[str]) -> int:
-    """Tokens of the calls' prompts, those of a common beginning once."""
+    """Return the number of tokens in the calls' prompts, counting a common beginning once."""
     prompts = [reader.prompt_token_ids(call_id) for call_id in call_ids]
     # Big-endian bytes sort as the ids do, and neighbours then share the most.
     ordered = sorted(ids.astype(">u4").tobytes() for ids in prompts if ids is not None)
@@ -120,7 +123,7 @@ def _complete(calls: Iterable[CallRow]) -> list[CallRow]:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
+    """Return the length of the union of intervals."""
     covered, reached = 0.0, float("-inf")
     for began, ended in sorted(spans):
         covered += max(0.0, ended - max(began, reached))

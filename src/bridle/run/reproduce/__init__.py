@@ -1,2 +1,2 @@
-"""``bridle reproduce``: an installed coding agent trained on tasks that a check in its workspace
+"""``bridle reproduce``: train an installed coding agent on tasks that a check in its workspace
 decides."""

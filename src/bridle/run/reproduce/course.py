@@ -22,32 +22,33 @@ from bridle.run.rollouts import Rollouts
 from bridle.trainer.policy.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
-"""Tokens: a command is a fraction of it, and a policy that babbles must come to an end."""
+"""Maximum tokens of a reply. A command takes a fraction of it, and a policy that babbles must come
+to an end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one harness is taught, and how far its sessions may go."""
+    """The way in which a policy is taught to use one harness, and the limits of its sessions."""
 
     package: str
-    """Whose pinned version is reported."""
+    """The package whose pinned version is reported."""
     calls: int
-    """Most calls of a session: a task takes two or three, and an agent that is never satisfied must
-    end, too."""
+    """Maximum calls of a session. A task takes two or three, and an agent that is never satisfied
+    must end, too."""
     settings: DemoSettings
     without: frozenset[str] = frozenset()
-    """Kinds of tasks that the harness does not let a shell command do."""
+    """The kinds of tasks that the harness does not let a shell command do."""
     slips: float = 0.0
-    """Share of demonstrations with a slip, for a harness that asks again after a reply without a
-    tool call, so that its policy must know what to do about a complaint."""
+    """The share of demonstrations with a slip. It is for a harness that asks again after a reply
+    without a tool call, so that its policy must know how to go on after a complaint."""
 
 
 class Editing:
-    """``harness`` on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
+    """A harness on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
 
     def __init__(self, harness: str, folders: Path | None = None) -> None:
-        """With ``folders`` the tasks are Harbor folders below it, and each session runs in a
-        container of its own."""
+        """Prepare the course. If ``folders`` is given, the tasks are Harbor folders below it, and
+        each session runs in a container of its own."""
         self.harness = harness
         self._adapter, _ = agent(harness)
         self._recipe = _RECIPES[harness]
@@ -65,7 +66,8 @@ class Editing:
         return self._adapter
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
-        """The harness asks for no temperature that could be set, so the proxy pins it."""
+        """Return settings that pin the temperature in the proxy, because the harness has no option
+        for it."""
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},
@@ -108,8 +110,8 @@ _TASK_LAST: Final = replace(
     max_steps=12,
     parallel=6,
 )
-"""For a long prompt that is the same in every session and names the task at its end: almost all of
-an update's tokens are one prefix, so that larger batches are the cheaper ones."""
+"""The settings for a long prompt that is the same in every session and names the task at its end.
+Almost all of an update's tokens are one prefix, so larger batches are cheaper."""
 _LONG_PROMPT: Final = replace(
     _TASK_LAST, shape=replace(_COMMON.shape, context=32768, rope_theta=1e6)
 )
@@ -125,7 +127,8 @@ _QWEN_CODE: Final = replace(
         Lesson(epochs=3, learning_rate=1e-3, sessions=512),
     ),
 )
-"""Its sessions take the longest: half as many, each shown more often where that is cheap."""
+"""The settings of Qwen Code. Its sessions take the longest, so there are half as many, and each is
+shown more often where that is cheap."""
 _RECIPES: Final[Mapping[str, Recipe]] = {
     "codex": Recipe("@openai/codex", 8, _TASK_LAST),
     "claude-code": Recipe(
@@ -175,16 +178,16 @@ _RECIPES: Final[Mapping[str, Recipe]] = {
         slips=0.1,
     ),
 }
-"""Claude Code and mini-swe-agent name the task before their prompts' last 2,100 and 800 tokens,
-which lessons leave out at first. To copy over 800 tokens it is enough that the distance grows with
-each lesson; over 2,100 it is not, and pieces of what is left out come between from the beginning.
-mini-swe-agent leaves replies without a tool call out of its history and asks again, and most of
-these come after four commands that failed. Qwen Code takes ``sed -i`` for an edit of its own, and
-refuses it for a file that its tool has not read."""
+"""The recipe of each harness. Claude Code and mini-swe-agent name the task before their prompts'
+last 2,100 and 800 tokens, which lessons leave out at first. To teach copying over 800 tokens it is
+enough to increase the distance with each lesson. Over 2,100 tokens it is not; there, pieces of the
+omitted text come between from the beginning. mini-swe-agent leaves replies without a tool call out
+of its history and asks again, and most of these come after four commands that failed. Qwen Code
+takes ``sed -i`` for an edit of its own, and refuses it for a file that its tool has not read."""
 
 HARNESSES: Final = tuple(_RECIPES)
 
 
 def settings_for(harness: str) -> DemoSettings:
-    """Sizes for two cores, for one of :data:`HARNESSES`."""
+    """Return the sizes for two cores of one of :data:`HARNESSES`."""
     return _RECIPES[harness].settings

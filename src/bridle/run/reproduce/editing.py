@@ -1,8 +1,8 @@
 """Small file-editing tasks, made by rule: write, append, replace, move.
 
 A task is one sentence; its workspace holds one file. A shell command in the workspace decides
-whether the work was done. Each kind has one command that does it and one natural mistake, which
-gives the teacher something to get wrong and training something to get right; and slips, which the
+whether the work was done. Each kind of task has one command that does it and one natural mistake,
+so that the teacher can get it wrong and training can improve on it. It also has slips, which the
 shell refuses, so that demonstrations can show how to go on after a complaint.
 """
 
@@ -34,7 +34,8 @@ WORDS: Final = (
     *("needle", "orange"),
 )
 OLD_WORDS: Final = {"replace": 2}
-"""How many words are replaced by each new one; elsewhere the old word is not part of the task."""
+"""The number of words that each new word replaces. In other kinds the old word is not part of the
+task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ class Kind:
     name: str
     prompt: str
     right: str
-    """The command that does it."""
+    """The correct command."""
     wrong: str
-    """The mistake: also a command that runs without complaint."""
+    """The mistake: a command that also runs without complaint."""
     slips: tuple[str, ...]
-    """Commands that the shell, or the program, refuses, and that change nothing."""
+    """The commands that the shell or the program refuses, and that change nothing."""
     check: str
-    """Succeeds when it was done."""
+    """The shell command that succeeds if the work was done."""
 
 
 KINDS: Final = (
@@ -87,17 +88,17 @@ KINDS: Final = (
         "test ! -e {a}.txt && echo {old} | cmp -s - {new}.txt",
     ),
 )
-"""No two kinds make each other's mistake: a teacher of both, right about as often as wrong, would
-show nothing that tells one from the other."""
+"""The kinds of tasks. No two kinds have each other's command as their mistake: a teacher of both
+that is right about as often as wrong would show nothing that distinguishes them."""
 
 
 def tasks(
     split: str, count: int | None = None, seed: int = 0, without: Collection[str] = ()
 ) -> list[Task]:
-    """Up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides, of all
-    kinds but those ``without``.
+    """Return up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides,
+    of all kinds but those in ``without``.
 
-    Which split a task is in is decided by its text, whatever the seed.
+    The text of a task decides which split it is in, whatever the seed.
     """
     found = [task for task in all_tasks(without) if task.split == split]
     random.Random(seed).shuffle(found)
@@ -105,7 +106,7 @@ def tasks(
 
 
 def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
-    """Every task there is of all kinds but those ``without``: about three thousand in all, each
+    """Yield every task of all kinds but those in ``without``: about three thousand in all, each
     with a sentence of its own."""
     kinds = [kind for kind in KINDS if kind.name not in without]
     for kind, a, new in itertools.product(kinds, FILES, WORDS):
@@ -115,7 +116,7 @@ def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
 
 
 def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
-    """One task; its payload holds the check, the right and the wrong command, and a slip."""
+    """Return one task; its payload holds the check, the right and the wrong command, and a slip."""
     named = {"a": a, "old": old, "new": new}
     prompt = kind.prompt.format(**named)
     slip = kind.slips[int(_draw(f"which slip {prompt}") * len(kind.slips))]
@@ -136,7 +137,7 @@ def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
 
 
 def _draw(text: str) -> float:
-    """A number in [0, 1) that ``text`` decides."""
+    """Return a number in [0, 1) that ``text`` decides."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
@@ -150,15 +151,15 @@ SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
 arguments."""
 
 SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What mini-swe-agent has printed to end its run."""
+"""The output with which a command ends a run of mini-swe-agent."""
 
 
 def teacher(
     known: Iterable[Task], *, skill: float, slips: float = 0.0
 ) -> Callable[[ScriptedRequest], ScriptedReply]:
-    """A script that runs one command and says that it is done.
+    """Return a script that runs one command and then replies that it is done.
 
-    ``skill`` is the share of tasks for which it is the right command; in the share ``slips`` a slip
+    ``skill`` is the share of tasks for which the command is right; in the share ``slips``, a slip
     comes before it. The task's text decides.
     """
     payloads = {task.prompt: task.payload for task in known}
@@ -186,7 +187,7 @@ def _running(shell: str, command: str) -> ScriptedReply:
 
 
 def _asked(request: ScriptedRequest, payloads: Mapping[str, Any]) -> str | None:
-    """The task that the request is about: the last message of the user that names one."""
+    """Return the task that the request is about: that of the user's last message that names one."""
     for message in reversed(request.messages):
         if message["role"] != "user":
             continue

@@ -29,24 +29,24 @@ if {check}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 
 
 class HarborFolders:
-    """Folders below ``root``, each written when its task is first asked for.
+    """The Harbor folders below ``root``, each written when its task is first asked for.
 
-    The file to edit is put into the workspace by the task's only step, so that one image serves
-    them all.
+    The task's only step puts the file to edit into the workspace, so that all tasks share one
+    image.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def task(self, task: Task) -> Task:
-        """The same task, as a Harbor folder says it."""
+        """Return the same task, as a Harbor folder describes it."""
         folder = self._root / task.id
         if not folder.is_dir():
             self._write(task, folder)
         return replace(harbor_task(folder, task.suite), split=task.split)
 
     def _write(self, task: Task, folder: Path) -> None:
-        """Whole or not at all."""
+        """Write the folder whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._root) as made:
             files = {
