@@ -26,7 +26,7 @@ _FLOOR: Final = 0.01
 
 
 def call_penalty(episode: Episode) -> float:
-    """The share of tool calls that could not be read; 0.5 without any."""
+    """Return the share of tool calls that could not be read, or 0.5 if there are none."""
     acting = [turn for turn in episode.turns if turn.tool_calls or turn.parse_failed]
     if not acting:
         return _NO_CALL
@@ -36,8 +36,8 @@ def call_penalty(episode: Episode) -> float:
 def kept_on_correct(
     episodes: Sequence[Episode], rewards: NDArray[np.float64], seed: int
 ) -> NDArray[np.bool_]:
-    """``bool[G]``: which sessions of a group are kept; half of those that succeeded and half of
-    those that did not, at least one of each."""
+    """Return which sessions of a group are kept, ``bool[G]``: half of those that succeeded and half
+    of those that did not, at least one of each."""
     if rewards.min() == rewards.max():
         succeeded = np.full(len(rewards), rewards.max() > 0)
     else:

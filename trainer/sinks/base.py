@@ -1,4 +1,4 @@
-"""What takes a run's numbers, and what it is told of the run."""
+"""The interface of metric sinks, and the description of a run that they receive."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class MetricSink(Protocol):
     """Takes the numbers of each step."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep ``values`` of ``step``. Names look like ``reward/mean``; a step comes once, except
-        after a resume, where the later one counts."""
+        """Record ``values`` of ``step``. Names look like ``reward/mean``. Each step is written
+        once, except after a resume, where the later write counts."""
 
     def close(self) -> None:
-        """Flush what is not on disk yet."""
+        """Flush the numbers that are not on disk yet."""
 
 
 class SinkGroup:
