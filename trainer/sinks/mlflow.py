@@ -1,4 +1,5 @@
-"""The MLflow sink. MLflow itself reads ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``."""
+"""The MLflow sink. It reads ``MLFLOW_EXPERIMENT_NAME``; MLflow itself reads
+``MLFLOW_TRACKING_URI``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The sink for Weights & Biases. It reads ``WANDB_PROJECT``; W&B itself reads ``WANDB_API_KEY`` and
-``WANDB_MODE=offline``."""
+"""The W&B sink. It reads ``WANDB_PROJECT``; W&B itself reads ``WANDB_API_KEY`` and
+``WANDB_MODE``."""
 
 from __future__ import annotations
 
