@@ -1,4 +1,4 @@
-"""On-policy distillation: a teacher scores the tokens that the policy sampled.
+"""Distillation on policy: a teacher scores the tokens that the policy sampled.
 
 Each trained token's credit gets
 
