@@ -27,32 +27,35 @@ class DropReason(StrEnum):
     """The trainer's reasons not to train on a session."""
 
     UNREWARDED = "unrewarded"
-    """It has no reward, or not all that the configuration names."""
+    """The session has no reward, or not all that the configuration names."""
     INFRASTRUCTURE = "infrastructure"
-    """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
+    """The session's outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
     STALE = "stale"
-    """All that it would train was sampled more than ``max_staleness`` versions ago."""
+    """All tokens that the session would train were sampled more than ``max_staleness`` versions
+    ago."""
     ZERO_VARIANCE = "zero_variance"
-    """All rewards of its group are equal, so there is nothing to learn from comparing them."""
+    """All rewards of the session's group are equal, so there is nothing to learn from comparing
+    them."""
     WEIGHTLESS = "weightless"
-    """It has tokens to train, but only in samples of weight 0."""
+    """The session has tokens to train, but only in samples of weight 0."""
     RESAMPLED = "resampled"
-    """GRPO-RoC has kept others of its group (:mod:`bridle.trainer.filters.resample_on_correct`)."""
+    """GRPO-RoC has kept other sessions of the group
+    (:mod:`bridle.trainer.filters.resample_on_correct`)."""
     EMPTY = "empty"
-    """It has no token to train."""
+    """The session has no token to train."""
 
 
 class MaskReason(StrEnum):
     """The trainer's reasons not to train a token of a session that it trains."""
 
     STALE = "stale"
-    """Sampled more than ``max_staleness`` versions ago."""
+    """The token was sampled more than ``max_staleness`` versions ago."""
     NO_BASELINE = "no_baseline"
-    """Its estimator had nothing to compare it with."""
+    """The estimator had nothing to compare the token with."""
     OTHER_POLICY = "other_policy"
-    """Sampled by another policy than the one that is trained."""
+    """The token was sampled by another policy than the one that is trained."""
     VERSION_AHEAD = "version_ahead"
-    """Recorded at a version that this training has not reached."""
+    """The token was recorded at a version that this training has not reached."""
 
 
 class ConservationError(BridleError):
@@ -66,9 +69,9 @@ class TokenAccount:
     captured: int = 0
     trained: int = 0
     masked: Counter[str] = field(default_factory=Counter)
-    """Tokens by reason."""
+    """Number of masked tokens by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Tokens by reason."""
+    """Number of dropped tokens by reason."""
 
     @property
     def balanced(self) -> bool:

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from bridle.trainer.batch.forest import subtree_ends
 
 BLOCK: Final = 128
-"""Tokens of a block, both of queries and of keys: FlexAttention's own default."""
+"""Number of tokens of a block, both of queries and of keys; it is FlexAttention's own default."""
 
 
 @cache

@@ -48,7 +48,7 @@ class TokenSequence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The tokens of one forward pass (``N``) and what they are to predict (``M``)."""
+    """The tokens of one forward pass (``N``) and the targets that they predict (``M``)."""
 
     layout: Layout
     token_ids: Index

@@ -64,7 +64,8 @@ class PreparedStep:
     sessions_dropped: dict[str, int]
     """Number of dropped sessions by reason."""
     staleness: NDArray[np.int64]
-    """``int64[M]``: by how many versions each trained token lags behind the one in training."""
+    """``int64[M]``: number of versions by which each trained token lags behind the one in
+    training."""
     teacher_gap: TeacherGap | None = None
     """The difference between the teacher and the policy, or ``None`` without a teacher."""
 

@@ -119,7 +119,7 @@ def fork_states(model: nn.Module) -> None:
 
 
 def forks_states(model: nn.Module) -> bool:
-    """Whether layers of ``model`` take ``tree_states=``."""
+    """Return whether layers of ``model`` take ``tree_states=``."""
     return any(
         hasattr(getattr(sys.modules[name], _DELTA_RULE, None), "plain")
         for name in {type(module).__module__ for module in model.modules()}

@@ -31,7 +31,8 @@ _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 KEYS: Final = 480
-"""Most keys of a part: the kernel computes scores 512 keys at a time, and is fastest below that."""
+"""Maximum number of keys of a part. The kernel computes scores 512 keys at a time, and is fastest
+below that."""
 
 
 @dataclass(frozen=True, slots=True)

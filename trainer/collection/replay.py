@@ -54,7 +54,8 @@ class Replay:
     buffer: int
     """Number of sessions that the step could draw from."""
     staleness: NDArray[np.int64]
-    """``int64[M]``: by how many versions each replayed token lags behind the one in training."""
+    """``int64[M]``: number of versions by which each replayed token lags behind the one in
+    training."""
 
     @property
     def sessions(self) -> int:
@@ -73,7 +74,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBuffer:
-    """The latest successes of a run and what they are compared with, oldest first."""
+    """The latest successes of a run and the rewards that they are compared with, oldest first."""
 
     successes: tuple[Success, ...] = ()
     baselines: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""Distillation on policy: a teacher scores the tokens that the policy sampled.
+"""Credit from a teacher that scores the policy's own tokens: on-policy distillation.
 
 Each trained token's credit gets
 
@@ -91,7 +91,7 @@ def taught(
 
 
 class Teacher:
-    """A model that scores samples, behind the URL of ``config``; a context manager.
+    """A model that scores samples, behind the URL of ``config``. It is a context manager.
 
     ``api_key`` is sent as a bearer token.
     """

@@ -195,5 +195,5 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage")
 
 
 def register_advantage(name: str) -> Callable[[Advantage], Advantage]:
-    """A decorator that makes a function the advantage that configurations name ``name``."""
+    """Return a decorator that makes a function the advantage that configurations name ``name``."""
     return ADVANTAGES.register(name)

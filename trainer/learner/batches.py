@@ -31,7 +31,7 @@ class UnscoredSampler(BridleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TrainPack:
-    """A pack and, for each of its ``M`` targets, what its loss needs besides the policy."""
+    """A pack and, for each of its ``M`` targets, the inputs of its loss besides the policy."""
 
     pack: Pack
     advantages: Tensor

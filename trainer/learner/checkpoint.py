@@ -33,7 +33,7 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8})")
 
 
 class CheckpointError(BridleError):
-    """There is no checkpoint to go on from, or it does not fit the model."""
+    """There is no checkpoint to resume from, or it does not fit the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Progress:
     groups: Mapping[str, Any] = field(default_factory=dict)
     """The groups that these steps have trained (:mod:`bridle.trainer.collection`)."""
     renumbered: tuple[tuple[int, int], ...] = ()
-    """:attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
+    """The value of :attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """State that estimators keep over the steps
     (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
@@ -116,7 +116,7 @@ def checkpoints(directory: Path) -> list[Path]:
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Put the checkpoint's weights, optimizer state and random states in place.
 
-    Raises :class:`CheckpointError` when it is not there or does not fit the model.
+    Raises :class:`CheckpointError` if it is not there or does not fit the model.
     """
     if not (path / STATE_FILE).exists():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}")

@@ -36,7 +36,7 @@ class SftUpdate:
     loss: float
     """Mean negative log-likelihood of the batch's learned tokens before the update, nats."""
     tokens: int
-    """Learned tokens in the batch."""
+    """Number of learned tokens in the batch."""
     grad_norm: float
 
     @classmethod

@@ -35,7 +35,7 @@ class TrainedPolicy:
     """Directory of its checkpoints."""
     publish: Publish | None = None
     tokenizer_from: Path | None = None
-    """Model directory whose tokenizer a checkpoint gets."""
+    """Model directory whose tokenizer is copied to checkpoints."""
     name: str = DEFAULT_POLICY
     memory: dict[str, float] = field(default_factory=dict)
     """State that estimators keep over the steps."""

@@ -45,7 +45,7 @@ class Drift:
     @torch.no_grad()
     def of(cls, logprobs: Tensor, behaviour_logprobs: Tensor, lags: Tensor) -> Drift:
         """Measure ``M`` tokens; ``lags`` is ``int64[M]`` on the CPU. Tokens whose ratio is not
-        finite are left out: the update that they belong to is not taken."""
+        finite are left out, because the update that they belong to is not taken."""
         log_ratio = (logprobs - behaviour_logprobs).double().cpu().numpy()
         finite = np.isfinite(log_ratio)
         if not finite.any():

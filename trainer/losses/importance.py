@@ -28,7 +28,8 @@ from bridle.trainer.losses.terms import TokenTerms, branch_sums
 from bridle.trainer.registry import Registry
 
 Correction = Callable[[TokenTerms, LossConfig], Tensor]
-"""Returns the importance weight of each token, ``float[M]``. It is called without gradients."""
+"""A function that returns the importance weight of each token, ``float[M]``. It is called without
+gradients."""
 
 CORRECTIONS: Registry[Correction] = Registry("importance correction")
 

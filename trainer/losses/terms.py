@@ -17,7 +17,7 @@ class TokenTerms:
     old_logprobs: Tensor
     """``log π_old``"""
     behaviour_logprobs: Tensor
-    """``log μ``, the engine's own."""
+    """``log μ``, as the engine reported it."""
     advantages: Tensor
     weights: Tensor
     branches: Tensor

@@ -42,7 +42,8 @@ from bridle.trainer.losses.terms import TokenTerms, branch_sums
 from bridle.trainer.registry import Registry
 
 TrustRegion = Callable[[TokenTerms, LossConfig], Tensor]
-"""Returns which tokens are outside the region, ``bool[M]``. It is called without gradients."""
+"""A function that returns which tokens are outside the region, ``bool[M]``. It is called without
+gradients."""
 
 TRUST_REGIONS: Registry[TrustRegion] = Registry("trust region")
 

@@ -170,7 +170,7 @@ def number(value: Tensor) -> float:
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Put whole tensors into ``model``, by the names of its state.
 
-    Raises ``RuntimeError`` when they are not its own.
+    Raises ``RuntimeError`` if they are not its own.
     """
     own = model.state_dict()
     parts = {

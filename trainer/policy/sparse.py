@@ -15,7 +15,7 @@ from bridle.errors import BridleError
 
 
 class SequenceTooLong(BridleError, ValueError):
-    """A sequence is longer than what the model attends to as a whole."""
+    """A sequence is longer than the model attends to as a whole."""
 
 
 def index_limit(model: nn.Module) -> int | None:

@@ -30,7 +30,7 @@ class TinyShape:
     context: int = 4096
     tied: bool = True
     rope_theta: float = 1e4
-    """Wavelength of the slowest positions: the more, the less distance changes attention."""
+    """Base of the rotary position embedding. With a larger one, distance changes attention less."""
 
 
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:

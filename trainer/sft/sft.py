@@ -34,7 +34,7 @@ class SftStep:
     loss: float
     """Mean negative log-likelihood of the batch's learned tokens before the update, nats."""
     tokens: int
-    """Learned tokens in the batch."""
+    """Number of learned tokens in the batch."""
     grad_norm: float
     learning_rate: float
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run, as a tracker shows it."""
+    """The description of a run for a tracker."""
 
     run_id: str
-    """The same for every attempt of the run."""
+    """The run's id, which is the same for every attempt."""
     directory: Path
     """The run's output, below which a tracker may keep files."""
     config: Mapping[str, Any]
@@ -21,7 +21,7 @@ class TrackedRun:
 
 
 class MetricSink(Protocol):
-    """Takes the numbers of each step."""
+    """A receiver of the numbers of each step."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record ``values`` of ``step``. Names look like ``reward/mean``. Each step is written
@@ -32,7 +32,7 @@ class MetricSink(Protocol):
 
 
 class SinkGroup:
-    """Several sinks as one."""
+    """A sink that passes everything on to several sinks."""
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
         self._sinks = tuple(sinks)

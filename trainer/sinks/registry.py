@@ -12,7 +12,7 @@ from bridle.trainer.registry import Registry
 from bridle.trainer.sinks.base import MetricSink, TrackedRun
 
 OpenSink = Callable[[TrackedRun], MetricSink]
-"""Opens a tracker for a run."""
+"""A function that opens a tracker for a run."""
 
 SINKS: Registry[OpenSink] = Registry("sink")
 
