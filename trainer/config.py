@@ -125,8 +125,8 @@ class AdvantageConfig:
     and ``spiral``. For a role that is not named here, it is the reward that has the role's name. A
     role without a reward of its own gets its session's number."""
     overlong_tokens: Natural = 0
-    """Number of sampled tokens at which a session's reward is reduced by 1. With 0, sessions are
-    not punished for their length (:mod:`bridle.trainer.filters.overlong`)."""
+    """Number of sampled tokens from which on a session's reward is reduced by 1. With 0, sessions
+    are not punished for their length (:mod:`bridle.trainer.filters.overlong`)."""
     overlong_margin: Count = 1024
     """Number of tokens before ``overlong_tokens`` over which the punishment grows from 0 to 1."""
     reward_weights: Mapping[str, float] | None = None

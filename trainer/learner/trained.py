@@ -22,7 +22,7 @@ class Publish(Protocol):
     def __call__(self, policy: Policy, version: int) -> PolicyRecord | None:
         """Make the engine serve ``policy`` as ``version``; raise if it does not.
 
-        :meth:`trainer.publish.Publisher.publish` is one.
+        :meth:`bridle.trainer.publish.publisher.Publisher.publish` is one.
         """
 
 
