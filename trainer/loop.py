@@ -104,7 +104,7 @@ class GrpoLoop:
         self._trained_groups: Mapping[str, Any] = {}
         """The state of the taken groups as of the last completed step."""
         self.renumbering = Renumbering()
-        """The present numbers of versions that earlier attempts recorded."""
+        """The mapping of versions that earlier attempts recorded to present numbers."""
         self.replay_buffer = ReplayBuffer()
         """The replay buffer as of the last completed step."""
         self._seconds: dict[str, float] = {}
@@ -249,8 +249,8 @@ class GrpoLoop:
         return update
 
     def _replay(self, sessions: int) -> Replay | None:
-        """Draw what the step trains besides ``sessions`` of its own. Return ``None`` if replay is
-        off."""
+        """Draw the replayed sessions of a step with ``sessions`` of its own. Return ``None`` if
+        replay is off."""
         if self._load is None or not self.config.replay.share:
             return None
         return self.replay_buffer.draw(

@@ -72,7 +72,7 @@ def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
 
 
 def follow(policy: Path, config: Settings) -> NoReturn:
-    """Execute what rank 0 broadcasts in every other rank, and exit when its run is over.
+    """Execute rank 0's operations in this other rank, and exit when the run of rank 0 is over.
 
     ``policy`` and ``config`` must be those with which rank 0 enters :func:`learning`.
     """

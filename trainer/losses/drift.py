@@ -1,4 +1,4 @@
-"""Drift of the policy in training from what sampled its tokens, as sums that packs add up.
+"""Drift of the policy in training from its tokens' samplers, as sums that packs add up.
 
 It is measured before a step's first update, with the log ratios ``log π/μ`` of the trained tokens.
 The quantiles come from a histogram, so that a step of millions of tokens over several processes

@@ -9,7 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardSink:
-    """Event files in ``directory``, flushed once per step. The first write makes void what an
+    """Event files in ``directory``, flushed once per step. The first write voids the events that an
     earlier attempt wrote there for this step and later ones."""
 
     def __init__(self, directory: Path) -> None:
