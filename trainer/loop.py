@@ -1,9 +1,9 @@
-"""The GRPO loop: collect, prepare, update, publish, report, checkpoint; again.
+"""The GRPO loop: collect, prepare, update, publish, report and checkpoint, in each step.
 
-How sessions are collected and where weights go are callbacks: the loop knows tokens and weights
-only. A step is complete when its weights are published; a checkpoint holds completed steps only, so
-that whatever interrupts the loop, it goes on from the last of them. Only then are the tokens of its
-steps accounted for: a step that is repeated is accounted for once.
+Callbacks collect the sessions and publish the weights; the loop itself handles tokens and weights
+only. A step is complete when its weights are published. A checkpoint holds completed steps only, so
+an interrupted loop resumes from the last of them. The tokens of a step are accounted for only once
+its checkpoint is on disk, so a repeated step is accounted for once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class GrpoLoop:
     """One GRPO run on one machine.
 
     ``learner`` holds the weights of policy version ``version``, which the engine serves when
-    :meth:`run` begins; after :meth:`resume`, publish the weights of each of ``loop.policies`` as
+    :meth:`run` begins. After :meth:`resume`, publish the weights of each of ``loop.policies`` as
     ``loop.version`` first. ``directory`` receives the checkpoints.
 
-    ``others`` are trained on the same sessions, each on its own tokens. A version counts for all of
-    them: a step that trains one publishes each, so that what lags behind by a number of versions
-    lags behind by as many steps, whoever sampled it.
+    ``others`` are further policies that are trained on the same sessions, each on its own tokens.
+    All policies share one version number: a step that trains one of them publishes all. A token
+    that lags behind by some versions therefore lags by as many steps, whichever policy sampled it.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class GrpoLoop:
         others: Sequence[TrainedPolicy] = (),
         account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
-        """``groups``: what checkpoints keep of the groups that have been taken. ``teacher`` adds to
-        their credit as ``config.distillation`` says. ``load``: a session of an earlier step by its
-        id, for success replay. ``name``: whose tokens of a session ``learner`` trains. ``account``
-        records where the tokens of steps went whose checkpoint is on disk; after a crash it may get
-        the same again."""
+        """``groups`` returns what checkpoints keep of the groups that have been taken. ``teacher``
+        adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a session of
+        an earlier step by its id, for success replay. ``name`` is the policy whose tokens
+        ``learner`` trains. ``account`` records where the tokens of steps went whose checkpoint is
+        on disk; after a crash it may receive the same steps again."""
         first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
         self.policies = (first, *others)
-        """All that are trained, ``learner``'s first."""
+        """The trained policies, with ``learner``'s first."""
         for each in self.policies:
             if (config.loss.kl_coefficient != 0) != each.learner.has_reference:
                 raise ValueError("a KL penalty needs a reference model, and a reference model one")
@@ -88,9 +88,9 @@ class GrpoLoop:
         self.config = first.configured(config)
         self.learner = learner
         self.step = 0
-        """Steps completed."""
+        """Number of completed steps."""
         self.seconds = 0.0
-        """What they took, over all attempts."""
+        """Seconds that the completed steps took, over all attempts."""
         self.version = version
         """Policy version of ``learner`` after the last completed step."""
         self._collect = collect
@@ -99,22 +99,23 @@ class GrpoLoop:
         self._teacher = teacher
         self._account = account
         self._fates: list[StepFates] = []
-        """Of the steps since the last checkpoint."""
+        """The token fates of the steps since the last checkpoint."""
         self._load = load
         self._trained_groups: Mapping[str, Any] = {}
-        """As of the last completed step."""
+        """The state of the taken groups as of the last completed step."""
         self.renumbering = Renumbering()
-        """How versions that were recorded by earlier attempts count now."""
+        """The mapping of versions that earlier attempts recorded to present numbers."""
         self.replay_buffer = ReplayBuffer()
-        """As of the last completed step."""
+        """The replay buffer as of the last completed step."""
         self._seconds: dict[str, float] = {}
         self._updating = False
         """Whether the weights may be between two versions."""
 
     def resume(self) -> Progress:
-        """Go on from the newest checkpoint in ``directory``, and from the others' of that step.
+        """Resume from the newest checkpoint in ``directory``, and from the other policies'
+        checkpoints of that step.
 
-        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` when there is none or it
+        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` if there is none or it
         does not fit.
         """
         first, *others = self.policies
@@ -134,17 +135,18 @@ class GrpoLoop:
         return progress
 
     def renumber(self, version: int) -> None:
-        """The weights count as ``version`` from now on, a number that nothing has had."""
+        """Give the present weights the number ``version``, which no weights have had before."""
         self.renumbering = self.renumbering.resumed(self.version, version)
         self.replay_buffer = self.replay_buffer.renumbered(version - self.version)
         self.version = version
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
-        """Steps until ``config.steps`` are complete, ``config.seconds`` are over, or ``on_step``
-        returns true.
+        """Run steps until ``config.steps`` are complete, ``config.seconds`` are over, or
+        ``on_step`` returns true.
 
-        On ``KeyboardInterrupt``, or any other error, the last completed step is checkpointed if
-        the weights still are that step's; otherwise its checkpoint is the newest on disk.
+        On ``KeyboardInterrupt``, or any other error, checkpoint the last completed step if the
+        weights still are that step's. Otherwise the newest checkpoint on disk is the one to resume
+        from.
         """
         saved = self.step
         try:
@@ -226,7 +228,7 @@ class GrpoLoop:
     def _update(
         self, policy: TrainedPolicy, items: Sequence[TrainItem], rate: float
     ) -> UpdateStats | None:
-        """The step's updates of ``policy``; ``None``: there is nothing to train."""
+        """Take the step's updates of ``policy``. Return ``None`` if there is nothing to train."""
         if not items:
             return None
         self._updating = True
@@ -247,7 +249,8 @@ class GrpoLoop:
         return update
 
     def _replay(self, sessions: int) -> Replay | None:
-        """What the step trains besides ``sessions`` of its own; ``None``: replay is off."""
+        """Draw the replayed sessions of a step with ``sessions`` of its own. Return ``None`` if
+        replay is off."""
         if self._load is None or not self.config.replay.share:
             return None
         return self.replay_buffer.draw(
@@ -255,8 +258,8 @@ class GrpoLoop:
         )
 
     def _steps_in_all(self) -> int:
-        """Steps that the run will have had at its end: as configured, or as its time allows at the
-        pace so far."""
+        """Return the number of steps that the run will have at its end: the configured number, or
+        fewer if its time allows no more at the pace so far."""
         if self.config.seconds is None or self.seconds == 0:
             return self.config.steps
         pace = self.seconds / self.step

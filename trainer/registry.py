@@ -28,7 +28,8 @@ class Registry(Generic[Part]):
         self._parts: dict[str, Part] = {}
 
     def register(self, name: str) -> Callable[[Part], Part]:
-        """A decorator that registers a function. Raises :class:`UnknownPart` for a taken name."""
+        """Return a decorator that registers a function. Raises :class:`UnknownPart` for a taken
+        name."""
 
         def add(part: Part) -> Part:
             if ":" in name or not name:
@@ -40,11 +41,11 @@ class Registry(Generic[Part]):
         return add
 
     def __iter__(self) -> Iterator[str]:
-        """The registered names."""
+        """Iterate over the registered names."""
         return iter(self._parts)
 
     def find(self, name: str) -> Part:
-        """The part that ``name`` names.
+        """Return the part that ``name`` names.
 
         Raises :class:`UnknownPart`, and :class:`bridle.user_code.UserCodeError` for a file.
         """

@@ -1,4 +1,4 @@
-"""What a GRPO step tells: a value for programs, and flat named numbers for the metric sinks."""
+"""The report of a GRPO step: a value for programs, and flat named numbers for the metric sinks."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ class StepReport:
     """One completed step."""
 
     step: int
-    """From 0."""
+    """Number of the step, from 0."""
     version: int
     """Policy version after the step."""
     sessions: int
     prepared: PreparedStep
     update: UpdateStats | None
-    """``None`` when nothing was left to train on. The version stays when that is so for every
-    policy of the run."""
+    """The statistics of the updates, or ``None`` if nothing was left to train on. The version stays
+    the same if that is so for every policy of the run."""
     policy: PolicyRecord | None
-    """What was published, if anything was."""
+    """The published version, if one was published."""
     learning_rate: float
     replay: Replay | None = None
-    """``None`` when success replay is off."""
+    """The replayed sessions, or ``None`` if success replay is off."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs), ``update``,
-    ``publish``."""
+    """Seconds by phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs),
+    ``update``, ``publish``."""
     others: Mapping[str, StepReport] = field(default_factory=dict)
-    """Of the run's other policies, by name. What they took is in ``seconds`` of this one."""
+    """Reports of the run's other policies, by name. Their time is included in ``seconds`` of this
+    one."""
 
     @property
     def reward_mean(self) -> float:
-        """Over the sessions that have a reward that counts; NaN when none has."""
+        """The mean over the sessions that have a reward that counts, or NaN if there are none."""
         return float(np.mean(self.prepared.rewards)) if self.prepared.rewards else float("nan")
 
     @property
     def nothing_trained(self) -> str | None:
-        """Why the step trained nothing, by reason; ``None`` when it trained something."""
+        """The reasons why the step trained nothing, or ``None`` if it trained something."""
         if self.update is not None:
             return None
         if not self.sessions:
@@ -72,8 +73,8 @@ class StepReport:
         return self.update.gap.mean if self.update else None
 
     def metrics(self) -> dict[str, float]:
-        """The report as named numbers; what was not measured is not there. What another policy
-        trained begins with its name."""
+        """Return the report as named numbers, without those that were not measured. The numbers of
+        another policy begin with its name."""
         others = {
             f"{name}/{metric}": value
             for name, other in self.others.items()
@@ -82,7 +83,7 @@ class StepReport:
         return {**self._own_metrics(), **others}
 
     def _policy_metrics(self) -> dict[str, float]:
-        """Those that are not the same for every policy of a run."""
+        """Return the numbers that may differ between the policies of a run."""
         return {
             **self._session_metrics(),
             **self._token_metrics(),

@@ -1,21 +1,22 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
-A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), a CUDA device in 16
-bits by FlexAttention (:mod:`bridle.trainer.batch.flex`); in float32, whose products of matrices
-that takes minutes to compile, and on other devices it goes in blocks with small masks, as follows.
-The dense mask of ``N`` tokens has ``N²`` entries, nearly all
-of them false. Here queries go in blocks of consecutive tokens. Because a pack is in depth-first
-order, all that a block can see is the block itself and the ancestors of its first token, so a block
-of ``B`` queries at depth ``D`` needs ``D + B`` keys and one small mask: time and memory are
-``O(N (D + B))``. A tree's first branch is a block of its own, plain causal attention without a
-mask. Each block is one call of PyTorch's ``scaled_dot_product_attention``; gradients are
-autograd's.
+A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), and a CUDA device in
+16 bits uses FlexAttention (:mod:`bridle.trainer.batch.flex`). FlexAttention takes minutes to
+compile for float32, so CUDA in float32, like other devices, uses the blocks with small masks that
+this module implements.
 
-Registered with Transformers as the attention implementation :data:`TREE_ATTENTION`; models that
-take ``attn_implementation`` and hand keyword arguments down to attention (Llama, Qwen, Mistral …)
-are called with ``tree_plan=``. Without it the function falls back to Transformers' own SDPA, so
-that the same model also generates and takes padded rows. Soft caps and sinks go in rows
-(:mod:`bridle.trainer.batch.scored`).
+The dense mask of ``N`` tokens has ``N²`` entries, nearly all of them false. Here queries go in
+blocks of consecutive tokens. Because a pack is in depth-first order, a block can see only itself
+and the ancestors of its first token. A block of ``B`` queries at depth ``D`` therefore needs
+``D + B`` keys and one small mask: time and memory are ``O(N (D + B))``. A tree's first branch is a
+block of its own, computed as plain causal attention without a mask. Each block is one call of
+PyTorch's ``scaled_dot_product_attention``; gradients are autograd's.
+
+The function is registered with Transformers as the attention implementation
+:data:`TREE_ATTENTION`. Models that take ``attn_implementation`` and pass keyword arguments down to
+attention (Llama, Qwen, Mistral …) are called with ``tree_plan=``. Without it the function falls
+back to Transformers' own SDPA, so that the same model also generates and takes padded rows. Soft
+caps and sinks are computed in rows (:mod:`bridle.trainer.batch.scored`).
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class TreeBlocks:
     queries: tuple[int, ...]
     """Tokens per block, in order; they sum to ``N``."""
     masks: tuple[Tensor | None, ...]
-    """Per block ``float[queries, keys]``: 0 where the query may see the key, else ``-inf``.
-    ``None``: the block is a line from a root, and its keys are its own tokens."""
+    """Mask of each block, ``float[queries, keys]``: 0 where the query may see the key, else
+    ``-inf``. ``None`` if the block is a line from a root, whose keys are its own tokens."""
     keys: Tensor
     """``int64[K]``: key tokens of the blocks that have a mask, one block after another."""
     key_counts: tuple[int, ...]
-    """Keys of each of these; they sum to ``K``."""
+    """Number of keys of each block that has a mask; they sum to ``K``."""
 
 
 def plan_tree(
@@ -64,7 +65,8 @@ def plan_tree(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TreeSpans | TreeMask | TreeBlocks:
-    """The plan that suits ``device``. ``sources``: the tokens whose output is read."""
+    """Return the attention plan that suits ``device``. ``sources`` are the tokens whose output is
+    read."""
     if device.type == "cpu":
         return plan_tree_spans(parents, sources, block_tokens, dtype)
     if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
@@ -81,9 +83,9 @@ def plan_blocks(
     """Cut a pack into blocks of ``block_tokens`` queries, or more where the tree is deep.
 
     A block at depth ``D`` has at least ``D / 4`` queries: its ``D`` ancestors are gathered once per
-    block, and this bounds what is gathered by ``5 N`` keys. Lines from a root that are shorter than
-    ``block_tokens`` share blocks. ``dtype`` is the queries': masks that are not of it would be
-    converted in every layer.
+    block, and this bounds the gathered keys by ``5 N``. Lines from a root that are shorter than
+    ``block_tokens`` share blocks. ``dtype`` should be that of the queries, because masks of another
+    type would be converted in every layer.
     """
     ends = subtree_ends(parents)
     lines = dict(_long_lines(parents, block_tokens))
@@ -118,7 +120,7 @@ def plan_blocks(
 
 
 def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, int]]:
-    """Where lines of at least so many tokens begin at a root, and where they end."""
+    """Yield the start and the end of each line from a root that has at least ``least`` tokens."""
     breaks = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
     starts = np.union1d(breaks, [0])
     for start, stop in pairwise([*starts.tolist(), len(parents)]):
@@ -129,7 +131,8 @@ def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, i
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: TreeBlocks, scale: float | None = None
 ) -> Tensor:
-    """Attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``, ``G | H``.
+    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
+    ``G | H``.
 
     Returns ``[1, H, N, D]``.
     """
@@ -169,7 +172,8 @@ def _transformers_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The signature that Transformers calls; returns ``[batch, tokens, heads, dim]``."""
+    """Compute attention with the signature that Transformers calls. Return
+    ``[batch, tokens, heads, dim]``."""
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:
         if tree_plan is not None:

@@ -1,4 +1,4 @@
-"""Where the sampled tokens of a step's sessions went, over all policies that the step trains."""
+"""The fates of a step's sampled tokens, by session, over all policies that the step trains."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.batch.filters import MaskReason, TokenAccount
 
 NO_UPDATE: Final = "gradient_not_finite"
-"""Why tokens are dropped whose step took no update: none of its gradients was finite."""
+"""The reason of tokens that are dropped because their step took no update: none of its gradients
+was finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFates:
-    """Where one session's sampled tokens went in the step that took it."""
+    """The fates of one session's sampled tokens in the step that took it."""
 
     session_id: str
     step: int
-    """From 0."""
+    """Number of the step, from 0."""
     version: int
     """Policy version after the step."""
     at: float
-    """When the step was complete."""
+    """Unix time at which the step was complete."""
     tokens: Mapping[tuple[str, str], int]
-    """By fate (``trained``, ``masked``, ``dropped``) and reason. They add up to the session's."""
+    """Number of tokens by fate (``trained``, ``masked``, ``dropped``) and reason. They add up to
+    the session's sampled tokens."""
 
     def as_data(self) -> list[Any]:
-        """What a checkpoint keeps of it."""
+        """Return the plain data that a checkpoint keeps."""
         tokens = [[*fate, number] for fate, number in self.tokens.items()]
         return [self.session_id, self.step, self.version, self.at, tokens]
 
     @classmethod
     def of_data(cls, data: Sequence[Any]) -> StepFates:
-        """What :meth:`as_data` has kept."""
+        """Return the value that :meth:`as_data` turned into ``data``."""
         session_id, step, version, at, tokens = data
         fates = {(fate, reason): number for fate, reason, number in tokens}
         return cls(session_id, step, version, at, fates)
@@ -49,8 +51,8 @@ def step_fates(
     version: int,
     at: float,
 ) -> list[StepFates]:
-    """The fates of a step's sessions. ``policies`` are, for each policy that it trains, the account
-    of each session and whether an update was taken."""
+    """Return the fates of a step's sessions. ``policies`` has, for each policy that the step
+    trains, the account of each session and whether an update was taken."""
     found = []
     for index, episode in enumerate(episodes):
         own = [
@@ -63,10 +65,11 @@ def step_fates(
 
 
 def merged(episode: Episode, accounts: Sequence[TokenAccount]) -> TokenAccount:
-    """One account of a session from those of several policies.
+    """Merge the accounts of a session by several policies into one.
 
-    Each policy accounts for all of the session's tokens, and for those that another has sampled as
-    masked. A token is counted once here, as the policy has it that sampled it.
+    Each policy accounts for all of the session's tokens, and counts those that another policy
+    sampled as masked. The merged account counts each token once, as the policy that sampled it
+    does.
     """
     total = sum(accounts, TokenAccount())
     again = len(accounts) - 1

@@ -1,9 +1,9 @@
-"""Which sessions are trained on, and where the tokens of the others are counted.
+"""The sessions to train on, and an account of all tokens that are not trained.
 
-Nothing disappears: over a step's sessions, ``captured = trained + masked + dropped`` holds, with a
-reason for every token that is not trained. Reasons given before this room saw the session come from
-its :class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own are
-:class:`DropReason`.
+No token disappears: over a step's sessions, ``captured = trained + masked + dropped`` holds, with a
+reason for every token that is not trained. Reasons from before the trainer come from the session's
+:class:`bridle.reconstruct.samples.sample.Conservation`; the trainer's own are :class:`DropReason`
+and :class:`MaskReason`.
 """
 
 from __future__ import annotations
@@ -24,35 +24,38 @@ from bridle.trainer.filters import FILTERS
 
 
 class DropReason(StrEnum):
-    """Why the trainer does not train on a session."""
+    """The trainer's reasons not to train on a session."""
 
     UNREWARDED = "unrewarded"
-    """It has no reward, or not all that the configuration names."""
+    """The session has no reward, or not all that the configuration names."""
     INFRASTRUCTURE = "infrastructure"
-    """Its outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
+    """The session's outcome is one that :attr:`FilterConfig.outcomes` drops or excludes."""
     STALE = "stale"
-    """All that it would train was sampled more than ``max_staleness`` versions ago."""
+    """All tokens that the session would train were sampled more than ``max_staleness`` versions
+    ago."""
     ZERO_VARIANCE = "zero_variance"
-    """All rewards of its group are equal, so there is nothing to learn from comparing them."""
+    """All rewards of the session's group are equal, so there is nothing to learn from comparing
+    them."""
     WEIGHTLESS = "weightless"
-    """It has tokens to train, but only in samples of weight 0."""
+    """The session has tokens to train, but only in samples of weight 0."""
     RESAMPLED = "resampled"
-    """GRPO-RoC has kept others of its group (:mod:`bridle.trainer.filters.resample_on_correct`)."""
+    """GRPO-RoC has kept other sessions of the group
+    (:mod:`bridle.trainer.filters.resample_on_correct`)."""
     EMPTY = "empty"
-    """It has no token to train."""
+    """The session has no token to train."""
 
 
 class MaskReason(StrEnum):
-    """Why the trainer does not train a token of a session that it trains."""
+    """The trainer's reasons not to train a token of a session that it trains."""
 
     STALE = "stale"
-    """Sampled more than ``max_staleness`` versions ago."""
+    """The token was sampled more than ``max_staleness`` versions ago."""
     NO_BASELINE = "no_baseline"
-    """Its estimator had nothing to compare it with."""
+    """The estimator had nothing to compare the token with."""
     OTHER_POLICY = "other_policy"
-    """Sampled by another policy than the one that is trained."""
+    """The token was sampled by another policy than the one that is trained."""
     VERSION_AHEAD = "version_ahead"
-    """Recorded at a version that this training has not reached."""
+    """The token was recorded at a version that this training has not reached."""
 
 
 class ConservationError(BridleError):
@@ -61,14 +64,14 @@ class ConservationError(BridleError):
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
-    """Where the sampled tokens of some sessions went."""
+    """The account of some sessions' sampled tokens."""
 
     captured: int = 0
     trained: int = 0
     masked: Counter[str] = field(default_factory=Counter)
-    """Tokens by reason."""
+    """Number of masked tokens by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Tokens by reason."""
+    """Number of dropped tokens by reason."""
 
     @property
     def balanced(self) -> bool:
@@ -84,9 +87,10 @@ class TokenAccount:
 
 
 def account_of(episode: Episode, reason: str | None) -> TokenAccount:
-    """The account of one session, of which the trainer trains all (``None``) or nothing.
+    """Return the account of one session. ``reason`` drops all of its trainable tokens; ``None``
+    trains them.
 
-    Raises :class:`ConservationError` when the session's own table does not add up or does not agree
+    Raises :class:`ConservationError` if the session's own table does not add up or does not agree
     with the masks of its samples.
     """
     table = episode.conservation
@@ -108,8 +112,8 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
 
 
 def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
-    """``episode`` without the tokens that ``excluded`` has for each sample, in masks and
-    account."""
+    """Return ``episode`` without the tokens that ``excluded`` marks in each sample; masks and
+    account change alike."""
     samples = tuple(
         replace(sample, mask=sample.mask & ~out)
         for sample, out in zip(episode.samples, excluded, strict=True)
@@ -126,20 +130,21 @@ def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: Mask
 
 
 def trained_tokens(episode: Episode) -> int:
-    """Tokens that the session's samples train."""
+    """Return the number of tokens that the session's samples train."""
     return sum(int(sample.mask.sum()) for sample in episode.samples)
 
 
 def outcome_of(episode: Episode) -> str:
-    """The outcome by which a session is judged: ``quarantined`` also where a finding says so that
-    was recorded after the session had ended."""
+    """Return the outcome by which a session is judged. It is ``quarantined`` also if a finding that
+    was recorded after the end of the session says so."""
     return "quarantined" if quarantined(episode.rewards) else episode.session.outcome or ""
 
 
 def outside_the_baseline(
     episode: Episode, reward: float | None, config: FilterConfig
 ) -> DropReason | None:
-    """Why a session says nothing about how good its group is; ``None`` when it does."""
+    """Return the reason why a session says nothing about how good its group is, or ``None`` if it
+    counts in the baseline."""
     if config.outcomes.get(outcome_of(episode)) == "exclude":
         return DropReason.INFRASTRUCTURE
     if reward is None:
@@ -155,10 +160,10 @@ def not_trained(
     max_staleness: int,
     config: FilterConfig,
 ) -> str | None:
-    """Why a session that counted in its group's baseline is not trained on; ``None``: it is.
+    """Return the reason why a session that counted in its group's baseline is not trained on.
 
-    ``version`` is the version about to be trained. The reason is a :class:`DropReason`, or the name
-    of one of ``config.extra``.
+    ``None`` means that it is trained on. ``version`` is the version about to be trained. The reason
+    is a :class:`DropReason`, or the name of one of ``config.extra``.
     """
     if trained_tokens(episode) == 0:
         return DropReason.EMPTY
@@ -177,9 +182,9 @@ def not_trained(
 
 
 def newest_version(episode: Episode) -> int:
-    """The newest policy version among the tokens that the session would train.
+    """Return the newest policy version among the tokens that the session would train.
 
-    Raises ``ValueError`` when it would train none.
+    Raises ``ValueError`` if it would train none.
     """
     return max(
         int(np.max(sample.versions[sample.mask])) for sample in episode.samples if sample.mask.any()

@@ -1,9 +1,9 @@
 """Attention over a forest of tokens on a GPU: PyTorch's FlexAttention, with a mask made by rule.
 
 FlexAttention skips blocks of keys that no query of a block sees, and looks at single tokens only
-where a block is seen in part. In depth-first order token ``k`` is seen by the tokens from itself to
-the end of its subtree, so which blocks these are follows from the first and last of those ends in
-each block, without the ``N²`` entries of a dense mask. Grouped keys are not copied.
+where a block is seen in part. In depth-first order, token ``k`` is seen by the tokens from itself
+to the end of its subtree. The smallest and the largest of these ends in each block therefore decide
+which blocks are seen, without the ``N²`` entries of a dense mask. Grouped keys are not copied.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torch.nn.functional import pad
 from bridle.trainer.batch.forest import subtree_ends
 
 BLOCK: Final = 128
-"""Tokens of a block, both of queries and of keys: FlexAttention's own default."""
+"""Number of tokens of a block, both of queries and of keys; it is FlexAttention's own default."""
 
 
 @cache
 def _compiled() -> Any:
-    """Uncompiled it computes all ``N²`` scores. To compile loads much of PyTorch."""
+    """Compile FlexAttention, which otherwise computes all ``N²`` scores. Compiling loads much of
+    PyTorch, so it is done at first use."""
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -37,15 +38,17 @@ class TreeMask:
 
     mask: BlockMask
     dtype: torch.dtype
-    """What is multiplied: under autocast queries, keys and values come in different types."""
+    """The type that queries, keys and values are converted to; under autocast they come in
+    different types."""
 
 
 def plan_mask(
     parents: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
 ) -> TreeMask:
-    """Which blocks of keys each block of queries sees, wholly or in part.
+    """Plan the blocks of keys that each block of queries sees, wholly or in part.
 
-    Tokens are padded to whole blocks, with roots: the kernels for fewer have no gradients.
+    Tokens are padded with roots to whole blocks, because the kernels for fewer tokens have no
+    gradients.
     """
     size = -(-len(parents) // BLOCK) * BLOCK
     ends = subtree_ends(np.pad(parents, (0, size - len(parents)), constant_values=-1))
@@ -70,7 +73,8 @@ def plan_mask(
 
 
 def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """How many there are in each row, and which: ``int32[1, 1, B]``, ``int32[1, 1, B, B]``."""
+    """Return the number of marked blocks in each row, ``int32[1, 1, B]``, and the row's blocks with
+    the marked ones first, ``int32[1, 1, B, B]``."""
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(axis=1, dtype=np.int32)
     return (
@@ -82,7 +86,8 @@ def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tens
 def flex_tree_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: TreeMask, scale: float | None = None
 ) -> Tensor:
-    """Attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``, ``G | H``.
+    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
+    ``G | H``.
 
     Returns ``[1, H, N, D]``.
     """

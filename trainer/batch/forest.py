@@ -1,4 +1,4 @@
-"""What is a token's ancestor, in a forest whose tokens stand in depth-first order."""
+"""Ancestry in a forest whose tokens are in depth-first order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``int64[N]``: index behind the last token of each token's subtree.
+    """Return the index behind the last token of each token's subtree, ``int64[N]``.
 
     ``parents`` is in depth-first order. Token ``k`` is an ancestor of ``q``, or ``q`` itself, iff
     ``k <= q < ends[k]``.

@@ -10,7 +10,7 @@ from bridle.trainer.batch.filters import MaskReason, masked
 
 
 def of_policy(episode: Episode, name: str) -> Episode:
-    """``episode`` with the tokens of other policies than ``name`` masked.
+    """Return ``episode`` with the tokens of other policies than ``name`` masked.
 
     A session counts as much for a policy with a small part in it as for any other: its weight is
     spread over the tokens that are left (:mod:`bridle.trainer.credit.weighting`).
@@ -20,7 +20,7 @@ def of_policy(episode: Episode, name: str) -> Episode:
 
 
 def _of_others(sample: Sample, name: str) -> NDArray[np.bool_]:
-    """``bool[T]``: where another policy has sampled the token."""
+    """Return a mask ``bool[T]`` of the tokens that another policy sampled."""
     # The last one is that of tokens that no call sampled.
     foreign = np.asarray([policy != name for policy in sample.policies] + [False], np.bool_)
     if not foreign.any():

@@ -1,11 +1,11 @@
-"""From samples to the tokens of a forward pass, each shared prefix once.
+"""Packing of samples into the tokens of a forward pass, with each shared prefix computed once.
 
 A *pack* is a forest of tokens. Every token knows its parent (the token before it on its branch) and
 its position (its depth), attends to its ancestors and itself only, and so gets the hidden state
-that it would get if its branch were alone in the model. Branches of one session share what they
-have in common; so do sessions with the same system prompt, tools, question, or sampled tokens.
+that it would get if its branch were alone in the model. Branches of one session share their common
+prefix; so do sessions with the same system prompt, tools, question, or sampled tokens.
 
-What is trained is kept beside the forest as *targets*: "the model's output at token ``source`` is
+Trained tokens are kept beside the forest as *targets*: "the model's output at token ``source`` is
 to predict ``target``, which is token ``offset`` of sample ``sample``". Two samples may train the
 same token of the forest, each with its own advantage. ``offset`` is the index in the sample:
 token ``t`` is predicted from ``token_ids[:t]``, so its source is the forest's copy of token
@@ -35,7 +35,7 @@ Index = NDArray[np.int64]
 
 
 class TokenSequence(Protocol):
-    """What packing needs of a sample."""
+    """The attributes of a sample that packing needs."""
 
     @property
     def token_ids(self) -> TokenIds:
@@ -48,7 +48,7 @@ class TokenSequence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The tokens of one forward pass (``N``) and what they are to predict (``M``)."""
+    """The tokens of one forward pass (``N``) and the targets that they predict (``M``)."""
 
     layout: Layout
     token_ids: Index
@@ -63,11 +63,12 @@ class Pack:
     targets: Index
     """``int64[M]``: the token id to predict."""
     samples: Index
-    """``int64[M]``: which sample is trained, as an index into the packed sequences."""
+    """``int64[M]``: index of the trained sample among the packed sequences."""
     offsets: Index
-    """``int64[M]``: which of its tokens; ``targets == token_ids[offsets]`` of that sample."""
+    """``int64[M]``: index of the token in its sample; ``targets == token_ids[offsets]`` of that
+    sample."""
     unshared_tokens: int
-    """Tokens that the same samples take one after another, without sharing or padding."""
+    """Number of tokens that the same samples take one after another, without sharing or padding."""
 
 
 IDLE: Final = Pack(
@@ -81,7 +82,7 @@ IDLE: Final = Pack(
     offsets=np.ones(1, np.int64),
     unshared_tokens=1,
 )
-"""The least that a model can compute."""
+"""The smallest pack that a model can compute."""
 
 
 def computed_tokens(pack: Pack) -> int:
@@ -89,14 +90,15 @@ def computed_tokens(pack: Pack) -> int:
 
 
 def longest_branch(pack: Pack) -> int:
-    """Tokens of the longest branch that is computed."""
+    """Return the number of tokens of the longest branch that is computed."""
     return int(pack.positions.max()) + 1
 
 
 def trained_length(sequence: TokenSequence) -> int:
-    """Tokens that must be computed to train ``sequence``: up to the last trained one, without it.
+    """Return the number of tokens that must be computed to train ``sequence``: all before its last
+    trained one.
 
-    Raises ``ValueError`` when token 0 is trained: nothing precedes it.
+    Raises ``ValueError`` if token 0 is trained, because nothing precedes it.
     """
     trained = np.flatnonzero(sequence.mask)
     if len(trained) == 0:
@@ -107,11 +109,11 @@ def trained_length(sequence: TokenSequence) -> int:
 
 
 def make_packs(sequences: Sequence[TokenSequence], config: PackingConfig) -> list[Pack]:
-    """Pack ``sequences``, of which those without a trained token are left out.
+    """Pack ``sequences``; those without a trained token are left out.
 
-    A pack has at most ``config.max_tokens``. A sequence that is larger by itself has a pack of its
-    own, which in the ``tree`` layout only its relatives may join: sequences that share more with it
-    than they add, until it is twice as large.
+    A pack has at most ``config.max_tokens``. A sequence that is longer by itself has a pack of its
+    own. In the ``tree`` layout its relatives may join this pack until it is twice as long:
+    sequences that share more tokens with it than they add.
     """
     branches = _branches(sequences)
     occupied = [i for i, branch in enumerate(branches) if len(branch)]
@@ -132,18 +134,19 @@ def _branches(sequences: Sequence[TokenSequence]) -> list[Index]:
 
 
 def _sort_key(branch: Index) -> bytes:
-    """Byte order of these keys is the lexicographic order of the ids."""
+    """Return a key whose byte order is the lexicographic order of the ids."""
     return branch.astype(">u4").tobytes()
 
 
 def _tree_bins(
     branches: Sequence[Index], occupied: Sequence[int], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Branches in lexicographic order, so that neighbours share most, cut where the budget ends: a
-    tree larger than it is cut between two branches.
+    """Yield bins of branches in lexicographic order, so that neighbours share most.
 
-    Behind a prompt longer than the budget no two branches would fit together, and each would pay
-    for the prompt; so a pack that begins with such a branch grows with its relatives.
+    A bin ends where the budget ends, so a tree larger than the budget is cut between two branches.
+    Behind a prompt longer than the budget no two branches would fit together, and each would
+    compute the prompt again. A bin that begins with such a branch therefore grows with its
+    relatives.
     """
     current: list[int] = []
     size = room = 0
@@ -166,7 +169,8 @@ def _tree_bins(
 def _plain_bins(
     branches: Sequence[Index], occupied: Sequence[int], config: PackingConfig
 ) -> Iterator[list[int]]:
-    """Branches by length, cut where the budget ends; for ``padded``, padding counts."""
+    """Yield bins of branches by length; a bin ends where the budget ends. For ``padded``, padding
+    counts."""
     current: list[int] = []
     total = 0
     for i in sorted(occupied, key=lambda i: len(branches[i])):
@@ -185,7 +189,8 @@ def _plain_bins(
 def _tree_pack(
     sequences: Sequence[TokenSequence], branches: Sequence[Index], indices: Sequence[int]
 ) -> Pack:
-    """The prefix tree of the branches: in sorted order each adds what its predecessor lacks."""
+    """Return the prefix tree of the branches: in sorted order, each adds what its predecessor
+    lacks."""
     token_ids: list[Index] = []
     parents: list[Index] = []
     positions: list[Index] = []
@@ -212,7 +217,7 @@ def _chain_pack(
     indices: Sequence[int],
     layout: Layout,
 ) -> Pack:
-    """Every branch a tree of its own, one after another."""
+    """Return a pack in which every branch is a tree of its own, one after another."""
     paths: dict[int, Index] = {}
     parents: list[Index] = []
     size = 0

@@ -1,6 +1,6 @@
-"""From a step's sessions to what is trained: rewards, advantages, filters, the account of tokens.
+"""The preparation of a step's sessions: rewards, advantages, filters, the account of tokens.
 
-Order matters and is the same always: rewards; sessions that say nothing about the policy leave;
+The order is always the same: rewards; removal of sessions that say nothing about the policy;
 advantages over whole groups; a teacher's part; then the filters. So no filter shifts a baseline.
 """
 
@@ -36,7 +36,7 @@ _NOTHING: Final = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class TrainItem:
-    """One branch to train, with what its session's outcome says about it."""
+    """One branch to train, with the credit of its tokens."""
 
     sample: Sample
     session: int
@@ -48,33 +48,35 @@ class TrainItem:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """What a step trains, and why not the rest."""
+    """The branches that a step trains, and the reasons for leaving out the rest."""
 
     items: tuple[TrainItem, ...]
     accounts: tuple[TokenAccount, ...]
-    """Of each of the step's episodes."""
+    """The account of each of the step's episodes."""
     session_rewards: dict[int, float]
-    """Of the sessions that count in a baseline, by their index among the step's episodes."""
+    """Rewards of the sessions that count in a baseline, by their index among the step's
+    episodes."""
     group_rewards: tuple[float, ...]
-    """The mean over those of each group."""
+    """Mean of these rewards in each group."""
     degenerate_groups: int
     punished_sessions: int
-    """Sessions whose reward is less for their length."""
+    """Number of sessions whose reward is reduced for their length."""
     sessions_dropped: dict[str, int]
-    """Sessions by reason."""
+    """Number of dropped sessions by reason."""
     staleness: NDArray[np.int64]
-    """``int64[M]``: by how many versions each trained token lags behind the one in training."""
+    """``int64[M]``: number of versions by which each trained token lags behind the one in
+    training."""
     teacher_gap: TeacherGap | None = None
-    """``None`` without a teacher."""
+    """The difference between the teacher and the policy, or ``None`` without a teacher."""
 
     @property
     def account(self) -> TokenAccount:
-        """Of all of them."""
+        """The sum of the accounts of all episodes."""
         return sum(self.accounts, TokenAccount())
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Of the sessions that count in a baseline."""
+        """Rewards of the sessions that count in a baseline."""
         return tuple(self.session_rewards.values())
 
     @property
@@ -91,9 +93,9 @@ def prepare(
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
-    ``memory`` is what estimators keep over the steps of a run; they change it. ``teacher`` is asked
-    about every session that is not left out for its own sake, whatever its group's rewards; what it
-    raises is raised.
+    ``memory`` is the state that estimators keep over the steps of a run; they change it.
+    ``teacher`` scores every session that is not left out for its own sake, whatever its group's
+    rewards. Its errors are raised.
     """
 
     def fate(index: int, degenerate_group: bool) -> str | None:
@@ -181,8 +183,8 @@ def prepare(
 
 
 def compared_by(numbers: Numbers, stated: AdvantageConfig) -> float | None:
-    """The number that a session is compared by: for estimators of steps, without ``reward_turns``,
-    the return of the whole episode."""
+    """Return the number by which a session is compared: the return of the whole episode for
+    stepwise estimators without ``reward_turns``, and otherwise the session's number."""
     by_steps = is_stepwise(ADVANTAGES.find(stated.baseline)) and stated.reward_turns is None
     return numbers.episode if by_steps else numbers.value
 
@@ -200,7 +202,8 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
 
 
 def group_of(episode: Episode) -> Hashable:
-    """What a session is compared within: its group, else its task, else itself alone."""
+    """Return the key of the sessions that are compared with each other: the group, else the task,
+    else the session alone."""
     session = episode.session
     if session.task_id is None or session.group_id is not None:
         return session.group_id or session.id
@@ -214,10 +217,10 @@ def _credit(
     config: GrpoConfig,
     memory: dict[str, float],
 ) -> dict[int, list[NDArray[np.float32]]]:
-    """By session, the credit of its samples within one group.
+    """Return the credit of the samples of one group's sessions, by session index.
 
-    A token of a session whose rewards a finding takes gets no more than it would without the
-    finding. The estimators alone do not ensure that: a step may compare better once the steps
+    If a finding takes a session's rewards, its tokens get no more credit than they would without
+    the finding. The estimators alone do not ensure that: a step may compare better once the steps
     beside it have lost their rewards.
     """
     own = [episodes[index] for index in indices]
@@ -248,7 +251,8 @@ def _estimated(
 
 
 def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
-    """Whether a token that would be trained has an advantage; NaN is the want of one."""
+    """Return whether a token that would be trained has an advantage other than 0; NaN counts as
+    none."""
     return any(
         bool(np.any(np.nan_to_num(part[sample.mask])))
         for sample, part in zip(episode.samples, credit, strict=True)
@@ -262,7 +266,7 @@ def _add_teacher(
     config: GrpoConfig,
     teacher: AskTeacher,
 ) -> TeacherGap:
-    """Adds the teacher's part to the credit of the sessions ``asked``."""
+    """Add the teacher's part to the credit of the sessions ``asked``."""
     samples = [sample for index in asked for sample in episodes[index].samples]
     gaps = teacher(samples)
     following = iter(gaps)

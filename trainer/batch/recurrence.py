@@ -3,11 +3,11 @@
 A pack is cut into segments, runs of tokens without a branch. A segment begins in the state that its
 parent segment ends in; all segments of one depth are computed together, as the rows of one call of
 Transformers' own kernel. The short convolution before it takes each token's ancestors. So Gated
-DeltaNet (Yang et al. 2025, arXiv 2412.06464) is exact in a tree, as it is of Qwen3-Next, Qwen3.5
+DeltaNet (Yang et al. 2025, arXiv 2412.06464) is exact in a tree, as used by Qwen3-Next, Qwen3.5
 and OLMo Hybrid.
 
-:func:`fork_states` puts this before the two functions that those models' layers call, which do as
-before unless they are called with ``tree_states=``.
+:func:`fork_states` wraps the two functions that those models' layers call; the wrapped functions
+behave as before unless they are called with ``tree_states=``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 CHUNK: Final = 64
-"""Tokens that the kernel computes at a time: a row takes a multiple of it."""
+"""Number of tokens that the kernel computes at a time; a row takes a multiple of it."""
 _CONVOLUTION: Final = "causal_conv1d_fn"
 _DELTA_RULE: Final = "torch_chunk_gated_delta_rule"
 
@@ -35,9 +35,9 @@ class SegmentRows:
     """Segments of one depth and of similar length, computed together."""
 
     segments: tuple[int, ...]
-    """``S`` of them."""
+    """The ``S`` segments."""
     parents: tuple[int, ...]
-    """The segment before each; -1: there is none."""
+    """The parent segment of each, or -1 if there is none."""
     tokens: Tensor
     """``int64[S, L]``: index of each of their tokens in the pack; ``N`` behind a segment's end."""
 
@@ -50,13 +50,14 @@ class TreeStates:
     """``int64[N + 1]``: the token before each on its branch; ``N``, which stands for no token, at a
     root and at ``N``."""
     rows: tuple[SegmentRows, ...]
-    """In order of depth."""
+    """The rows in order of depth."""
     places: Tensor
-    """``int64[N]``: where each token stands in the rows, laid end to end."""
+    """``int64[N]``: position of each token in the rows, laid end to end."""
 
 
 def plan_states(parents: NDArray[np.int64], device: torch.device | str = "cpu") -> TreeStates:
-    """``parents`` is ``int64[N]``, in depth-first order, -1 at a root."""
+    """Plan the recurrences of a pack. ``parents`` is ``int64[N]``, in depth-first order, -1 at a
+    root."""
     count = len(parents)
     children = np.bincount(parents[parents >= 0], minlength=count)
     follows = (parents >= 0) & (children[parents] == 1)
@@ -93,7 +94,7 @@ def plan_states(parents: NDArray[np.int64], device: torch.device | str = "cpu") 
 
 
 def _alike(depths: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Segments of one depth, none of which takes more than twice the chunks of another."""
+    """Yield segments of one depth, none of which takes more than twice the chunks of another."""
     chunks = -(-lengths // CHUNK)
     order = np.lexsort((chunks, depths))
     start = 0
@@ -118,7 +119,7 @@ def fork_states(model: nn.Module) -> None:
 
 
 def forks_states(model: nn.Module) -> bool:
-    """Whether layers of ``model`` take ``tree_states=``."""
+    """Return whether layers of ``model`` take ``tree_states=``."""
     return any(
         hasattr(getattr(sys.modules[name], _DELTA_RULE, None), "plain")
         for name in {type(module).__module__ for module in model.modules()}
@@ -150,8 +151,8 @@ def _tree_convolution(
     activation: str | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """A depthwise convolution of ``[1, C, N]`` with ``weight`` ``[C, K]``, over each token and its
-    ``K - 1`` ancestors."""
+    """Compute a depthwise convolution of ``[1, C, N]`` with ``weight`` ``[C, K]``, over each token
+    and its ``K - 1`` ancestors."""
     del plain, kwargs
     inputs = torch.nn.functional.pad(hidden_states.to(weight.dtype), (0, 1))
     ancestors = torch.arange(hidden_states.shape[-1], device=hidden_states.device)
@@ -176,7 +177,8 @@ def _tree_delta_rule(
     beta: Tensor,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``[1, N, heads, dim]`` as the kernel has it, each segment from where its parent ended.
+    """Compute the delta rule on ``[1, N, heads, dim]``, with each segment starting from its
+    parent's final state.
 
     Behind a segment's end keys, gates and ``beta`` are 0, which leaves a state as it is.
     """

@@ -2,8 +2,7 @@
 
 A soft cap bounds a score before the softmax (Gemma 2). A sink is one more key for every query, with
 a learned score for each head and nothing to add (gpt-oss). Both are computed in rows, a few queries
-at a time, which are computed again for gradients: memory is that of some queries' scores, not of
-all.
+at a time, and recomputed for gradients, so that memory holds the scores of some queries only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 QUERIES: Final = 256
-"""Computed at a time."""
+"""Number of queries that are computed at a time."""
 
 
 def scored_attention(
@@ -27,11 +26,11 @@ def scored_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of ``query`` ``[B, H, N, D]`` to ``key``, ``value`` ``[B, G, N, D]``, ``G | H``.
+    """Compute attention of ``query`` ``[B, H, N, D]`` to ``key``, ``value`` ``[B, G, N, D]``.
 
-    ``mask`` ``[B or 1, H or 1, N, N]``: true where a query may see a key, or what is added to the
-    scores; ``None``: each sees itself and what stands before it. ``sinks``: ``[H]``. Returns
-    ``[B, H, N, D]``.
+    ``G`` divides ``H``. ``mask`` ``[B or 1, H or 1, N, N]`` is true where a query may see a key, or
+    is added to the scores. With ``None`` each token sees itself and the tokens before it. ``sinks``
+    is ``[H]``. Returns ``[B, H, N, D]``.
     """
     tokens = query.shape[2]
     outputs = []

@@ -9,8 +9,8 @@ gives each part's kernel the merged output and log-sum-exp, which makes its grad
 whole. Small subtrees share one part with a mask, where parts of their own would cost more than the
 mask.
 
-The last layer of a model is asked only for the tokens that predict something: the others' outputs
-are read by nothing, so their queries are left out there.
+In the last layer of a model only the outputs of tokens that predict something are read, so the
+queries of all other tokens are left out there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 KEYS: Final = 480
-"""Most keys of a part: the kernel computes scores 512 keys at a time, and is fastest below that."""
+"""Maximum number of keys of a part. The kernel computes scores 512 keys at a time, and is fastest
+below that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,10 @@ class Part:
 
     queries: slice
     keys: slice | Tensor
-    """Or ``int64[K]``: their tokens."""
+    """The keys as a slice, or as the tokens ``int64[K]``."""
     diagonal: bool
-    """The queries are the keys' own tokens; ``False``: their descendants, which see all of them."""
+    """True if the queries are the keys' own tokens; false if they are descendants, which see all
+    keys."""
     mask: Tensor | None = None
     """``float[queries, keys]`` of a diagonal part that is no line: 0 or ``-inf``."""
 
@@ -52,10 +54,10 @@ class Spans:
     """The parts of a pack's attention; the same for every head."""
 
     parts: tuple[Part, ...]
-    """The diagonal ones first: together they have each query once."""
+    """The parts, diagonal ones first; together the diagonal ones have each query once."""
     wanted: Tensor | None = None
-    """``int64[W]``: the tokens whose queries are computed, which the parts' queries index;
-    ``None``: all."""
+    """``int64[W]``: the tokens whose queries are computed, which the parts' queries index. ``None``
+    if all are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ class TreeSpans:
 
     inner: Spans
     last: Spans
-    """Of the last layer."""
+    """The parts of the last layer, with the queries of only those tokens whose output is read."""
 
     def of(self, module: torch.nn.Module) -> Spans:
-        """The parts that an attention layer of Transformers computes."""
+        """Return the parts that an attention layer of Transformers computes."""
         config: Any = getattr(module, "config", None)
         layers = getattr(config, "num_hidden_layers", None)
         is_last = layers is not None and getattr(module, "layer_idx", None) == layers - 1
@@ -80,7 +82,8 @@ def plan_tree_spans(
     block_tokens: int,
     dtype: torch.dtype = torch.float32,
 ) -> TreeSpans:
-    """``sources``: the tokens whose output is read. ``dtype`` is the queries'."""
+    """Plan the attention of a pack in a whole model. ``sources`` are the tokens whose output is
+    read; ``dtype`` is that of the queries."""
     inner = plan_spans(parents, block_tokens, dtype)
     return TreeSpans(inner, only_wanted(inner, sources, dtype))
 
@@ -126,8 +129,9 @@ def _parts(
 def _chain(
     start: int, ends: NDArray[np.int64], starts: NDArray[np.int64], block_tokens: int
 ) -> list[slice]:
-    """Runs of at most ``block_tokens`` each and ``KEYS`` together: the first from ``start``, each
-    further one from the largest child of the one before, while its subtree exceeds a block."""
+    """Return runs of at most ``block_tokens`` each and ``KEYS`` together. The first begins at
+    ``start``, each further one at the largest child of the one before, while its subtree exceeds a
+    block."""
     chain: list[slice] = []
     room = KEYS
     while room and ends[start] - start > block_tokens:
@@ -144,8 +148,8 @@ def _chain(
 
 
 def _descendants(chain: Sequence[slice], ends: NDArray[np.int64]) -> Iterator[Part]:
-    """Attention to a chain of runs: of what descends from the last of them to all, of the others'
-    descendants to each alone."""
+    """Yield the attention to a chain of runs. Descendants of the last run attend to all runs; other
+    descendants of a run attend to that run alone."""
     last = chain[-1]
     for run in chain[:-1]:
         yield Part(slice(run.stop, last.stop), run, False)
@@ -169,7 +173,7 @@ def _mask(ends: NDArray[np.int64], run: slice, dtype: torch.dtype) -> Tensor:
 
 
 def only_wanted(spans: Spans, sources: NDArray[np.int64], dtype: torch.dtype) -> Spans:
-    """The same plan with the queries of ``sources`` alone."""
+    """Return the same plan with the queries of ``sources`` alone."""
     wanted = np.unique(sources)
     parts = []
     for part in spans.parts:
@@ -192,7 +196,8 @@ def _line_mask(run: slice, dtype: torch.dtype) -> Tensor:
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None = None
 ) -> Tensor:
-    """Attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``, ``G | H``.
+    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
+    ``G | H``.
 
     Returns ``[1, H, N, D]``, zero for a token whose query is not wanted.
     """
@@ -208,13 +213,13 @@ def span_attention(
 
 
 def _by_group(heads: Tensor, groups: int) -> Tensor:
-    """``[1, H, N, D]`` as ``[H / G, G, N, D]``, so that keys need no copy for each head."""
+    """Return ``[1, H, N, D]`` as ``[H / G, G, N, D]``, so that keys need no copy for each head."""
     _, count, tokens, size = heads.shape
     return heads.view(groups, count // groups, tokens, size).transpose(0, 1)
 
 
 def _taken(each: Tensor, part: Part, copies: int) -> Tensor:
-    """A part's keys or values, for each head of their group without a copy."""
+    """Return a part's keys or values, for each head of their group without a copy."""
     return each[:, :, part.keys].expand(copies, -1, -1, -1)
 
 

@@ -1,5 +1,7 @@
-"""Where the groups of a training step come from.
+"""The sources of the groups of a training step.
 
-``book`` decides when groups begin and which a step takes, ``collector`` runs them while the policy
-trains. ``replay`` keeps earlier successes, which a step trains again.
+``collector`` runs groups while the policy trains; ``book`` decides when they begin and which a step
+takes, and ``curriculum`` chooses their tasks. ``recorded`` takes groups that are recorded already.
+``replay`` keeps earlier successes, which a step trains again. ``renumbering`` maps policy versions
+of earlier attempts to present ones.
 """

@@ -1,9 +1,9 @@
-"""Which groups run, which are finished, and which have been taken: the rule of capacity.
+"""The book of groups: those that run, are finished, or have been taken, and the rule of capacity.
 
 Groups are numbered. At most ``(max_staleness + 1) * per_step`` groups that can still be trained in
 time are begun and not taken, so that what a step takes was begun at most ``max_staleness`` versions
-before. A group with a session slower than that is *overdue*: it is waited for by nobody and no
-longer counted, another begins in its place, and what of it is still fresh when it ends is trained.
+before. A group with a session slower than that is *overdue*: it no longer counts, and another group
+begins in its place. Its tokens that are still fresh when it ends are trained.
 
 The rule is AReaL's (arXiv 2505.24298, section 5.1), with overdue groups left out of the count.
 """
@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Verdict = Literal["live", "spent", "late"]
-"""``spent``: its sessions teach nothing. ``late``: all that it sampled is too old. Another group
-takes the place of either."""
+"""The verdict on a finished group. ``live`` means that a step can train it, ``spent`` that its
+sessions teach nothing, and ``late`` that all it sampled is too old. Another group takes the place
+of a spent or late one."""
 
 
 @dataclass(slots=True)
 class _Group:
     begun: int | None = None
-    """Policy version at which its first session began; ``None``: it waits for a slot."""
+    """Policy version at which its first session began, or ``None`` while it waits for a slot."""
     finished: bool = False
     verdict: Verdict = "live"
     judged: int = -1
-    """Policy version that the verdict is for."""
+    """Policy version of the verdict, or -1 if there is none."""
 
 
 @dataclass(slots=True)
@@ -36,21 +37,22 @@ class GroupBook:
     per_step: int
     max_staleness: int
     limit: int
-    """Most groups that one step takes, spent ones included and late ones not."""
+    """Maximum number of groups that one step takes, with spent ones and without late ones."""
     first: int = 0
-    """Every group before it has been taken."""
+    """Number of the first group that has not been taken."""
     taken: set[int] = field(default_factory=set)
     """Groups from ``first`` on that have been taken."""
     _open: dict[int, _Group] = field(default_factory=dict)
-    """Begun and not taken."""
+    """Groups that have begun and have not been taken, by number."""
 
     # -- beginning -------------------------------------------------------------------------------
 
     def begin(self, version: int, steps_left: int, training: bool = False) -> int | None:
-        """The next group to begin while ``version`` is served; ``None``: no group may begin.
+        """Begin the next group while ``version`` is served. Return ``None`` if no group may begin.
 
-        ``steps_left``: training steps whose groups have not been taken. ``training``: the version
-        after ``version`` is in the making, and is the earliest that the group can be trained at.
+        ``steps_left`` is the number of training steps whose groups have not been taken.
+        ``training`` is true while the version after ``version`` is being trained; that is then the
+        earliest version at which the group can be trained.
         """
         steps = min(self.max_staleness + 1 - training, steps_left)
         if self._counted(version + training) >= self.per_step * steps:
@@ -62,7 +64,7 @@ class GroupBook:
         return number
 
     def _counted(self, version: int) -> int:
-        """Groups that can be trained in time at ``version``."""
+        """Return the number of groups that can be trained in time at ``version``."""
         oldest = version - self.max_staleness
         spent, counted = 0, 0
         for group in self._open.values():
@@ -75,19 +77,19 @@ class GroupBook:
         return counted + max(0, spent - (self.limit - self.per_step))
 
     def begun(self, number: int, version: int) -> None:
-        """A session of a group begins now; the first one counts."""
+        """Record that a session of a group begins now; only the first one counts."""
         group = self._open[number]
         if group.begun is None:
             group.begun = version
 
     def finish(self, number: int) -> None:
-        """Every session of a group has ended."""
+        """Record that every session of a group has ended."""
         self._open[number].finished = True
 
     # -- taking ----------------------------------------------------------------------------------
 
     def unjudged(self, version: int) -> list[int]:
-        """Finished groups whose verdict is of an earlier version."""
+        """Return the finished groups whose verdict is of an earlier version."""
         return sorted(
             number
             for number, group in self._open.items()
@@ -98,8 +100,8 @@ class GroupBook:
         self._open[number].verdict, self._open[number].judged = verdict, version
 
     def ready(self) -> list[int] | None:
-        """The groups that a step takes now, oldest first: ``per_step`` live ones, and all that are
-        spent or late; ``None``: too few are finished."""
+        """Return the groups that a step takes now, oldest first: up to ``per_step`` live ones,
+        spent ones up to ``limit``, and all late ones. Return ``None`` if too few are finished."""
         finished = [number for number in sorted(self._open) if self._open[number].finished]
         of = {
             verdict: [number for number in finished if self._open[number].verdict == verdict]
@@ -125,7 +127,7 @@ class GroupBook:
     # -- going on --------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the plain data that a checkpoint keeps."""
         return {"first": self.first, "taken": sorted(self.taken)}
 
     def restore(self, data: Mapping[str, Any]) -> None:

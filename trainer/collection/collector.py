@@ -1,8 +1,7 @@
-"""Collects groups while the policy trains: each group begins, runs and ends on its own.
+"""The collection of groups while the policy trains: each group begins, runs and ends on its own.
 
-A thread begins groups as :class:`GroupBook` allows, loads what has ended, and judges it; the
-trainer takes a step's groups when there are enough. A slow session holds its group and nothing
-else.
+A thread begins groups as :class:`GroupBook` allows, loads ended ones, and judges them; the trainer
+takes a step's groups when there are enough. A slow session delays its own group only.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from bridle.trainer.config import GrpoConfig
 
 class Collect(Protocol):
     def __call__(self, step: int, version: int) -> Sequence[Episode]:
-        """The sessions that ``step`` trains; ``version`` is the policy's now."""
+        """Return the sessions that ``step`` trains; ``version`` is the policy's present version."""
 
 
 class StartGroup(Protocol):
     def __call__(self, number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
         """Run the sessions of group ``number``; the future gives their ids when all have ended.
 
-        ``begun`` is called, from any thread, when the first of them begins.
+        Call ``begun``, from any thread, when the first of them begins.
         """
 
 
 class Collector:
-    """Hands over the sessions of each step; a :class:`Collect`.
+    """The sessions of each step, collected by a thread; a :class:`Collect`.
 
     With ``max_staleness = 0`` groups run while the trainer waits for them, and every session is of
     the present version. With ``n`` the groups of up to ``n`` steps run ahead. Leaving the context
-    ends the thread; sessions are ended by what started them.
+    ends the thread but not the sessions, which their starter ends.
     """
 
     def __init__(
@@ -80,17 +79,18 @@ class Collector:
         self._thread.join()
 
     def restore(self, groups: Mapping[str, Any], step: int) -> None:
-        """Go on behind the groups that a checkpoint after ``step`` steps has trained."""
+        """Continue after the groups that a checkpoint after ``step`` steps has trained."""
         first = {"first": step * self._book.per_step, "taken": []}
         self._book.restore(groups or first)
 
     def groups(self) -> dict[str, Any]:
-        """What a checkpoint keeps for :meth:`restore`."""
+        """Return the state that a checkpoint keeps for :meth:`restore`."""
         with self._changed:
             return self._book.as_data()
 
     def __call__(self, step: int, version: int) -> list[Episode]:
-        """Waits for the step's groups. What running or loading one raised is raised here."""
+        """Wait for the step's groups and return their sessions. Raise any error of running or
+        loading one."""
         with self._changed:
             self._version, self._steps_left = version, self._config.steps - step
             self._training = False
@@ -105,7 +105,8 @@ class Collector:
         return in_order(taken)
 
     def published(self, version: int) -> None:
-        """The engine serves ``version`` from now on, and the next step trains it."""
+        """Record that the engine serves ``version`` from now on, and that the next step trains
+        it."""
         with self._changed:
             self._version = version
             self._training = self._config.max_staleness == 0
@@ -187,13 +188,13 @@ class Collector:
 
 
 def in_order(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """The sessions of some groups in the order in which they began, groups by their first: the same
-    however they ended, so that training them is too."""
+    """Return the sessions of some groups in the order in which they began, groups by their first
+    session. The order does not depend on how they ended, so their training is reproducible."""
     by_session = [sorted(group, key=lambda episode: began(episode.session)) for group in groups]
     by_session.sort(key=lambda group: began(group[0].session) if group else (0.0, ""))
     return [episode for group in by_session for episode in group]
 
 
 def began(session: SessionRecord) -> tuple[float, str]:
-    """When a session began, and its id where two began at once."""
+    """Return the sort key of a session: when it began, and its id where two began at once."""
     return session.created_at, session.id

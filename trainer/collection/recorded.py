@@ -1,7 +1,8 @@
-"""Groups of sessions that are recorded already, by whatever ran them.
+"""Groups of sessions that are recorded already, by any program.
 
-A group is trained once, in the order in which groups began. Rewards may come long after a session:
-while the trainer waits, a group counts when so many of its sessions are sealed and rewarded.
+A group is trained once, in the order in which groups began. Rewards may arrive long after a
+session: while the trainer waits, a group counts once enough of its sessions are sealed and
+rewarded.
 """
 
 from __future__ import annotations
@@ -22,37 +23,38 @@ POLL_S: Final = 2.0
 
 
 class NothingRecorded(BridleError):
-    """The selection takes no session that could be trained."""
+    """The selection has no session that could be trained."""
 
 
 @dataclass(slots=True)
 class RecordedGroups:
-    """Hands over the groups of each step, as :class:`Collector` does those that run."""
+    """The recorded groups of each step, in place of those that :class:`Collector` runs."""
 
     find: Callable[[], Iterable[SessionRecord]]
-    """The selected sessions that are sealed, as the store has them now."""
+    """Returns the selected sessions that are sealed, as the store has them now."""
     load: Callable[[str], Episode]
     per_step: int
     oldest: int = 0
-    """Tokens of earlier policy versions are not trained."""
+    """The oldest policy version whose tokens are trained."""
     complete: int | None = None
-    """Sealed and rewarded sessions that make a group; it waits for them. ``None``: a group is what
-    is recorded now."""
+    """Number of sealed and rewarded sessions that make a group; the trainer waits for them. With
+    ``None`` a group is what is recorded now."""
     is_rewarded: Callable[[SessionRecord], bool] = lambda _session: True
     trained: set[str] = field(default_factory=set)
     """Keys of the groups that have been trained."""
 
     def steps(self) -> int:
-        """Steps that train every group that is there now."""
+        """Return the number of steps that train every group that is there now."""
         return math.ceil(len(self._ready()) / self.per_step)
 
     def first(self, limit: int) -> list[Episode]:
-        """Some sessions of the groups that come first."""
+        """Return up to ``limit`` sessions of the first groups."""
         ids = [one for group in self._ready().values() for one in group]
         return [self.load(one) for one in ids[:limit]]
 
     def __call__(self, step: int, version: int) -> list[Episode]:
-        """The next ``per_step`` groups; fewer only when no more are to come."""
+        """Return the sessions of the next ``per_step`` groups; there are fewer only if no more are
+        to come."""
         ready = self._ready()
         while self.complete is not None and len(ready) < self.per_step:
             time.sleep(POLL_S)
@@ -62,8 +64,8 @@ class RecordedGroups:
         return in_order([[self.episode(one, version) for one in ready[key]] for key in chosen])
 
     def episode(self, session_id: str, version: int) -> Episode:
-        """A session without tokens of versions before ``oldest``, and of those that this training
-        has not reached at ``version``: both are of other weights."""
+        """Return a session without its tokens of versions before ``oldest`` or beyond ``version``,
+        which this training has not reached. Both were sampled from other weights."""
         episode = self.load(session_id)
         versions = [sample.versions for sample in episode.samples]
         earlier = [(each >= 0) & (each < self.oldest) for each in versions]
@@ -74,11 +76,12 @@ class RecordedGroups:
         self.trained = set(groups.get("recorded", ()))
 
     def groups(self) -> dict[str, Any]:
-        """What a checkpoint keeps for :meth:`restore`."""
+        """Return the state that a checkpoint keeps for :meth:`restore`."""
         return {"recorded": sorted(self.trained)}
 
     def _ready(self) -> dict[str, list[str]]:
-        """Session ids by the key of their group, groups by their first session."""
+        """Return session ids by the key of their group, with groups in the order of their first
+        session."""
         found: dict[str, list[SessionRecord]] = {}
         for session in self.find():
             key = group_key(session)
@@ -95,7 +98,7 @@ class RecordedGroups:
 
 
 def group_key(session: SessionRecord) -> str:
-    """The group of a session as text: its own, else its task, else itself alone."""
+    """Return the group of a session as text: its own, else its task, else the session alone."""
     if session.group_id is None and session.task_id is not None:
         return f"{session.task_suite}/{session.task_split}/{session.task_id}"
     return session.group_id or session.id

@@ -7,7 +7,7 @@ has reached meanwhile, and all of its tokens get the advantage
     ``c (R - median(D))``  with  ``c = (1 - cos(π min(t / T, 1))) / 2``
 
 where ``D`` are the mean rewards of the latest groups, ``t`` is the step from 0 and ``T`` the
-warm-up. Sessions whose advantage is not positive any more are not drawn. Advantages are not divided
+warm-up. Sessions whose advantage is no longer positive are not drawn. Advantages are not divided
 by a standard deviation, whatever the baseline of the step's own sessions is. Losses are
 proportional to the advantage, so that ``c`` is the coefficient of the self-imitation loss; apart
 from it a replayed session weighs as one of the step's own.
@@ -48,13 +48,14 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a step trains again."""
+    """The earlier successes that a step trains again."""
 
     items: tuple[TrainItem, ...]
     buffer: int
-    """Sessions that it could draw from."""
+    """Number of sessions that the step could draw from."""
     staleness: NDArray[np.int64]
-    """``int64[M]``: by how many versions each replayed token lags behind the one in training."""
+    """``int64[M]``: number of versions by which each replayed token lags behind the one in
+    training."""
 
     @property
     def sessions(self) -> int:
@@ -73,20 +74,20 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBuffer:
-    """The latest successes of a run and what they are compared with, oldest first."""
+    """The latest successes of a run and the rewards that they are compared with, oldest first."""
 
     successes: tuple[Success, ...] = ()
     baselines: tuple[float, ...] = ()
     """The mean rewards of the latest groups."""
 
     def after(self, prepared: PreparedStep, config: ReplayConfig) -> ReplayBuffer:
-        """The buffer once the step is complete."""
+        """Return the buffer after the completed step."""
         successes = (*self.successes, *_successes(prepared))
         baselines = (*self.baselines, *prepared.group_rewards)
         return ReplayBuffer(successes[-config.buffer :], baselines[-config.baselines :])
 
     def advantages(self, step: int, version: int, config: ReplayConfig) -> dict[Success, float]:
-        """The present advantage of each session that ``step`` may replay at ``version``."""
+        """Return the present advantage of each session that ``step`` may replay at ``version``."""
         if not self.successes:
             return {}
         scale = coefficient(step, config.warmup_steps)
@@ -108,10 +109,10 @@ class ReplayBuffer:
         version: int,
         sessions: int,
     ) -> Replay:
-        """What ``step`` trains at ``version`` besides ``sessions`` of its own.
+        """Draw the sessions that ``step`` trains at ``version`` besides ``sessions`` of its own.
 
-        Sessions are drawn without replacement, by ``config.seed`` and ``step``. ``load`` gives the
-        recorded session; one that the store no longer has is left out.
+        Sessions are drawn without replacement, with ``config.seed`` and ``step`` as the seed.
+        ``load`` returns a recorded session; one that the store no longer has is left out.
         """
         advantages = self.advantages(step, version, config.replay)
         drawn = np.random.default_rng([config.seed, step]).choice(
@@ -132,12 +133,13 @@ class ReplayBuffer:
         )
 
     def renumbered(self, shift: int) -> ReplayBuffer:
-        """The buffer after a change of numbers (:mod:`bridle.trainer.collection.renumbering`)."""
+        """Return the buffer after a change of numbers
+        (:mod:`bridle.trainer.collection.renumbering`)."""
         successes = (replace(each, version=each.version + shift) for each in self.successes)
         return replace(self, successes=tuple(successes))
 
     def as_data(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the plain data that a checkpoint keeps."""
         return {
             "successes": [[each.session_id, each.reward, each.version] for each in self.successes],
             "baselines": list(self.baselines),
@@ -145,20 +147,21 @@ class ReplayBuffer:
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> ReplayBuffer:
-        """The buffer of a checkpoint; empty for one that has none."""
+        """Return the buffer of a checkpoint, which is empty if the checkpoint has none."""
         successes = (Success(*each) for each in data.get("successes", ()))
         return cls(tuple(successes), tuple(data.get("baselines", ())))
 
 
 def coefficient(step: int, warmup_steps: int) -> float:
-    """How much self-imitation counts in ``step``: from 0 to 1 along half a cosine."""
+    """Return the coefficient ``c`` of self-imitation in ``step``, which grows from 0 to 1 along
+    half a cosine."""
     if step >= warmup_steps:
         return 1.0
     return (1 - math.cos(math.pi * step / warmup_steps)) / 2
 
 
 def _successes(prepared: PreparedStep) -> list[Success]:
-    """The sessions whose trained tokens have a positive advantage on average."""
+    """Return the sessions whose trained tokens have a positive advantage on average."""
     trained: dict[int, list[TrainItem]] = {}
     for item in prepared.items:
         trained.setdefault(item.session, []).append(item)
@@ -175,7 +178,8 @@ def _successes(prepared: PreparedStep) -> list[Success]:
 def _items(
     success: Success, advantage: float, session: int, load: Callable[[str], Episode]
 ) -> list[TrainItem]:
-    """The session's branches as the step's ``session``-th; each replayed session is a group."""
+    """Return the session's branches as the step's ``session``-th; each replayed session is a group.
+    The list is empty if the store no longer has the session."""
     try:
         episode = load(success.session_id)
     except NotFound:
@@ -194,5 +198,5 @@ def _items(
 
 
 def _as_trained(sample: Sample, success: Success) -> Sample:
-    """Without the tokens that were too old when the session was trained."""
+    """Return ``sample`` without the tokens that were too old when the session was trained."""
     return replace(sample, mask=sample.mask & (sample.versions >= success.version))

@@ -1,8 +1,9 @@
-"""How much of its session's rewards each token gets.
+"""Credit assignment: the advantage of each token, from its session's rewards.
 
-``group`` has what an estimator sees, ``advantages`` those for whole sessions, ``steps`` those for
-single calls, ``running`` those against a baseline that outlives the group; ``distillation``
-adds what a teacher says of each token; ``weighting`` is how tokens weigh in the loss.
+``group`` defines what an estimator sees. ``advantages`` has the estimators for whole sessions,
+``steps`` those for single calls, and ``running`` those against a baseline that outlives the group.
+``distillation`` adds a teacher's scores of each token, and ``weighting`` sets the weights of tokens
+in the loss.
 """
 
 from bridle.trainer.credit import advantages as advantages

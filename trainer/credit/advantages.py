@@ -1,4 +1,4 @@
-"""How much better a session did than its group: one number for all of its tokens.
+"""Advantages of whole sessions within their group: one number for all tokens of a session.
 
 For a group of ``G`` rewards ``r``:
 
@@ -34,26 +34,27 @@ from bridle.trainer.credit.group import (
 
 @register_advantage("grpo")
 def standardized(group: CreditGroup) -> Credit:
-    """Distance from the mean in standard deviations."""
+    """Return the distance from the mean in standard deviations."""
     return group.everywhere(_standardized(group, group.rewards))
 
 
 @register_advantage("leave_one_out")
 def leave_one_out(group: CreditGroup) -> Credit:
-    """Distance from the mean of the others: ``(r_i - mean) * G / (G - 1)``."""
+    """Return the distance from the mean of the others: ``(r_i - mean) * G / (G - 1)``."""
     size = len(group.rewards)
     return group.everywhere(group.centred * (size / max(size - 1, 1)))
 
 
 @register_advantage("mean")
 def mean_centred(group: CreditGroup) -> Credit:
-    """Distance from the mean."""
+    """Return the distance from the mean."""
     return group.everywhere(group.centred)
 
 
 @register_advantage("gated")
 def gated(group: CreditGroup) -> Credit:
-    """Rewards of steps count where the session's own reward has passed the gate."""
+    """Add the rewards of steps where the session's own reward has passed the gate, then
+    standardize."""
     totals = group.terminal.copy()
     for (episode, _), value in group.call_rewards.items():
         if group.terminal[episode] >= group.config.gate:
@@ -63,7 +64,7 @@ def gated(group: CreditGroup) -> Credit:
 
 @register_advantage("none")
 def none(group: CreditGroup) -> Credit:
-    """Rewards count for nothing."""
+    """Return zeros, because rewards do not count."""
     return group.everywhere(np.zeros(len(group.rewards)))
 
 

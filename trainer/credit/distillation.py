@@ -1,18 +1,19 @@
-"""What a teacher makes of the tokens that the policy sampled: on-policy distillation.
+"""Credit from a teacher that scores the policy's own tokens: on-policy distillation.
 
-The teacher scores the policy's own samples. Each trained token's credit gets
+Each trained token's credit gets
 
     ``coefficient * (log π_T(token | prefix) - log π(token | prefix))``
 
 on top of the estimator's, with ``log π`` as it was recorded when the token was sampled. Over tokens
 drawn from ``π`` the expected difference is the negative reverse KL divergence, ``-KL(π || π_T)`` at
-that prefix, so the policy is drawn to what the teacher finds likely, wherever its own samples lead.
+that prefix, so the policy is drawn to what the teacher finds likely at the prefixes that the policy
+itself samples.
 
 Sources: On-Policy Distillation of Language Models (GKD, arXiv 2306.13649); MiniLLM (arXiv
 2306.08543); as an advantage per token, On-Policy Distillation (Thinking Machines Lab, 2025).
 
-The teacher is an engine that speaks the contract, such as a vLLM. It scores exactly the sample's
-token ids, so it must have the policy's tokenizer.
+The teacher is an engine that speaks the contract, such as a vLLM server. It scores exactly the
+sample's token ids, so it must have the policy's tokenizer.
 """
 
 from __future__ import annotations
@@ -38,28 +39,29 @@ from bridle.reconstruct.samples.sample import Sample
 from bridle.trainer.config import DistillationConfig
 
 REQUEST_TIMEOUT_S: Final = 600.0
-"""A request waits for the others that the teacher computes, and a long sample takes a while."""
+"""Seconds until a request fails. It waits for the others that the teacher computes, and a long
+sample takes a while."""
 
 AskTeacher = Callable[[Sequence[Sample]], list[NDArray[np.float32]]]
-"""From samples to what :meth:`Teacher.gaps` returns of them."""
+"""A function from samples to the differences that :meth:`Teacher.gaps` returns for them."""
 
 
 class TeacherError(BridleError):
-    """The teacher refused what it was asked, or its reply cannot be used."""
+    """The teacher refused a request, or its reply cannot be used."""
 
 
 class TeacherUnreachable(TeacherError):
-    """No reply from the teacher."""
+    """The teacher does not reply."""
 
     retryable = True
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherGap:
-    """By how much the teacher and the policy differ over a step."""
+    """The difference between the teacher and the policy over a step."""
 
     tokens: int
-    """Trained tokens that the teacher has scored."""
+    """Number of trained tokens that the teacher has scored."""
     mean: float
     """Mean ``log π_T - log π`` in nats before any bound: an estimate of ``-KL(π || π_T)``; NaN
     without tokens."""
@@ -68,7 +70,7 @@ class TeacherGap:
 
     @classmethod
     def of(cls, gaps: NDArray[np.float32], config: DistillationConfig) -> TeacherGap:
-        """Of ``float32[N]``, the differences of ``N`` tokens."""
+        """Summarize ``gaps``, the differences of ``N`` tokens as ``float32[N]``."""
         if not len(gaps):
             return cls(0, float("nan"), float("nan"))
         beyond = np.abs(gaps) > (config.clip or np.inf)
@@ -78,9 +80,10 @@ class TeacherGap:
 def taught(
     credit: NDArray[np.float32], gap: NDArray[np.float32], config: DistillationConfig
 ) -> NDArray[np.float32]:
-    """A sample's credit with the teacher's part, ``float32[T]``; NaN stays NaN.
+    """Return a sample's credit with the teacher's part, ``float32[T]``; NaN stays NaN.
 
-    ``credit``: the estimator's, ``float32[T]``. ``gap``: as :meth:`Teacher.gaps` returns it.
+    ``credit`` is the estimator's, ``float32[T]``. ``gap`` is what :meth:`Teacher.gaps` returns for
+    the sample.
     """
     bound = config.clip or np.inf
     bounded: NDArray[np.float32] = gap.clip(-bound, bound)
@@ -88,7 +91,7 @@ def taught(
 
 
 class Teacher:
-    """A model that scores samples, behind the URL of ``config``; a context manager.
+    """A model that scores samples, behind the URL of ``config``. It is a context manager.
 
     ``api_key`` is sent as a bearer token.
     """
@@ -109,9 +112,10 @@ class Teacher:
         self._engine.close()
 
     def served(self) -> str:
-        """The name under which the teacher is asked: the configured one, or the first served.
+        """Return the model name of requests: the configured one, or the first that the teacher
+        serves.
 
-        Raises :class:`TeacherError` when it does not answer.
+        Raises :class:`TeacherError` if the teacher does not answer.
         """
         try:
             first = self._engine.model().id
@@ -120,11 +124,11 @@ class Teacher:
         return self._config.model or first
 
     def gaps(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """For each sample ``float32[T]``: ``log π_T - log π`` of the tokens that it trains, in
-        nats, and 0 elsewhere.
+        """Return ``log π_T - log π`` of each sample's trained tokens in nats and 0 elsewhere,
+        ``float32[T]``.
 
-        Several samples are asked about at a time, each up to its last trained token. Raises
-        :class:`TeacherError`; then nothing is known of any of them.
+        Several samples are scored at a time, each up to its last trained token. Raises
+        :class:`TeacherError`; then no sample has a result.
         """
         model = self.served()
         with ThreadPoolExecutor(self._config.parallel, "teacher") as requests:
@@ -155,7 +159,7 @@ class Teacher:
         session_id: str | None = None,
         ids: NDArray[np.uint32] | None = None,
     ) -> TeacherError:
-        """``error`` with the teacher's place and the remedy."""
+        """Return ``error`` as a :class:`TeacherError` with the teacher's address and the remedy."""
         where = f"the teacher at {self._engine.base_url}"
         if isinstance(error, EngineUnreachable):
             return TeacherUnreachable(

@@ -1,9 +1,9 @@
-"""What an estimator sees: the sessions of one group, their rewards, and the steps within them.
+"""The input of an advantage estimator: a group's sessions, their rewards, and their steps.
 
 An estimator is a function from a :class:`CreditGroup` to the credit of every token. A *step* is a
-call of a session of which a token is trained. Rewards are seen only through
-:mod:`bridle.reconstruct.rewards`, so that those of another source or name, and findings, change no
-credit.
+call of a session of which a token is trained. Estimators read rewards only through
+:mod:`bridle.reconstruct.rewards`, so that rewards of another source or name, and findings, change
+no credit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bridle.trainer.registry import Registry
 STD_EPSILON: Final = 1e-6
 
 Credit = list[list[NDArray[np.float32]]]
-"""By episode and sample, ``float32[T]``. NaN: the token has nothing to be compared with, and is
-masked as ``no_baseline``."""
+"""Credit by episode and sample, ``float32[T]``. NaN marks a token that has nothing to be compared
+with; it is masked as ``no_baseline``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class CreditStep:
     """A call of a session of which a token is trained."""
 
     episode: int
-    """Index in the group."""
+    """Index of the episode in the group."""
     call_id: str
     role: str | None
     prompt: bytes
-    """The ids before its first token: equal for equal prompts."""
+    """The ids before the call's first token as bytes, which are equal for equal prompts."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class CreditGroup:
 
     episodes: Sequence[Episode]
     rewards: NDArray[np.float64]
-    """``float64[G]``, the number of each session; 0 where it has rewards of calls alone, which only
-    estimators that are :func:`stepwise` are given."""
+    """``float64[G]``: the number of each session. It is 0 for a session that has rewards of calls
+    alone; only :func:`stepwise` estimators receive such sessions."""
     config: AdvantageConfig
     memory: dict[str, float] = field(default_factory=dict)
-    """What an estimator keeps from group to group of a run, by a key of its own."""
+    """State that an estimator keeps from group to group of a run, by a key of its own."""
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
-        """``float64[G]``: distance of each reward from the group's mean; exact zeros where there is
+        """``float64[G]``: distance of each reward from the group's mean; exact zeros if there is
         nothing to compare."""
         return centred(self.rewards)
 
     def deviation(self, values: NDArray[np.float64]) -> float:
-        """The standard deviation, of the sample or the population as configured; 0 for one
+        """Return the standard deviation, of the sample or the population as configured; 0 for one
         value."""
         if len(values) < 2:
             return 0.0
@@ -83,14 +83,14 @@ class CreditGroup:
         return tuple(found.values())
 
     def everywhere(self, advantages: NDArray[np.float64]) -> Credit:
-        """The same credit for every token of a session; ``advantages`` is ``float64[G]``."""
+        """Return the same credit for every token of a session; ``advantages`` is ``float64[G]``."""
         return [
             [np.full(len(sample.token_ids), value, np.float32) for sample in episode.samples]
             for episode, value in zip(self.episodes, advantages.tolist(), strict=True)
         ]
 
     def by_step(self, advantages: NDArray[np.float64]) -> Credit:
-        """The same credit for every token of a step; ``advantages`` has one for each of
+        """Return the same credit for every token of a step; ``advantages`` has one for each of
         ``steps``."""
         values = {
             (step.episode, step.call_id): value
@@ -103,13 +103,13 @@ class CreditGroup:
 
     @cached_property
     def numbers(self) -> tuple[Numbers, ...]:
-        """The rewards of each session at their places."""
+        """The numbers that the rewards of each session and its calls come to."""
         return tuple(numbers_of(episode, self.config) for episode in self.episodes)
 
     @cached_property
     def call_rewards(self) -> dict[tuple[int, str], float]:
-        """By episode and call, the sum of the rewards that were given to the call itself; of
-        several with one name the latest."""
+        """Reward of each call itself, by episode and call. It is the sum over names; of several
+        rewards with one name, the latest counts."""
         return {
             (number, call_id): value
             for number, one in enumerate(self.numbers)
@@ -118,15 +118,16 @@ class CreditGroup:
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
-        """``float64[G]``: each session's number without what ``reward_turns`` adds of its calls."""
+        """``float64[G]``: each session's number without the part that ``reward_turns`` adds from
+        its calls."""
         added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
         terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
         return terminal
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
-        """``float64[G]``: the return of each episode. With ``reward_turns`` that is ``rewards``,
-        which has what the calls were given already; else their rewards are added to it."""
+        """``float64[G]``: the return of each episode. With ``reward_turns`` it is ``rewards``,
+        which includes the rewards of calls already; otherwise they are added."""
         totals = self.rewards.copy()
         if self.config.reward_turns is None:
             for (episode, _), value in self.call_rewards.items():
@@ -134,8 +135,8 @@ class CreditGroup:
         return totals
 
     def own_reward(self, episode: int, role: str | None) -> float:
-        """What a session was given under the name of a role, else the session's number; NaN without
-        either."""
+        """Return the reward that a session was given under the name of a role, or else the
+        session's number; NaN without either."""
         if role is not None:
             mapped = self.config.role_rewards or {}
             name, factor = mapped.get(role, role), 1.0 if role in mapped else None
@@ -149,7 +150,7 @@ class CreditGroup:
 
 
 def role_of(sample: Sample, place: int) -> str | None:
-    """The role of one of a sample's calls."""
+    """Return the role of one of a sample's calls."""
     return sample.roles[place] if sample.roles else sample.role
 
 
@@ -163,7 +164,8 @@ def _of_calls(
 
 
 def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distance from the mean; exact zeros for fewer than two values, and for equal ones."""
+    """Return the distance from the mean; exact zeros for fewer than two values, and for equal
+    ones."""
     if len(values) < 2:
         return np.zeros_like(values)
     spread = float(values.max() - values.min())
@@ -178,14 +180,14 @@ STEPWISE: Final = "reads_step_rewards"
 
 
 def stepwise(advantage: Advantage) -> Advantage:
-    """A decorator for an estimator that reads the rewards of single calls: it compares sessions by
-    :attr:`CreditGroup.totals`, and takes sessions that have no other reward."""
+    """Mark an estimator that reads the rewards of single calls. It compares sessions by
+    :attr:`CreditGroup.totals`, and accepts sessions that have no other reward."""
     setattr(advantage, STEPWISE, True)
     return advantage
 
 
 def is_stepwise(advantage: Advantage) -> bool:
-    """Whether the estimator is marked by :func:`stepwise`."""
+    """Return whether the estimator is marked by :func:`stepwise`."""
     return bool(getattr(advantage, STEPWISE, False))
 
 
@@ -193,5 +195,5 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage")
 
 
 def register_advantage(name: str) -> Callable[[Advantage], Advantage]:
-    """A decorator that makes a function the advantage that configurations name ``name``."""
+    """Return a decorator that makes a function the advantage that configurations name ``name``."""
     return ADVANTAGES.register(name)

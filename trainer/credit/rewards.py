@@ -10,17 +10,17 @@ from bridle.trainer.config import AdvantageConfig
 
 
 def aggregation(stated: AdvantageConfig) -> Aggregation:
-    """How a run with these settings makes numbers of rewards."""
+    """Return the rule by which a run with these settings turns rewards into numbers."""
     return Aggregation(stated.reward_weights, stated.reward_turns, stated.reward_sources)
 
 
 def numbers_of(episode: Episode, stated: AdvantageConfig) -> Numbers:
-    """The numbers of a session at each place."""
+    """Return the numbers that the rewards of a session and of its calls come to."""
     return aggregation(stated).numbers(episode.rewards, calls_in_order(episode))
 
 
 def calls_in_order(episode: Episode, others: Sequence[str] = ()) -> list[str]:
-    """The ids of a session's calls as they started, and of ``others``: those that only its samples
-    have stand in the samples' order behind the others."""
+    """Return the ids of a session's calls in the order in which they started. Behind them stand the
+    calls that only its samples have, in the samples' order, and then ``others``."""
     sampled = (call_id for sample in episode.samples for call_id in sample.call_ids)
     return list(dict.fromkeys([*(turn.call_id for turn in episode.turns), *sampled, *others]))

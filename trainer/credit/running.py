@@ -5,10 +5,9 @@ role ``p`` in tasks of the suite ``G``, session by session,
 
     ``b_{G,p} <- α b_{G,p} + (1 - α) R_p``    ``A = R_p - b_{G,p}``
 
-with ``b = 0`` at first. ``R_p`` is what was given to the role's own calls where they were given
-anything, else the session's reward of the role's name (``role_rewards``), else the session's
-number; a role that has none of them is masked. The baselines live as long as the run: a checkpoint
-holds them.
+with ``b = 0`` at first. ``R_p`` is the sum of the rewards of the role's own calls if they have any,
+else the session's reward of the role's name (``role_rewards``), else the session's number; a role
+that has none of them is masked. The baselines live as long as the run: a checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage,
 @register_advantage("spiral")
 @stepwise
 def spiral(group: CreditGroup) -> Credit:
-    """Each role against the mean of what it got before, which forgets by ``α``."""
+    """Compare each role with the running mean of its rewards, which decays by ``α``."""
     decay = group.config.running_decay
     own: dict[tuple[int, str | None], float] = {}
     for step in group.steps:

@@ -1,8 +1,8 @@
 """Credit for single steps: by role, by equal states, by what came after.
 
-``R`` is a session's number, ``R^p`` what the session was given under the name of the role ``p``
-(``role_rewards``), else ``R``; ``s_t`` is what was given to its step ``t`` itself, ``T`` its last
-step, ``γ`` the discount and ``norm(x) = (x - mean) / (std + 1e-6)``:
+``R`` is a session's number, ``R^p`` its reward under the name of the role ``p``
+(``role_rewards``), else ``R``; ``s_t`` is the reward of its step ``t`` itself, ``T`` its last step,
+``γ`` the discount and ``norm(x) = (x - mean) / (std + 1e-6)``:
 
 ================  ==========================================  ====================================
 ``per_role``      ``norm(R^p)`` over all steps of the step's  Dr. MAS, arXiv 2602.08847. A role that
@@ -22,9 +22,9 @@ the return of a step is ``G_t = Σ_{k >= t} γ^(k - t) r_k``. A session that has
 alone has ``R = 0``. With ``reward_turns`` set, ``E`` is the session's number, which then has its
 steps' rewards as that setting adds them; ``G_t`` is the same, so that no reward counts twice in it.
 
-Steps follow each other along the session: where a harness strips what the model thought, every step
-is a branch of its own, and they follow each other all the same. A call that trains nothing is a
-step of the return if it was given a reward.
+Steps follow each other along the session, also where a harness strips the model's reasoning and
+every step is therefore a branch of its own. A call that trains nothing is a step of the return if
+it has a reward.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bridle.trainer.credit.rewards import calls_in_order
 
 @register_advantage("per_role")
 def per_role(group: CreditGroup) -> Credit:
-    """Each role compared with itself, over its steps, by its own reward."""
+    """Compare each role with itself, over its steps, by its own reward."""
     own = {
         (step.episode, step.role): group.own_reward(step.episode, step.role) for step in group.steps
     }
@@ -65,7 +65,7 @@ def per_role(group: CreditGroup) -> Credit:
 @register_advantage("gigpo")
 @stepwise
 def gigpo(group: CreditGroup) -> Credit:
-    """The session's advantage, and the step's among those that were asked the same."""
+    """Add the session's advantage and the step's among steps with the same prompt."""
     whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
     step = _normalized(group, returns(group), [step.prompt for step in group.steps])
@@ -75,12 +75,12 @@ def gigpo(group: CreditGroup) -> Credit:
 @register_advantage("turn_returns")
 @stepwise
 def turn_returns(group: CreditGroup) -> Credit:
-    """Each step by what came of it."""
+    """Compare all steps of the group by their discounted returns."""
     return group.by_step(_normalized(group, returns(group), [None] * len(group.steps)))
 
 
 def returns(group: CreditGroup) -> NDArray[np.float64]:
-    """``float64[steps]``: the discounted return ``G_t`` of each step."""
+    """Return the discounted return ``G_t`` of each step, ``float64[steps]``."""
     discount, own = group.config.discount, group.call_rewards
     found: dict[tuple[int, str], float] = {}
     for number, episode in enumerate(group.episodes):
@@ -92,7 +92,8 @@ def returns(group: CreditGroup) -> NDArray[np.float64]:
 
 
 def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
-    """The calls of a session that its samples have or that were given a reward, as they started."""
+    """Return the calls of a session that its samples have or that have a reward, in the order in
+    which they started."""
     given = group.numbers[number].calls
     known = {call_id for sample in episode.samples for call_id in sample.call_ids} | given.keys()
     return [call_id for call_id in calls_in_order(episode, list(given)) if call_id in known]
@@ -101,7 +102,7 @@ def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
 def _normalized(
     group: CreditGroup, values: NDArray[np.float64], anchors: Sequence[Hashable]
 ) -> NDArray[np.float64]:
-    """``values`` normalised among those of the same anchor; 0 for one that stands alone."""
+    """Return ``values`` normalised among those of the same anchor; 0 for one that stands alone."""
     members: dict[Hashable, list[int]] = {}
     for index, anchor in enumerate(anchors):
         members.setdefault(anchor, []).append(index)

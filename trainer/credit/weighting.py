@@ -1,4 +1,4 @@
-"""How much each trained token weighs: the loss of a batch is ``Σ_t w_t ℓ_t``.
+"""Weights of trained tokens: the loss of a batch is ``Σ_t w_t ℓ_t``.
 
 For a batch of ``S`` sessions that train something, ``N`` trained tokens, and ``n_s`` of them in
 session ``s``, in whichever of its branches:
@@ -14,8 +14,8 @@ session ``s``, in whichever of its branches:
                                 with a constant L, free of length bias.
 ============  ================  ===================================================================
 
-Trained tokens are those that are left when all masks are applied: masks of the rules, of stale
-versions, of other policies and of estimators. Weights are made for the whole batch of one optimizer
+Trained tokens are those that are left after all masks: masks of the rules, of stale versions, of
+other policies and of estimators. Weights are made for the whole batch of one optimizer
 update, so cutting it into packs changes nothing.
 """
 
@@ -33,11 +33,11 @@ def branch_token_weights(
     weighting: Weighting,
     constant_tokens: int = 1,
 ) -> NDArray[np.float64]:
-    """Weight of one trained token of each of ``B`` branches, ``float64[B]``.
+    """Return the weight of one trained token of each of ``B`` branches, ``float64[B]``.
 
-    ``tokens``: trained tokens per branch; ``sessions``: the session that it belongs to, counted
-    from 0. Both have length ``B``. Branches without trained tokens get 0, and sessions without any
-    do not count.
+    ``tokens`` is the number of trained tokens per branch; ``sessions`` is the session that the
+    branch belongs to, counted from 0. Both have length ``B``. Branches without trained tokens get
+    0, and sessions without any do not count.
     """
     active = tokens > 0
     session_total = len(np.unique(sessions[active]))

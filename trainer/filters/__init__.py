@@ -1,7 +1,7 @@
-"""Filters that a run may name, each off until it does: what is left out of the loss, and why.
+"""Optional filters, which leave sessions out of the loss; each is off unless a run names it.
 
-A filter sees a session whose group has its baseline already, so it never shifts one; its name is
-the reason by which what it leaves out is counted. :mod:`resample_on_correct` chooses within a group
+A filter sees a session whose group has its baseline already, so it never shifts one. The sessions
+that it leaves out are counted under its name. :mod:`resample_on_correct` chooses within a group
 before the baseline is taken, and :mod:`overlong` changes a reward.
 """
 

@@ -1,9 +1,9 @@
 """``over_turn``: sessions that ran out of turns, tokens, time or context.
 
-Mini-o3, arXiv 2509.07969, over-turn masking.
-Their reward is low because they were cut, not because of what they did. The paper masks them, so
-that long attempts are not punished: ``A' = M A`` with ``M = 0`` for an incomplete response, the
-baseline taken over all of the group, and the loss a mean over what is left.
+The rewards of such sessions are low because they were cut, not because of what they did. The
+over-turn masking of Mini-o3 (arXiv 2509.07969) masks them, so that long attempts are not punished:
+``A' = M A`` with ``M = 0`` for an incomplete response, the baseline taken over all of the group,
+and the loss a mean over the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CUT: Final = frozenset({"budget", "context_overflow"})
 
 @register_filter("over_turn")
 def within_its_turns(episode: Episode) -> bool:
-    """Whether no budget and no context ended the session."""
+    """Return whether no budget and no context ended the session."""
     if episode.session.outcome == "timeout":
         return False
     return not any(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 
 def overlong_punishment(sampled: int, limit: int, margin: int) -> float:
-    """What is added to the reward of a session with so many sampled tokens."""
+    """Return the number from -1 to 0 that is added to the reward of a session with ``sampled``
+    tokens."""
     if sampled <= limit - margin:
         return 0.0
     if sampled <= limit:

@@ -8,11 +8,11 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.registry import Registry
 
 Filter = Callable[[Episode], bool]
-"""Whether a session may be trained on."""
+"""A function that returns whether a session may be trained on."""
 
 FILTERS: Registry[Filter] = Registry("filter")
 
 
 def register_filter(name: str) -> Callable[[Filter], Filter]:
-    """A decorator that makes a function the filter that configurations name ``name``."""
+    """Return a decorator that makes a function the filter that configurations name ``name``."""
     return FILTERS.register(name)

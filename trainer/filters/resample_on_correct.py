@@ -1,13 +1,13 @@
-"""GRPO-RoC: of a group twice as large as wanted, half is kept (rStar2-Agent, arXiv 2508.20722).
+"""GRPO-RoC: half of a group twice as large as wanted is kept (rStar2-Agent, arXiv 2508.20722).
 
 Sessions that failed are kept at random, so that they stay as varied as they were. Those that
 succeeded are drawn with weights ``1 / (p + 0.01)``, where ``p`` is the share of a session's tool
-calls that could not be read, and 0.5 where it called none: a success full of faulty calls is not
+calls that could not be read, or 0.5 if it has none: a success full of faulty calls is not
 what the policy should learn. The paper adds a penalty for the form of its answer tags, which an
 agent here need not have; the 0.01, which the paper leaves open, stands for a penalty of nothing.
 
 A session has succeeded when its reward is above the middle between the group's lowest and highest.
-The choice is before the baseline, and the same for the same sessions.
+The choice is made before the baseline, and is the same for the same sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLOOR: Final = 0.01
 
 
 def call_penalty(episode: Episode) -> float:
-    """The share of tool calls that could not be read; 0.5 without any."""
+    """Return the share of tool calls that could not be read, or 0.5 if there are none."""
     acting = [turn for turn in episode.turns if turn.tool_calls or turn.parse_failed]
     if not acting:
         return _NO_CALL
@@ -36,8 +36,8 @@ def call_penalty(episode: Episode) -> float:
 def kept_on_correct(
     episodes: Sequence[Episode], rewards: NDArray[np.float64], seed: int
 ) -> NDArray[np.bool_]:
-    """``bool[G]``: which sessions of a group are kept; half of those that succeeded and half of
-    those that did not, at least one of each."""
+    """Return which sessions of a group are kept, ``bool[G]``: half of those that succeeded and half
+    of those that did not, at least one of each."""
     if rewards.min() == rewards.max():
         succeeded = np.full(len(rewards), rewards.max() > 0)
     else:

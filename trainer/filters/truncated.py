@@ -12,6 +12,6 @@ from bridle.trainer.filters.registry import register_filter
 
 @register_filter("truncated")
 def ended_by_itself(episode: Episode) -> bool:
-    """Whether the last reply is whole."""
+    """Return whether the last reply is whole."""
     finished = [turn.finish_reason for turn in episode.turns if turn.finish_reason is not None]
     return not finished or finished[-1] != "length"

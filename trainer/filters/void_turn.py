@@ -1,8 +1,8 @@
 """``void_turn``: sessions with a turn that neither acts nor answers (SimpleTIR, arXiv 2509.02479).
 
 Such a turn has no complete tool call and no text: the policy has drifted, or ended early. Training
-on it, or on what came after it, is what makes multi-turn training collapse; the paper leaves the
-whole trajectory out of the loss.
+on it, or on the turns after it, makes multi-turn training collapse; the paper leaves the whole
+trajectory out of the loss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.trainer.filters.registry import register_filter
 
 @register_filter("void_turn")
 def no_void_turn(episode: Episode) -> bool:
-    """Whether every turn that the engine completed acts or answers."""
+    """Return whether every turn that the engine completed acts or answers."""
     return not any(map(is_void, episode.turns))
 
 

@@ -1,4 +1,4 @@
-"""From training items to the packs of one optimizer update, with all that their loss needs."""
+"""The packs of one optimizer update, with all that their loss needs."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ class UnscoredSampler(BridleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TrainPack:
-    """A pack and, for each of its ``M`` targets, what its loss needs besides the policy."""
+    """A pack and, for each of its ``M`` targets, the inputs of its loss besides the policy."""
 
     pack: Pack
     advantages: Tensor
     """``float32[M]``"""
     weights: Tensor
-    """``float32[M]``; over the packs of a minibatch they are those of one loss."""
+    """``float32[M]``: weights of one loss over all packs of a minibatch."""
     behaviour_logprobs: Tensor
-    """``float32[M]``: the engine's."""
+    """``float32[M]``: the engine's logprobs."""
     versions: Tensor
     """``int64[M]``"""
     drawn: Tensor | None = None
-    """``float64[M, 4]``: the temperature, top-p, top-k and min-p that each target was drawn at;
-    ``None``: each was drawn from the policy's own distribution."""
+    """``float64[M, 4]``: the temperature, top-p, top-k and min-p that each target was drawn at.
+    ``None`` if each was drawn from the policy's own distribution."""
     old_logprobs: Tensor | None = None
-    """``float32[M]``: this policy's before the step's first update; ``None``: not yet changed."""
+    """``float32[M]``: this policy's logprobs before the step's first update, or ``None`` if it has
+    not changed yet."""
     reference_logprobs: Tensor | None = None
 
 
@@ -66,7 +67,7 @@ def deal_minibatches(
 
 
 def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[TrainPack]:
-    """The packs of one optimizer update."""
+    """Return the packs of one optimizer update."""
     packs = make_packs([item.sample for item in items], config.packing)
     _, sessions = np.unique([item.session for item in items], return_inverse=True)
     weights = branch_token_weights(
@@ -104,7 +105,8 @@ def _train_pack(
 
 
 def _drawn(sample: Sample, offsets: Index) -> NDArray[np.float64]:
-    """``float64[len(offsets), 4]``: what these tokens of a sample were drawn at."""
+    """Return the sampler settings that these tokens of a sample were drawn at,
+    ``float64[len(offsets), 4]``."""
     table = np.tile(_PLAIN, (len(sample.call_ids), 1))
     trained = set(sample.calls[offsets].tolist())
     for place, sampler in enumerate(sample.samplers):
@@ -119,11 +121,12 @@ def _drawn(sample: Sample, offsets: Index) -> NDArray[np.float64]:
 
 
 Turns = Sequence[TrainPack | None]
-"""The packs that this process computes, one a turn; ``None``: it has none while others have."""
+"""The packs that this process computes, one per turn. ``None`` marks a turn without a pack, while
+other processes have one."""
 
 
 def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turns:
-    """The packs with the policy's present logprobs, to be compared with after it has changed."""
+    """Return the packs with the policy's present logprobs, for comparison after it has changed."""
     return [
         pack and replace(pack, old_logprobs=logprobs)
         for pack, logprobs in _frozen(model, turns, block_tokens)
@@ -131,7 +134,7 @@ def with_old_logprobs(model: nn.Module, turns: Turns, block_tokens: int) -> Turn
 
 
 def with_reference_logprobs(reference: nn.Module, turns: Turns, block_tokens: int) -> Turns:
-    """The packs with the reference policy's logprobs, for the KL penalty."""
+    """Return the packs with the reference policy's logprobs, for the KL penalty."""
     return [
         pack and replace(pack, reference_logprobs=logprobs)
         for pack, logprobs in _frozen(reference, turns, block_tokens)

@@ -2,7 +2,7 @@
 
 ``DIRECTORY/step-00000012/`` holds ``policy/`` (a model directory like any other) and
 ``trainer.pt`` (adapters, optimizer, random number generators, step and version). A checkpoint
-appears by one rename after its files have reached the disk, so one that is there is whole.
+appears by one rename after its files have reached the disk, so every visible one is whole.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8})")
 
 
 class CheckpointError(BridleError):
-    """There is no checkpoint to go on from, or it does not fit the model."""
+    """There is no checkpoint to resume from, or it does not fit the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far training has come."""
+    """The progress of training, as a checkpoint keeps it."""
 
     step: int
-    """Steps completed."""
+    """Number of completed steps."""
     version: int
     """Policy version of the weights."""
     seconds: float = 0.0
-    """What these steps took, over all attempts."""
+    """Seconds that these steps took, over all attempts."""
     groups: Mapping[str, Any] = field(default_factory=dict)
-    """Which groups these steps have trained (:mod:`bridle.trainer.collection`)."""
+    """The groups that these steps have trained (:mod:`bridle.trainer.collection`)."""
     renumbered: tuple[tuple[int, int], ...] = ()
-    """:attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
+    """The value of :attr:`bridle.trainer.collection.renumbering.Renumbering.changes`."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """What estimators keep over the steps (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
+    """State that estimators keep over the steps
+    (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
     replay: Mapping[str, Any] = field(default_factory=dict)
-    """Which successes may be replayed (:mod:`bridle.trainer.collection.replay`)."""
+    """The successes that may be replayed (:mod:`bridle.trainer.collection.replay`)."""
     fates: Sequence[Any] = ()
-    """Where the tokens of the steps since the checkpoint before went
+    """The fates of the tokens of the steps since the previous checkpoint
     (:mod:`bridle.trainer.batch.fates`)."""
 
 
@@ -70,8 +71,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of ``progress.step`` and remove all but the newest ``keep``.
 
-    It is the same whether the model is spread or not, and either goes on from it. Of several
-    processes the first writes.
+    The checkpoint is the same whether the model is spread or not, and either kind of model can load
+    it. With several processes, the first one writes.
     """
     target = directory / f"step-{progress.step:08d}"
     share = share_of(model)
@@ -106,7 +107,7 @@ def save_checkpoint(
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints in ``directory``, oldest first."""
+    """Return the checkpoints in ``directory``, oldest first."""
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if _STEP_DIRECTORY.fullmatch(path.name))
@@ -115,7 +116,7 @@ def checkpoints(directory: Path) -> list[Path]:
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Put the checkpoint's weights, optimizer state and random states in place.
 
-    Raises :class:`CheckpointError` when it is not there or does not fit the model.
+    Raises :class:`CheckpointError` if it is not there or does not fit the model.
     """
     if not (path / STATE_FILE).exists():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE_FILE}")

@@ -1,6 +1,7 @@
-"""Starts a command once for each device of this machine, as torchrun does.
+"""The launch of a command once for each device of this machine, as torchrun does.
 
-Several machines are torchrun's own: ``torchrun --nnodes 2 --nproc-per-node 8 … -m bridle train …``.
+To use several machines, start torchrun itself:
+``torchrun --nnodes 2 --nproc-per-node 8 … -m bridle train …``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from bridle.errors import BridleError
 from bridle.trainer.learner.world import RENDEZVOUS_VARIABLE
 
 RESTARTS: Final = 3
-"""How often all processes are started again after one has died."""
+"""Maximum number of times that all processes are started again after one has died."""
 LEAVE_S: Final = 60
-"""How long the processes may take to finish an update and write a checkpoint after a signal."""
+"""Seconds until the processes must have finished an update and written a checkpoint after a
+signal."""
 LOOPBACK: Final = "lo"
 """Linux's name of the only network interface that the processes use."""
 
 Main = Callable[[Sequence[str]], int]
-"""A command: its arguments to its exit code. It is sent to the processes by its name."""
+"""A command: a function from its arguments to its exit code. It is sent to the processes by its
+name."""
 
 
 class LearnerFailed(BridleError):
@@ -37,10 +40,11 @@ class LearnerFailed(BridleError):
 
 
 def launch(processes: int, main: Main, arguments: Sequence[str]) -> int:
-    """``main(arguments)`` in each of ``processes``; returns the first one's exit code.
+    """Run ``main(arguments)`` in each of ``processes``; return the first one's exit code.
 
-    A process that dies ends the others, and all are started again, ``RESTARTS`` times at most;
-    then :class:`LearnerFailed` is raised. Nothing listens beyond this process's machine.
+    If a process dies, the others are ended and all are started again, at most ``RESTARTS`` times;
+    then :class:`LearnerFailed` is raised. Nothing listens beyond this machine. After a signal the
+    exit code is 128 plus its number.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ[RENDEZVOUS_VARIABLE] = str(Path(folder) / "ranks")

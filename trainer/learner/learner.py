@@ -1,7 +1,7 @@
-"""What a run does with the policy that it trains.
+"""The operations of a run on the policy that it trains.
 
-:class:`Learner` has all of it in this process. Under torchrun each rank has a :class:`Learner` of
-its part, and :class:`bridle.trainer.learner.ranks.SpreadLearner` directs them.
+:class:`Learner` performs all of them in this process. Under torchrun each rank has a
+:class:`Learner` of its part, and :class:`bridle.trainer.learner.ranks.SpreadLearner` directs them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AnyLearner(Weights, Protocol):
 
     @property
     def packing(self) -> PackingConfig:
-        """How it is computed: as configured, where that is exact (:func:`exact_packing`)."""
+        """The packing of its samples: as configured, if that is exact (:func:`exact_packing`)."""
 
     @property
     def has_reference(self) -> bool:
@@ -42,27 +42,27 @@ class AnyLearner(Weights, Protocol):
         version: int,
         learning_rate: float,
     ) -> UpdateStats:
-        """A step's updates (:func:`bridle.trainer.learner.update.update_policy`)."""
+        """Take a step's updates (:func:`bridle.trainer.learner.update.update_policy`)."""
 
     def fit(
         self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
     ) -> SftUpdate:
-        """An update (:func:`bridle.trainer.learner.sft_update.fit_batch`)."""
+        """Take an update (:func:`bridle.trainer.learner.sft_update.fit_batch`)."""
 
     def save_checkpoint(
         self, directory: Path, progress: Progress, *, tokenizer_from: Path | None, keep: int
     ) -> None:
-        """As :func:`bridle.trainer.learner.checkpoint.save_checkpoint`."""
+        """Save a checkpoint with :func:`bridle.trainer.learner.checkpoint.save_checkpoint`."""
 
     def load_checkpoint(self, path: Path) -> Progress:
-        """As :func:`bridle.trainer.learner.checkpoint.load_checkpoint`."""
+        """Load a checkpoint with :func:`bridle.trainer.learner.checkpoint.load_checkpoint`."""
 
 
 class Learner(ModelWeights):
-    """Trains a model in this process, or this process's part of one.
+    """A learner of a model in this process, or of this process's part of one.
 
     ``reference`` is the policy of the KL penalty: a frozen model, or ``model`` itself, whose
-    adapters are off while it is asked.
+    adapters are off while its logprobs are computed as the reference.
     """
 
     def __init__(

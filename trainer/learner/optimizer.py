@@ -26,10 +26,11 @@ class UnsupportedOptimizer(UsageError, ValueError):
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer that ``config`` names, over the parameters of ``model`` that require gradients.
+    """Make the optimizer that ``config`` names, over the parameters of ``model`` that require
+    gradients.
 
     Its factory is called with a list of them and the keywords ``lr``, ``betas``, ``eps`` and
-    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and what :meth:`Registry.find` raises.
+    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and the errors of :meth:`Registry.find`.
     """
     if share_of(model).processes > 1:
         require_spreadable(config)
@@ -59,10 +60,10 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def require_spreadable(config: OptimizerConfig) -> None:
-    """Raises :class:`UnsupportedOptimizer` unless several processes can train with the optimizer.
+    """Raise :class:`UnsupportedOptimizer` unless several processes can train with the optimizer.
 
-    Checkpoints bring an optimizer's state together from all processes. How, is known of the
-    registered ones alone.
+    Checkpoints gather an optimizer's state from all processes, which is known to work only for the
+    registered ones.
     """
     if ":" in config.name:
         raise UnsupportedOptimizer(
@@ -72,10 +73,11 @@ def require_spreadable(config: OptimizerConfig) -> None:
 
 
 def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """The rate of step ``step`` (from 0) of ``total_steps``: linear warm-up, then the schedule.
+    """Return the rate of step ``step`` (from 0) of ``total_steps``: linear warm-up, then the
+    schedule.
 
-    ``cosine`` falls to ``final_fraction`` of the peak at the last step. A function of the step, so
-    that resuming needs no scheduler state.
+    ``cosine`` falls to ``final_fraction`` of the peak at the last step. The rate is a function of
+    the step alone, so resuming needs no scheduler state.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)

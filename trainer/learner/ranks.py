@@ -46,11 +46,11 @@ _SUMMED: Final = ("update", "fit")
 
 @contextmanager
 def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
-    """What trains ``policy`` as ``config`` says, in this process or, under torchrun, in all ranks.
+    """Yield the learner that trains ``policy`` as ``config`` says, in this process or in all ranks.
 
-    Only rank 0 enters this context; the others call :func:`follow`. Raises
-    :class:`bridle.trainer.policy.model.UnsupportedModel`, and :class:`UnsupportedCompute` also when
-    its memory does not suffice in the end.
+    Under torchrun, only rank 0 enters this context; the others call :func:`follow`. Raises
+    :class:`bridle.trainer.policy.model.UnsupportedModel`, and :class:`UnsupportedCompute`, also if
+    memory runs out later.
     """
     world = World.current()
     config = _on_own_device(world, config)
@@ -72,9 +72,9 @@ def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
 
 
 def follow(policy: Path, config: Settings) -> NoReturn:
-    """Every rank but the first: execute what rank 0 broadcasts, and exit when its run is over.
+    """Execute rank 0's operations in this other rank, and exit when the run of rank 0 is over.
 
-    ``policy`` and ``config`` are those that rank 0 enters :func:`learning` with.
+    ``policy`` and ``config`` must be those with which rank 0 enters :func:`learning`.
     """
     world = World.current()
     # Ctrl-C and SIGTERM reach every process. Rank 0 acts on them between operations.
@@ -163,12 +163,13 @@ class SpreadLearner:
         return progress
 
     def end(self) -> None:
-        """Let the other ranks leave. Those that are gone already are not waited for."""
+        """End the other ranks, without waiting for those that are gone already."""
         with self._lock, contextlib.suppress(RuntimeError):
             _broadcast(None, self._control)
 
     def _everywhere(self, name: str, *arguments: Any, **named: Any) -> list[Any]:
-        """Each rank's outcome of an operation. Raises what rank 0 raised, or else another."""
+        """Execute an operation in every rank and return the outcomes. Raise rank 0's error, or else
+        another's."""
         operation = _Operation(name, arguments, named)
         with self._lock, _uninterrupted():
             _broadcast(operation, self._control)
@@ -180,7 +181,8 @@ class SpreadLearner:
 
 
 def _connected(world: World, policy: Path, config: Settings) -> tuple[Learner, dist.ProcessGroup]:
-    """This rank's part of the policy, once every rank has its own."""
+    """Return this rank's part of the policy, once every rank has its own, and the group for
+    operations."""
     device = torch.device(config.compute.device)
     control = join(world, device)
     mesh = init_device_mesh(device.type, (world.size,))
@@ -211,14 +213,14 @@ def _on_own_device(world: World, config: Settings) -> Settings:
 
 
 def _broadcast(operation: _Operation | None, control: dist.ProcessGroup) -> _Operation | None:
-    """Rank 0's ``operation``, in every rank."""
+    """Return rank 0's ``operation`` in every rank."""
     message = [operation]
     dist.broadcast_object_list(message, src=0, group=control)
     return message[0]
 
 
 def _next(control: dist.ProcessGroup) -> _Operation | None:
-    """The operation to execute; ``None`` when rank 0 has ended, in order or not."""
+    """Return the operation to execute, or ``None`` once rank 0 has ended, in order or not."""
     try:
         return _broadcast(None, control)
     except RuntimeError:  # the connection is closed: torchrun knows how rank 0 ended
@@ -226,10 +228,11 @@ def _next(control: dist.ProcessGroup) -> _Operation | None:
 
 
 def _execute(learner: Learner, operation: _Operation, control: dist.ProcessGroup) -> list[Any]:
-    """Execute ``operation`` in this rank; returns each rank's outcome in rank 0.
+    """Execute ``operation`` in this rank. Return each rank's outcome in rank 0 and nothing in
+    others.
 
     Errors that a user can act on are outcomes: every rank raises them alike, or rank 0 alone after
-    the last exchange. Any other ends this process.
+    the last exchange. Any other error ends this process.
     """
     outcome: Any
     try:
@@ -251,7 +254,7 @@ def _execute(learner: Learner, operation: _Operation, control: dist.ProcessGroup
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C takes effect when the operation is over: the other ranks do not stop for it."""
+    """Delay Ctrl-C until the operation is over, because the other ranks do not stop for it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -31,24 +31,24 @@ class SftExample:
 
 @dataclass(frozen=True, slots=True)
 class SftUpdate:
-    """What an update did."""
+    """The result of one update."""
 
     loss: float
     """Mean negative log-likelihood of the batch's learned tokens before the update, nats."""
     tokens: int
-    """Learned tokens in the batch."""
+    """Number of learned tokens in the batch."""
     grad_norm: float
 
     @classmethod
     def of_processes(cls, parts: Sequence[SftUpdate]) -> SftUpdate:
-        """The update of which each process tells its part of the loss."""
+        """Combine the updates of several processes, each of which has a part of the loss."""
         return cls(sum(part.loss for part in parts), parts[0].tokens, parts[0].grad_norm)
 
 
 def fit_batch(
     model: nn.Module, optimizer: Optimizer, batch: Sequence[SftExample], config: SftConfig
 ) -> SftUpdate:
-    """Every learned token of the batch weighs the same."""
+    """Take one optimizer update, in which every learned token of the batch weighs the same."""
     packs = make_packs(batch, config.packing)
     # Before they are dealt out, so that every process refuses the same.
     require_within_index(model, max(map(longest_branch, packs), default=0))

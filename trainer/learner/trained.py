@@ -1,4 +1,4 @@
-"""A policy of a run: what trains it, and where its checkpoints and its weights go."""
+"""A policy of a run: its learner, and the destinations of its checkpoints and its weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bridle.trainer.policy.weights import Policy
 
 class Publish(Protocol):
     def __call__(self, policy: Policy, version: int) -> PolicyRecord | None:
-        """Make the engine serve ``policy`` as ``version``; raise when it does not.
+        """Make the engine serve ``policy`` as ``version``; raise if it does not.
 
-        :meth:`trainer.publish.Publisher.publish` is one.
+        :meth:`bridle.trainer.publish.publisher.Publisher.publish` is one.
         """
 
 
@@ -32,18 +32,18 @@ class TrainedPolicy:
 
     learner: AnyLearner
     directory: Path
-    """Receives its checkpoints."""
+    """Directory of its checkpoints."""
     publish: Publish | None = None
     tokenizer_from: Path | None = None
-    """Model directory whose tokenizer a checkpoint gets."""
+    """Model directory whose tokenizer is copied to checkpoints."""
     name: str = DEFAULT_POLICY
     memory: dict[str, float] = field(default_factory=dict)
-    """What estimators keep over the steps."""
+    """State that estimators keep over the steps."""
     kept_memory: Mapping[str, float] = field(default_factory=dict)
-    """As of the last completed step."""
+    """The value of ``memory`` as of the last completed step."""
 
     def configured(self, config: GrpoConfig) -> GrpoConfig:
-        """``config`` with the packing that is exact for its model."""
+        """Return ``config`` with the packing that is exact for its model."""
         return replace(config, packing=self.learner.packing)
 
     def prepared(
@@ -53,18 +53,20 @@ class TrainedPolicy:
         config: GrpoConfig,
         teacher: AskTeacher | None,
     ) -> PreparedStep:
-        """What a step trains of it (:func:`bridle.trainer.batch.prepare.prepare`)."""
+        """Prepare the policy's part of a step's sessions
+        (:func:`bridle.trainer.batch.prepare.prepare`)."""
         own = [of_policy(episode, self.name) for episode in episodes]
         return prepare(own, version, config, self.memory, teacher)
 
     def load_checkpoint(self, name: str) -> Progress:
-        """Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError`."""
+        """Load the checkpoint ``name``. Raises
+        :class:`bridle.trainer.learner.checkpoint.CheckpointError`."""
         progress = self.learner.load_checkpoint(self.directory / name)
         self.kept_memory, self.memory = progress.memory, dict(progress.memory)
         return progress
 
     def save_checkpoint(self, progress: Progress, keep: int) -> None:
-        """With its own memory as of the last completed step."""
+        """Save a checkpoint with the policy's own memory as of the last completed step."""
         self.learner.save_checkpoint(
             self.directory,
             replace(progress, memory=self.kept_memory),

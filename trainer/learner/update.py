@@ -47,31 +47,31 @@ class LogprobGap:
 
     @property
     def mean(self) -> float | None:
-        """``None`` when no token was sampled at this version."""
+        """The mean gap, or ``None`` if no token was sampled at this version."""
         return self.total / self.tokens if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """What a step's updates did."""
+    """The statistics of a step's updates."""
 
     loss: LossSums = field(default_factory=LossSums)
     """Sums over all updates of the step."""
     entropy: float = 0.0
-    """Sum over tokens, nats."""
+    """Sum of the entropies over tokens, in nats."""
     gap: LogprobGap = field(default_factory=LogprobGap)
     drift: Drift = field(default_factory=Drift)
     grad_norms: tuple[float, ...] = ()
-    """Per update, before clipping."""
+    """Gradient norm of each update, before clipping."""
     skipped_updates: int = 0
-    """Updates not taken because the gradient was not finite."""
+    """Number of updates not taken because the gradient was not finite."""
     computed_tokens: int = 0
-    """Tokens of a pass over all packs."""
+    """Number of tokens of a pass over all packs."""
     unshared_tokens: int = 0
-    """What they would have been without sharing prefixes."""
+    """Number of tokens of this pass if prefixes were not shared."""
     packs: int = 0
     scoring_seconds: float = 0.0
-    """Spent on the old and reference policies' logprobs, before the first update."""
+    """Seconds spent on the old and reference policies' logprobs, before the first update."""
 
     @property
     def changed_weights(self) -> bool:
@@ -91,7 +91,7 @@ class UpdateStats:
 
     @classmethod
     def of_processes(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
-        """The updates that several processes made together, each with packs of its own."""
+        """Combine the statistics of several processes, each with packs of its own."""
         total = parts[0]
         for part in parts[1:]:
             total += UpdateStats(
@@ -113,9 +113,9 @@ def update_policy(
     """Train ``model``, whose weights are those of ``version``, on ``items``.
 
     With a single update the policy's own forward pass is ``π_old``; with more, the logprobs of
-    ``π_old`` are taken for all minibatches before the first. Of several processes each computes
-    packs of its own, and tells their sums. ``reference`` computes with its adapters off, so that it
-    may be ``model``.
+    ``π_old`` are taken for all minibatches before the first. With several processes, each computes
+    its own packs and returns their sums. ``reference`` computes with its adapters off, so it may be
+    ``model``.
     """
     block_tokens = config.packing.block_tokens
     started = time.perf_counter()
@@ -162,8 +162,8 @@ def _update(
 ) -> UpdateStats:
     """Accumulate the gradients of the packs and take one optimizer step.
 
-    ``version``: measure the gap of tokens sampled at it, and the drift of all of them; ``None``:
-    both have been measured.
+    ``version`` is the version whose tokens' gap is measured, along with the drift of all tokens;
+    ``None`` if both have been measured.
     """
     stats = UpdateStats()
     for pack in turns:
@@ -186,7 +186,8 @@ def _update(
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:
-    """``old_logprobs`` are the policy's before the first update, so at ``version``."""
+    """Return the gap of the tokens sampled at ``version``. ``old_logprobs`` are the policy's before
+    the first update, so at ``version``."""
     current = pack.versions == version
     if not bool(current.any()):
         return LogprobGap()

@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import FileStore, Store
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 
 RENDEZVOUS_VARIABLE: Final = "BRIDLE_RENDEZVOUS"
-"""Names the file through which the processes of one machine meet
+"""Name of the environment variable with the file through which the processes of one machine meet
 (:mod:`bridle.trainer.learner.launch`). Without it they meet at torchrun's TCP address."""
 STALL: Final = timedelta(minutes=30)
-"""Longest that one process waits for another within a pass."""
+"""Maximum time that one process waits for another within a pass."""
 BETWEEN_OPERATIONS: Final = timedelta(days=30)
-"""Longest that the others wait for rank 0, which collects sessions meanwhile."""
+"""Maximum time that the others wait for rank 0, which collects sessions meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class World:
 
     @classmethod
     def current(cls) -> Self:
-        """As torchrun states it in the environment; alone, where torchrun did not start us."""
+        """Return the place that torchrun states in the environment, or that of a lone process
+        without torchrun."""
         if not dist.is_torchelastic_launched():
             return cls()
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -47,9 +48,9 @@ class World:
         return self.rank == 0
 
     def device(self, names: str) -> torch.device:
-        """This process's device of those that :attr:`ComputeConfig.device` names.
+        """Return this process's device among those that :attr:`ComputeConfig.device` names.
 
-        Raises :class:`UnsupportedCompute` where there are fewer than processes.
+        Raises :class:`UnsupportedCompute` if there are fewer devices than processes.
         """
         devices = choose_devices(names)
         if self.size == 1:

@@ -1,8 +1,8 @@
-"""How far the policy in training is from what sampled its tokens, as sums that packs add up.
+"""Drift of the policy in training from its tokens' samplers, as sums that packs add up.
 
-Measured before a step's first update, with the log ratios ``log π/μ`` of the trained tokens. The
-quantiles come from a histogram, so that a step of millions of tokens over several processes costs a
-few kilobytes.
+It is measured before a step's first update, with the log ratios ``log π/μ`` of the trained tokens.
+The quantiles come from a histogram, so that a step of millions of tokens over several processes
+costs a few kilobytes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _WIDTH: Final = 0.01
-"""Of a bin, nats: what a quantile may be off by, relatively."""
+"""Width of a bin in nats, which is the relative error of a quantile."""
 _FARTHEST: Final = 10.0
-"""Nats; what is farther is counted in the outermost bins."""
+"""Largest log ratio of the histogram, in nats; farther ones are counted in the outermost bins."""
 _BINS: Final = 2 * round(_FARTHEST / _WIDTH) + 1
 
 
@@ -33,11 +33,11 @@ class Drift:
     """The distance of some tokens' policy from their samplers."""
 
     histogram: NDArray[np.int64] = field(default_factory=_no_tokens)
-    """Tokens by ``log π/μ``."""
+    """Number of tokens by ``log π/μ``."""
     least: float = float("inf")
     """The smallest ``log π/μ``."""
     tokens: Counter[int] = field(default_factory=Counter)
-    """Tokens by the versions that they lag behind."""
+    """Number of tokens by the versions that they lag behind."""
     kl: Mapping[int, float] = field(default_factory=dict)
     """The sum of the tokens' estimates of KL(μ ‖ π) in nats, by lag."""
 
@@ -45,7 +45,7 @@ class Drift:
     @torch.no_grad()
     def of(cls, logprobs: Tensor, behaviour_logprobs: Tensor, lags: Tensor) -> Drift:
         """Measure ``M`` tokens; ``lags`` is ``int64[M]`` on the CPU. Tokens whose ratio is not
-        finite are left out: the update that they belong to is not taken."""
+        finite are left out, because the update that they belong to is not taken."""
         log_ratio = (logprobs - behaviour_logprobs).double().cpu().numpy()
         finite = np.isfinite(log_ratio)
         if not finite.any():
@@ -74,15 +74,16 @@ class Drift:
         )
 
     def quantile(self, share: float) -> float:
-        """The ratio ``π/μ`` that ``share`` of the tokens do not exceed, to 1%."""
+        """Return the ratio ``π/μ`` that ``share`` of the tokens do not exceed, to 1%."""
         reached = np.cumsum(self.histogram) >= share * self.histogram.sum()
         return float(np.exp((int(np.argmax(reached)) - _BINS // 2) * _WIDTH))
 
     def metrics(self) -> dict[str, float]:
-        """Empty when there were no tokens.
+        """Return the drift as named numbers; empty if there were no tokens.
 
-        ``kl/sampler`` is KL(μ ‖ π) of all tokens, ``kl/sampler/lag_N`` of those that lag N versions
-        behind, and ``kl/engine`` of those that do not: there both have the same weights.
+        ``kl/sampler`` is KL(μ ‖ π) of all tokens, and ``kl/sampler/lag_N`` that of tokens that lag
+        N versions behind. ``kl/engine`` is that of tokens that do not lag, for which both have the
+        same weights.
         """
         total = self.tokens.total()
         if not total:

@@ -1,4 +1,4 @@
-"""Importance weights: how far the engine's distribution is from the trainer's.
+"""Importance weights: a correction for the engine's distribution differing from the trainer's.
 
 With ``ρ = π_old / μ`` of a token, ``C`` the cap and ``F`` the floor; without gradient:
 
@@ -28,14 +28,15 @@ from bridle.trainer.losses.terms import TokenTerms, branch_sums
 from bridle.trainer.registry import Registry
 
 Correction = Callable[[TokenTerms, LossConfig], Tensor]
-"""Returns the importance weight of each token, ``float[M]``. It is called without gradients."""
+"""A function that returns the importance weight of each token, ``float[M]``. It is called without
+gradients."""
 
 CORRECTIONS: Registry[Correction] = Registry("importance correction")
 
 
 @torch.no_grad()
 def importance_weights(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """The weights that ``config`` names, ``float[M]``."""
+    """Return the weights that ``config`` names, ``float[M]``."""
     return CORRECTIONS.find(config.importance)(terms, config)
 
 
@@ -45,13 +46,13 @@ def _ratio(terms: TokenTerms) -> Tensor:
 
 @CORRECTIONS.register("truncate")
 def truncate(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """The ratio of each token, at most the cap."""
+    """Return the ratio of each token, at most the cap."""
     return _ratio(terms).clamp(max=config.importance_cap)
 
 
 @CORRECTIONS.register("mask")
 def mask(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """The ratio of each token, 0 outside the floor and the cap."""
+    """Return the ratio of each token, 0 outside the floor and the cap."""
     ratio = _ratio(terms)
     outside = (ratio < config.importance_floor) | (ratio > config.importance_cap)
     return ratio.masked_fill(outside, 0.0)
@@ -59,12 +60,12 @@ def mask(terms: TokenTerms, config: LossConfig) -> Tensor:
 
 @CORRECTIONS.register("sequence")
 def sequence(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """The ratio of each token's branch, at most the cap."""
+    """Return the ratio of each token's branch, at most the cap."""
     sums, _ = branch_sums(terms.old_logprobs - terms.behaviour_logprobs, terms.branches)
     return sums.exp().clamp(max=config.importance_cap)
 
 
 @CORRECTIONS.register("none")
 def none(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """1 for each token."""
+    """Return 1 for each token."""
     return torch.ones_like(terms.old_logprobs)

@@ -1,8 +1,8 @@
 """Policy-gradient losses on flat token tensors.
 
 All tensors have shape ``[M]``: one entry per trained token of a pack, of whichever session. With
-``π`` the policy being trained, ``π_old`` the policy at the start of the step, ``μ`` what the engine
-says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
+``π`` the policy being trained, ``π_old`` the policy at the start of the step, ``μ`` the
+distribution that the engine reports, ``r = π / π_old`` and ``A`` the advantage:
 
 =========  =========================================================  ==========================
 ``clip``   ``-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A)``            PPO, arXiv 1707.06347 eq. 7;
@@ -15,8 +15,8 @@ says it sampled from, ``r = π / π_old`` and ``A`` the advantage:
 
 Each token's loss is multiplied by its importance weight
 (:mod:`bridle.trainer.losses.importance`), which is 0 outside the trust region
-(:mod:`bridle.trainer.losses.trust`). The KL penalty ``β k3`` is added, or ``β (π / μ) k3`` where
-``kl_corrected`` says so, and the batch loss is the sum over tokens times the weights of
+(:mod:`bridle.trainer.losses.trust`). The KL penalty ``β k3`` is added, or ``β (π / μ) k3`` if
+``kl_corrected`` is set, and the batch loss is the sum over tokens times the weights of
 :mod:`bridle.trainer.credit.weighting`. ``sg`` stops gradients.
 """
 
@@ -37,14 +37,15 @@ from bridle.trainer.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """What a loss gives for each of ``M`` tokens, before weights, correction and penalty."""
+    """The result of a loss for each of ``M`` tokens, before weights, correction and penalty."""
 
     loss: Tensor
     """``float[M]``, with gradient."""
     ratio: Tensor
     """``float[M]``: the ratio that was clipped; for the metrics."""
     clipped: Tensor
-    """``bool[M]``: whose gradient the clip has cut off or bounded; for the metrics."""
+    """``bool[M]``: true if the clip has cut off or bounded the token's gradient; for the
+    metrics."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Further numbers of each token, ``float[M]``, whose means are logged as ``update/NAME``."""
 
@@ -55,7 +56,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 
 def register_loss(name: str) -> Callable[[Loss], Loss]:
-    """A decorator that makes a function the loss that configurations name ``name``."""
+    """Return a decorator that makes a function the loss that configurations name ``name``."""
     return LOSSES.register(name)
 
 
@@ -66,8 +67,8 @@ class LossSums(dict[str, float]):
     or bounded; ``ratio``; ``kl_old``: k3 estimate of KL(π_old ‖ π), nats; ``kl_reference`` where
     there is a reference policy; ``importance``: the weights as used, so 0 outside the trust region;
     ``importance_squares``: their squares; ``outside``: tokens outside the trust region; and what a
-    loss adds (:attr:`Surrogate.metrics`). The first update of a step has ``π = π_old``, so that
-    ``clipped``, ``ratio`` and ``kl_old`` say something of a step with several updates only.
+    loss adds (:attr:`Surrogate.metrics`). The first update of a step has ``π = π_old``, so
+    ``clipped``, ``ratio`` and ``kl_old`` are informative only in a step with several updates.
     """
 
     def __add__(self, other: Mapping[str, float]) -> LossSums:
@@ -75,7 +76,7 @@ class LossSums(dict[str, float]):
         return LossSums({name: self.get(name, 0.0) + other.get(name, 0.0) for name in names})
 
     def mean(self, name: str) -> float:
-        """Mean per token of one of the sums; 0 when there were no tokens."""
+        """Return the mean per token of one of the sums; 0 if there were no tokens."""
         tokens = self.get("tokens", 0.0)
         return self.get(name, 0.0) / tokens if tokens else 0.0
 
@@ -83,13 +84,13 @@ class LossSums(dict[str, float]):
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
-    """``-min(r A, clip(r) A)`` per token."""
+    """Return ``-min(r A, clip(r) A)`` per token."""
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
-    """GSPO's ``s``: geometric mean of the token ratios of each branch, at each of its tokens.
+    """Return GSPO's ``s``: the geometric mean of each branch's token ratios, at each of its tokens.
 
     A branch's tokens must all be here.
     """
@@ -100,27 +101,27 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
 def cispo_surrogate(
     logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_high: float
 ) -> Tensor:
-    """``-sg(min(r, 1 + ε_high)) A log π`` per token: every token keeps a gradient, of bounded
-    weight."""
+    """Return ``-sg(min(r, 1 + ε_high)) A log π`` per token: every token keeps a gradient, of
+    bounded weight."""
     return -ratio.clamp(max=1 + clip_high).detach() * advantages * logprobs
 
 
 @register_loss("clip")
 def clip(terms: TokenTerms, config: LossConfig) -> Surrogate:
-    """PPO's clipped surrogate on token ratios."""
+    """Compute PPO's clipped surrogate on token ratios."""
     return _clipped((terms.logprobs - terms.old_logprobs).exp(), terms, config)
 
 
 @register_loss("gspo")
 def gspo(terms: TokenTerms, config: LossConfig) -> Surrogate:
-    """The clipped surrogate on one ratio for each branch."""
+    """Compute the clipped surrogate on one ratio for each branch."""
     ratio = branch_ratio(terms.logprobs - terms.old_logprobs, terms.branches)
     return _clipped(ratio, terms, config)
 
 
 @register_loss("cispo")
 def cispo(terms: TokenTerms, config: LossConfig) -> Surrogate:
-    """REINFORCE with a clipped ratio as its weight."""
+    """Compute REINFORCE with a clipped ratio as its weight."""
     ratio = (terms.logprobs - terms.old_logprobs).exp()
     loss = cispo_surrogate(terms.logprobs, ratio, terms.advantages, config.clip_high)
     return Surrogate(loss, ratio, ratio > 1 + config.clip_high)
@@ -137,16 +138,17 @@ def _clipped(ratio: Tensor, terms: TokenTerms, config: LossConfig) -> Surrogate:
 
 
 def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Unbiased, non-negative estimate of KL(π ‖ other) from tokens of π, per token.
+    """Return an unbiased, non-negative estimate of KL(π ‖ other) from tokens of π, per token.
 
-    ``x - 1 - log x`` with ``x = other / π``; Schulman, "Approximating KL divergence" (2020).
+    It is ``x - 1 - log x`` with ``x = other / π``; Schulman, "Approximating KL divergence" (2020).
     """
     difference = other_logprobs - logprobs
     return difference.exp() - 1 - difference
 
 
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
-    """The weighted loss of a pack's tokens (a scalar with gradient) and what to report of it."""
+    """Return the weighted loss of a pack's tokens (a scalar with gradient) and the sums to
+    report."""
     surrogate = LOSSES.find(config.name)(terms, config)
     importance = importance_weights(terms, config)
     outside = outside_trust(terms, config)

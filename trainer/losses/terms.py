@@ -17,20 +17,21 @@ class TokenTerms:
     old_logprobs: Tensor
     """``log π_old``"""
     behaviour_logprobs: Tensor
-    """``log μ``, the engine's own."""
+    """``log μ``, as the engine reported it."""
     advantages: Tensor
     weights: Tensor
     branches: Tensor
-    """``int64[M]``: the branch a token belongs to. It is the *sequence* of every loss, weight and
-    region that has one: all trained tokens of a branch stand in one pack, whatever is packed beside
-    them and whichever process computes them, while a session's branches may stand in several. A
-    token that branches share is trained in the first of them, and counts in that one alone."""
+    """``int64[M]``: the branch a token belongs to. The branch is the *sequence* of every loss,
+    weight and region that has one. All trained tokens of a branch stand in one pack, whatever is
+    packed beside them and whichever process computes them, while a session's branches may stand in
+    several. A token that branches share is trained in the first of them, and counts in that one
+    alone."""
     reference_logprobs: Tensor | None = None
     """Logprobs under the reference policy, for the KL penalty."""
 
 
 def branch_sums(values: Tensor, branches: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of ``values`` over each token's branch, and the branch's number of tokens.
+    """Return the sum of ``values`` over each token's branch, and the branch's number of tokens.
 
     Both have shape ``[M]``. A branch's tokens must all be here.
     """

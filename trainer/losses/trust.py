@@ -3,8 +3,8 @@
 PPO's clip compares ``π`` with ``π_old``, the policy at the start of the step. With one update a
 step the two are equal, so it never acts, and tokens that lag behind by some versions are trained
 however far the policy has moved since they were sampled. A trust region compares ``π`` with ``μ``,
-what the engine sampled from. With ``r = π / μ`` of a token and ``A`` its advantage, a token
-outside the region adds nothing to the gradient of the loss:
+the distribution that the engine sampled from. With ``r = π / μ`` of a token and ``A`` its
+advantage, a token outside the region adds nothing to the gradient of the loss:
 
 ==============  ==========================================  ======================================
 ``clip``        ``r > 1 + high`` and ``A > 0``, or          the clip of PPO (arXiv 1707.06347, eq.
@@ -19,10 +19,10 @@ outside the region adds nothing to the gradient of the loss:
 
 ``clip`` is one-sided for every token: it leaves out a good token that has become likelier already,
 and a bad one that has become rarer. The tokens that the policy would move back towards ``μ`` keep
-their gradient, so the region is not left in silence: a two-sided mask learns far less
-(``bridle bench staleness``). Where engine and trainer agree, as they do on-policy, nothing is
-outside and the gradient is unchanged. It is decided for each token, so a long session is not lost
-for some tokens of it, as it is with the product of its ratios (TRL's ``sequence_mask``).
+their gradient; a two-sided mask, which drops them too, learns far less (``bridle bench
+staleness``). Where engine and trainer agree, as they do on-policy, nothing is outside and the
+gradient is unchanged. Each token is decided by itself, so a long session is not lost because of
+some of its tokens, as it is with the product of its ratios (TRL's ``sequence_mask``).
 
 A token outside the region counts as trained in the account of tokens: whether it is outside depends
 on the weights at the moment of the update, and with several updates a step it may be inside in one
@@ -42,14 +42,15 @@ from bridle.trainer.losses.terms import TokenTerms, branch_sums
 from bridle.trainer.registry import Registry
 
 TrustRegion = Callable[[TokenTerms, LossConfig], Tensor]
-"""Returns which tokens are outside the region, ``bool[M]``. It is called without gradients."""
+"""A function that returns which tokens are outside the region, ``bool[M]``. It is called without
+gradients."""
 
 TRUST_REGIONS: Registry[TrustRegion] = Registry("trust region")
 
 
 @torch.no_grad()
 def outside_trust(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """The tokens that are outside the region that ``config`` names, ``bool[M]``."""
+    """Return the tokens that are outside the region that ``config`` names, ``bool[M]``."""
     return TRUST_REGIONS.find(config.trust_region)(terms, config)
 
 
@@ -59,7 +60,7 @@ def _log_ratio(terms: TokenTerms) -> Tensor:
 
 @TRUST_REGIONS.register("clip")
 def clip(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """Tokens that have moved past the bound in the direction of their advantage."""
+    """Return the tokens that have moved past the bound in the direction of their advantage."""
     ratio = _log_ratio(terms).exp()
     risen = (ratio > 1 + config.trust_high) & (terms.advantages > 0)
     fallen = (ratio < 1 - config.trust_low) & (terms.advantages < 0)
@@ -68,12 +69,13 @@ def clip(terms: TokenTerms, config: LossConfig) -> Tensor:
 
 @TRUST_REGIONS.register("off_policy")
 def off_policy(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """Bad tokens of branches that have become rarer, on average over the branch's tokens."""
+    """Return the tokens with negative advantages of branches that have become rarer, on average
+    over the branch's tokens."""
     sums, counts = branch_sums(_log_ratio(terms), terms.branches)
     return (-sums / counts > config.trust_nats) & (terms.advantages < 0)
 
 
 @TRUST_REGIONS.register("none")
 def none(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """No token."""
+    """Return no token."""
     return torch.zeros_like(terms.logprobs, dtype=torch.bool)

@@ -1,8 +1,8 @@
 """The devices that a policy is trained on, and the precision of its forward passes.
 
-Mixed precision is PyTorch's autocast: weights, gradients and the optimizer's state stay in float32,
-where the small updates of reinforcement learning are not rounded away, and what a forward pass
-multiplies is rounded to bfloat16 on the way, as an engine on a GPU has it.
+Mixed precision is PyTorch's autocast. Weights, gradients and the optimizer's state stay in float32,
+where the small updates of reinforcement learning are not rounded away. Factors in a forward pass
+are rounded to bfloat16 on the way, as in an engine on a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _AUTOCAST: Final = "bridle_autocast"
 
 
 class UnsupportedCompute(BridleError, ValueError):
-    """This machine, or this build of PyTorch, has no device of that name; or the model cannot be
-    computed as told."""
+    """This machine, or this build of PyTorch, has no device of that name, or the model cannot be
+    computed as configured."""
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto``, or PyTorch's name of a device.
+    """Return the device called ``name``: ``auto``, or PyTorch's name of a device.
 
-    Raises :class:`UnsupportedCompute` when it is not here.
+    Raises :class:`UnsupportedCompute` if it is not here.
     """
     if name == "auto":
         if not torch.accelerator.is_available():
@@ -56,7 +56,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_devices(names: str) -> list[torch.device]:
-    """Those that a :attr:`ComputeConfig.device` names: one, or several of one kind.
+    """Return the devices that a :attr:`ComputeConfig.device` names: one, or several of one kind.
 
     Raises :class:`UnsupportedCompute`.
     """
@@ -69,7 +69,7 @@ def choose_devices(names: str) -> list[torch.device]:
 
 
 def _named(name: str) -> list[str]:
-    """``cuda:0-3`` is four of them."""
+    """Return the single names of a range: ``cuda:0-3`` is four of them."""
     found = _RANGE.fullmatch(name)
     if found is None:
         return [name]
@@ -80,7 +80,7 @@ def _named(name: str) -> list[str]:
 
 
 def place(model: nn.Module, compute: ComputeConfig, mesh: DeviceMesh | None = None) -> nn.Module:
-    """``model`` on its device, computing as told, in evaluation mode (no dropout).
+    """Place ``model`` on its device, computing as configured, in evaluation mode (no dropout).
 
     With a ``mesh`` it is spread over the processes of it, of which this is one. Raises
     :class:`UnsupportedCompute`.
@@ -100,7 +100,7 @@ def place(model: nn.Module, compute: ComputeConfig, mesh: DeviceMesh | None = No
 
 
 def computing(model: nn.Module) -> AbstractContextManager[Any]:
-    """The context that a forward pass of ``model`` belongs in."""
+    """Return the context in which a forward pass of ``model`` must run."""
     dtype = getattr(model, _AUTOCAST, None)
     if dtype is None:
         return nullcontext()
@@ -108,25 +108,25 @@ def computing(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def computed_dtype(model: nn.Module) -> torch.dtype:
-    """The type that forward passes of ``model`` multiply in."""
+    """Return the type that forward passes of ``model`` multiply in."""
     stored: torch.dtype = next(model.parameters()).dtype
     return getattr(model, _AUTOCAST, None) or stored
 
 
 def is_rounded(model: nn.Module) -> bool:
-    """Whether ``model`` computes in 16 bits."""
+    """Return whether ``model`` computes in 16 bits."""
     return computed_dtype(model) is torch.bfloat16
 
 
 def in_bfloat16(device: torch.device, compute: ComputeConfig) -> bool:
-    """Whether forward passes on ``device`` are to compute in it."""
+    """Return whether forward passes on ``device`` are to compute in bfloat16."""
     if compute.precision == "auto":
         return device.type != "cpu"
     return compute.precision == "bfloat16"
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that Transformers computes one after another."""
+    """Return the layers that Transformers computes one after another."""
     return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 

@@ -1,4 +1,4 @@
-"""Directories that are there whole or not at all, also after a crash."""
+"""Atomic directories, which are there whole or not at all, also after a crash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _SCRATCH = re.compile(r"\..+\.(\d+)\.tmp")
 
 
 class NotWritten(BridleError):
-    """A directory could not be written, and is as it was; the message says which and why."""
+    """A directory could not be written, and is as it was. The message has its path and the
+    cause."""
 
     retryable = True
 
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """A scratch directory that becomes ``target`` when the block ends well.
+    """Yield a scratch directory that becomes ``target`` when the block ends well.
 
-    Its files are flushed to disk before the rename. When the block raises, the scratch directory is
-    removed and ``target`` is as it was; an earlier ``target`` is replaced. What killed processes
-    have left beside it is removed, too. Raises :class:`NotWritten` when the disk refuses.
+    Its files are flushed to disk before the rename. If the block raises, the scratch directory is
+    removed and ``target`` is as it was; otherwise an earlier ``target`` is replaced. Leftovers of
+    killed processes beside it are removed, too. Raises :class:`NotWritten` if the disk refuses.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"

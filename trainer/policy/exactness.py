@@ -1,4 +1,4 @@
-"""Whether a policy computes packed tokens as it computes them alone, found by trying it."""
+"""A test of whether a policy computes packed tokens as it computes them alone."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from bridle.trainer.policy.model import (
 log = logging.getLogger(__name__)
 
 PROBE_TOLERANCE: Final = 1e-4
-"""Largest difference of a logprob, relative to the largest, between packed tokens and lone ones:
-numerical noise of float32 is below 1e-5, layers that mix what is packed together are above 3e-4
+"""Largest difference of a logprob between packed tokens and lone ones, relative to the largest.
+Numerical noise of float32 is below 1e-5. Layers that mix what is packed together are above 3e-4
 with weights as they are at initialisation, and far above once they are trained."""
 ROUNDED_TOLERANCE: Final = 5e-3
-"""As above in bfloat16, between a sequence packed with one and the same packed with another; ten
-times as much against the sequence alone, which other kernels compute."""
+"""The same in bfloat16, between a sequence packed with one and the same packed with another. Ten
+times as much is allowed against the sequence alone, which other kernels compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class _Probe:
 
 
 def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
-    """``packing``, or a row for each sample where tokens packed so are not scored as alone.
+    """Return ``packing``, or a row for each sample if tokens packed so are not scored as alone.
 
-    Attention is given which tokens are ancestors, and so is Gated DeltaNet
+    Attention receives the ancestors of each token, and so does Gated DeltaNet
     (:mod:`bridle.trainer.batch.recurrence`); other recurrent layers (Mamba, LFM2) and windows take
-    in whatever stands before a token. Raises :class:`UnsupportedModel` when rows do not give
-    the model's own scores either.
+    in whatever stands before a token. Raises :class:`UnsupportedModel` if rows do not give the
+    model's own scores either.
     """
     rows = replace(packing, layout="padded")
     wrong = _why_unpackable(model) if packing != rows else None
@@ -70,8 +70,9 @@ def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
 
 
 def _why_unpackable(model: nn.Module) -> str | None:
-    """By what its layers are: at initialisation those that mix what is packed together may change
-    logprobs by too little for :func:`_why_inexact`."""
+    """Return why the kinds of the model's layers rule out packing, or ``None``. At initialisation,
+    layers that mix what is packed together may change logprobs by too little for
+    :func:`_why_inexact`."""
     kinds = set(getattr(_config(model), "layer_types", None) or ())
     unpackable = kinds - {"full_attention"}
     if forks_states(model):
@@ -81,8 +82,11 @@ def _why_unpackable(model: nn.Module) -> str | None:
 
 @torch.no_grad()
 def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
-    """Holds two branches of a tree, packed, against the same two alone, and the second of them
-    against itself beside another one: that is as sharp in bfloat16 as in float32."""
+    """Return how packed scores differ from those of sequences alone, or ``None`` if they agree.
+
+    Two branches of a packed tree are compared with the same two alone, and the second of them with
+    itself beside another one. The second comparison is as sharp in bfloat16 as in float32.
+    """
     known = vocabulary_size(model)
     first, second, other = (
         _Probe(np.asarray([*range(8), *tail], np.uint32) % known, np.arange(24) > 0)
@@ -112,7 +116,7 @@ def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
 def _packed_scores(
     model: nn.Module, first: _Probe, second: _Probe, packing: PackingConfig
 ) -> Tensor:
-    """``float[2, T - 1]``: their logprobs from one pack."""
+    """Return the logprobs of both from one pack, ``float[2, T - 1]``."""
     (pack,) = make_packs([first, second], replace(packing, max_tokens=1024))
     scores = score_pack(model, pack, block_tokens=packing.block_tokens).logprobs
     packed = torch.empty(2, len(first.token_ids) - 1).to(scores)
@@ -121,6 +125,6 @@ def _packed_scores(
 
 
 def _config(model: nn.Module) -> Any:
-    """Transformers' configuration of the language model, which carries no types."""
+    """Return Transformers' configuration of the language model, which has no types."""
     model_config: Any = model.config
     return model_config.get_text_config()

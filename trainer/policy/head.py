@@ -1,4 +1,4 @@
-"""A policy's logits: its output layer, and what some families do to what that gives.
+"""A policy's logits: its output layer, and the changes that some families make to its output.
 
 Gemma 2 and its successors cap logits softly, Granite divides them, Cohere multiplies them.
 """
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4
-"""Between logits computed here and the model's own, relative to the largest."""
+"""Maximum difference between logits computed here and the model's own, relative to the largest."""
 _PROBED: Final = 8
-"""Tokens."""
+"""Number of tokens of the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """From hidden states to logits; computed apart, so that only needed tokens are."""
+    """The output head, from hidden states to logits. It is kept apart from the body so that logits
+    are computed for needed tokens only."""
 
     layer: nn.Module
     scale: float = 1.0
@@ -27,7 +28,7 @@ class Head:
 
     @classmethod
     def of(cls, model: nn.Module) -> Head:
-        """The head of a causal LM of Transformers."""
+        """Return the head of a causal LM of Transformers."""
         transformers: Any = model
         config = transformers.config.get_text_config()
         scale = (getattr(config, "logit_scale", None) or 1.0) / (
@@ -47,7 +48,7 @@ class Head:
         return self.scale == 1.0 and self.softcap is None
 
     def __call__(self, states: Tensor) -> Tensor:
-        """``float[..., V]`` of ``float[..., hidden]``."""
+        """Return the logits ``float[..., V]`` of hidden states ``float[..., hidden]``."""
         logits: Tensor = self.layer(states)
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -58,8 +59,8 @@ class Head:
 
 @torch.no_grad()
 def why_not_its_own(model: nn.Module) -> str | None:
-    """How :class:`Head` differs from what ``model`` does itself with its settings for logits;
-    ``None`` when it does not, or when there are none."""
+    """Return how logits of :class:`Head` differ from the model's own, or ``None`` if they agree or
+    the model has no settings for logits."""
     head = Head.of(model)
     if head.is_plain:
         return None

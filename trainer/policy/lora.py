@@ -1,7 +1,7 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): training small adapters on a policy that stays as it is.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): training small adapters on a frozen policy.
 
-The adapters are PEFT's. What is published, and what a checkpoint's ``policy/`` holds, is the policy
-with its adapters merged in: a model like any other, which every engine serves.
+The adapters are PEFT's. Published weights, and the ``policy/`` of a checkpoint, have the adapters
+merged in: they are a model like any other, which every engine serves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME: Final = "default"
 def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
     """Give every linear layer but the output head an adapter, in float32, and freeze the rest.
 
-    They change nothing yet. ``seed`` decides where they begin to learn from. Raises ``ValueError``
+    New adapters change nothing yet. ``seed`` decides their initial weights. Raises ``ValueError``
     for layers that PEFT cannot give any (Mamba).
     """
     chosen = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules="all-linear")
@@ -39,13 +39,14 @@ def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> None:
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What is trained of a model with adapters; nothing of one without."""
+    """Return the adapter parameters of a model by name; empty if it has no adapters."""
     return {name: each for name, each in model.named_parameters() if ".lora_" in name}
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """``model`` computes as the policy below its adapters; one without any, as it always does."""
+    """Let ``model`` compute as the policy below its adapters. A model without adapters is
+    unchanged."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     trained = adapters(model).values()
     for layer in layers:
@@ -61,7 +62,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def scaling(model: nn.Module) -> float | None:
-    """How many times the adapters count; ``None`` without any."""
+    """Return the factor of the adapters' output, or ``None`` without any."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             return float(layer.scaling[_NAME])
@@ -69,7 +70,8 @@ def scaling(model: nn.Module) -> float | None:
 
 
 def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ``ValueError`` when they are not those of ``model``."""
+    """Load ``tensors`` into the adapters of ``model``. Raises ``ValueError`` if they are not its
+    own."""
     own = adapters(model)
     if {name: each.shape for name, each in own.items()} != {
         name: each.shape for name, each in tensors.items()
@@ -82,9 +84,10 @@ def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of ``model`` with its adapters merged in, under the names it has without them.
+    """Return the state of ``model`` with its adapters merged in, under the names it has without
+    them.
 
-    What has no adapter is the model's own, not a copy.
+    Weights without an adapter are the model's own, not copies.
     """
     state = {
         _name_without(name): each
@@ -102,5 +105,5 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _name_without(name: str) -> str:
-    """The name of a weight below adapters as it is without them."""
+    """Return the name that a weight below adapters has without them."""
     return name.replace("base_layer.", "")

@@ -56,7 +56,8 @@ TOKENIZER_FILES: Final = (
     "generation_config.json",
 )
 LOGIT_ELEMENTS: Final = 1 << 25
-"""Most logits held at once (128 MiB in float32); more targets go in recomputed chunks."""
+"""Maximum number of logits held at once (128 MiB in float32); more targets go in recomputed
+chunks."""
 
 ON_CPU: Final = ComputeConfig(device="cpu")
 
@@ -68,7 +69,7 @@ class UnsupportedModel(BridleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy says about the ``M`` targets of a pack, in their order."""
+    """The policy's scores of the ``M`` targets of a pack, in their order."""
 
     logprobs: Tensor
     """``float[M]`` in the distribution that the target was drawn from; carries gradients."""
@@ -77,7 +78,8 @@ class TokenScores:
 
 
 def check_policy(directory: Path) -> None:
-    """Raises :class:`UnsupportedModel` where ``directory`` is no model's; reads no weights."""
+    """Raise :class:`UnsupportedModel` if ``directory`` is not that of a model; no weights are
+    read."""
     try:
         AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:
@@ -91,18 +93,19 @@ def load_policy(
     compute: ComputeConfig = ON_CPU,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """The causal LM in ``directory``, ready for tree attention, in evaluation mode (no dropout).
+    """Load the causal LM in ``directory``, ready for tree attention, in evaluation mode (no
+    dropout).
 
-    ``dtype`` is its weights', whatever ``compute`` says of forward passes. With a ``mesh`` it is
-    spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device.
-    Raises :class:`UnsupportedModel` when there is none, and for families that do to their logits
-    what is not known here; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    ``dtype`` is the type of its weights, whatever ``compute`` says of forward passes. With a
+    ``mesh`` it is spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this
+    process's device. Raises :class:`UnsupportedModel` if there is none, and for families whose
+    changes to logits are not known here; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
     """
     return place(_read(directory, dtype), compute, mesh)
 
 
 def _read(directory: str | Path, dtype: DType) -> nn.Module:
-    """The causal LM in ``directory``, on the CPU."""
+    """Read the causal LM in ``directory`` onto the CPU."""
     try:
         with _without_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
@@ -124,9 +127,10 @@ def trainable_policy(
     seed: int = 0,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """As :func:`load_policy`; with adapters where ``lora`` has a rank.
+    """Load a policy as :func:`load_policy` does, with adapters if ``lora`` has a rank.
 
-    The weights below adapters are not trained, so they are kept in what they are computed in.
+    The weights below adapters are not trained, so they are kept in the type that they are computed
+    in.
     """
     rounded = lora.rank > 0 and in_bfloat16(choose_device(compute.device), compute)
     model = _read(directory, "bfloat16" if rounded else "float32")
@@ -139,10 +143,10 @@ def trainable_policy(
 
 
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights under the names that a checkpoint has, tied ones once, adapters merged in;
-    otherwise they are the model's own, not copies.
+    """Return the weights under the names that a checkpoint has, tied ones once, adapters merged in.
 
-    Of a model that is spread: on the CPU of the first process; nothing elsewhere.
+    Otherwise they are the model's own, not copies. If the model is spread, they are on the CPU of
+    the first process, and the other processes get none.
     """
     policy = _transformers(model)
     whole = gathered(model, merged_state(policy))
@@ -162,9 +166,10 @@ def save_policy(
 ) -> None:
     """Write ``model`` as safetensors with its config, and the tokenizer files beside it.
 
-    ``tensors`` are written for its own weights, as :func:`checkpoint_tensors` had them. With
-    ``types_from``, a model directory, they are rounded to the 16 bits that they have there
-    (:func:`bridle.trainer.policy.rounding.rounded_as`). Of several processes the first writes.
+    ``tensors`` are written instead of its own weights, as :func:`checkpoint_tensors` returned them.
+    With ``types_from``, a model directory, they are rounded to the 16 bits that they have there
+    (:func:`bridle.trainer.policy.rounding.rounded_as`). With several processes, the first one
+    writes.
     """
     chosen: dict[str, Any] = {}
     share = share_of(model)
@@ -195,8 +200,9 @@ def save_policy(
 def restore_policy(model: nn.Module, directory: Path) -> None:
     """Put the weights that :func:`save_policy` wrote to ``directory`` into ``model``.
 
-    They go by way of a second model: in a checkpoint some families have other names and shapes than
-    in memory. Raises ``ValueError`` or ``OSError`` when they are not a version of ``model``.
+    They are loaded into a second model first, because in a checkpoint some families have other
+    names and shapes than in memory. Raises ``ValueError`` or ``OSError`` if they are not a version
+    of ``model``.
     """
     with safe_open(directory / "model.safetensors", framework="pt") as file:
         written = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -213,11 +219,11 @@ def restore_policy(model: nn.Module, directory: Path) -> None:
 def score_pack(
     model: nn.Module, pack: Pack, *, block_tokens: int = 256, drawn: Tensor | None = None
 ) -> TokenScores:
-    """Logprobs and entropies of the pack's targets in one forward pass.
+    """Compute logprobs and entropies of the pack's targets in one forward pass.
 
     ``drawn`` is ``float64[M, 4]`` on the CPU: the temperature, top-p, top-k and min-p that each
-    target was drawn at; ``None``: all were drawn from the policy's own distribution. The set that
-    may be drawn is that of this model's logits, with the target in any case. Raises
+    target was drawn at. ``None`` means that all were drawn from the policy's own distribution. The
+    set that may be drawn is that of this model's logits, with the target in any case. Raises
     :class:`bridle.trainer.policy.sparse.SequenceTooLong`.
     """
     require_within_index(model, longest_branch(pack))
@@ -225,9 +231,9 @@ def score_pack(
 
 
 def score_idly(model: nn.Module) -> None:
-    """A forward pass, and a backward pass of it where there are gradients, that change nothing.
+    """Run a forward pass that changes nothing, and a backward pass of it if gradients are enabled.
 
-    One process of several has no pack left while others have.
+    A process that has no pack left must do this while others have one.
     """
     scores = score_pack(model, IDLE)
     if torch.is_grad_enabled():
@@ -250,7 +256,8 @@ def _score_pack(
 
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
-    """Logprob of each of ``T`` ids given its predecessors, alone and unpacked: ``float[T-1]``."""
+    """Return the logprob of each of ``T`` ids given its predecessors, alone and unpacked:
+    ``float[T-1]``."""
     require_within_index(model, len(token_ids) - 1)
     return within_forward(model, _score_sequence, model, token_ids)
 
@@ -268,7 +275,7 @@ def _score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
 def _tree_hidden_states(
     model: nn.Module, pack: Pack, block_tokens: int, device: torch.device
 ) -> Tensor:
-    """``float[N, hidden]`` of a forest."""
+    """Return the hidden states of a forest, ``float[N, hidden]``."""
     # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
     unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     plans: dict[str, Any] = {
@@ -290,7 +297,8 @@ def _tree_hidden_states(
 
 
 def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
-    """``float[N, hidden]`` of chains, computed as rows padded on the right.
+    """Return the hidden states of chains, ``float[N, hidden]``, computed as rows padded on the
+    right.
 
     Causal attention never looks to the right, so padding needs no mask.
     """
@@ -349,8 +357,9 @@ def _score_chunk(
 def _drawn_from(
     logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Logits of what each target was drawn from, ``-inf`` outside the set, and each target's row:
-    a row for each different state, sampler and, where the sampler truncates, target."""
+    """Return the logits of the distribution that each target was drawn from, ``-inf`` outside the
+    set, and each target's row. There is a row for each different state, sampler and, where the
+    sampler truncates, target."""
     keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
     if Truncation.of(drawn).truncates:
         keyed = torch.cat([keyed, targets[:, None].double()], dim=1)
@@ -371,28 +380,28 @@ def _at_least_float32(logits: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """In at least float32, as the engine does."""
+    """Return the log softmax of ``logits`` in at least float32, as the engine does."""
     return torch.log_softmax(_at_least_float32(logits), dim=-1)
 
 
 def vocabulary_size(model: nn.Module) -> int:
-    """How many token ids the model can be given."""
+    """Return the number of token ids that the model can be given."""
     return Head.of(model).vocabulary
 
 
 def _transformers(model: nn.Module) -> Any:
-    """The model with its Transformers methods, which carry no types."""
+    """Return the model with its Transformers methods, which have no types."""
     return model
 
 
 def _backbone(model: nn.Module) -> Any:
-    """The model without its output head."""
+    """Return the model without its output head."""
     return _transformers(model).base_model
 
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Loading and saving a checkpoint shard is not worth a bar of its own."""
+    """Hide progress bars: loading and saving a checkpoint shard is not worth a bar of its own."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

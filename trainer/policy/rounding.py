@@ -1,4 +1,4 @@
-"""Weights in the 16 bits that a policy's own directory keeps them in.
+"""Rounding of weights to the 16-bit types that a policy's own directory keeps them in.
 
 Training keeps float32, where small updates add up. An engine in 16 bits rounds what it loads, so a
 published directory in float32 would be twice as large and serve the same.
@@ -15,11 +15,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 _IN_16_BITS: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""By the names that safetensors has for them."""
+"""The 16-bit types by the names that safetensors has for them."""
 
 
 def stored_in_16_bits(directory: Path) -> dict[str, torch.dtype]:
-    """Which weights the safetensors of a model directory keep in 16 bits; reads no weight."""
+    """Return the types of the weights that the safetensors of a model directory keep in 16 bits, by
+    name. No weight is read."""
     found: dict[str, torch.dtype] = {}
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -31,7 +32,7 @@ def stored_in_16_bits(directory: Path) -> dict[str, torch.dtype]:
 
 
 def rounded_as(tensors: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """``tensors``, under a checkpoint's names, each in 16 bits where ``directory`` keeps it so.
+    """Return ``tensors``, under a checkpoint's names, in 16 bits where ``directory`` keeps them so.
 
     Others are as they were: some families keep a few of their weights in float32.
     """

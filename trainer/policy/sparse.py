@@ -1,8 +1,8 @@
 """Models whose attention leaves tokens out by an index, from some length on.
 
 An indexer chooses the ``index_topk`` tokens that each query attends to (DeepSeek-V3.2, arXiv
-2512.02556, section 2.1; GLM-5). Up to that length all are chosen, which is dense attention, the one
-that packs are computed with. Behind it the trainer's logprobs would not be the engine's.
+2512.02556, section 2.1; GLM-5). Up to that length all are chosen, which is the dense attention that
+packs are computed with. Beyond it the trainer's logprobs would differ from the engine's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from bridle.errors import BridleError
 
 
 class SequenceTooLong(BridleError, ValueError):
-    """A sequence is longer than what the model attends to as a whole."""
+    """A sequence is longer than the model attends to as a whole."""
 
 
 def index_limit(model: nn.Module) -> int | None:
-    """The most tokens of a sequence that the model attends to as a whole; ``None``: any number.
+    """Return the most tokens of a sequence that the model attends to as a whole; ``None`` for any
+    number.
 
-    By the attributes of its configuration, since new families have them under the same names:
-    ``index_topk`` in tokens, and ``index_topk_blocks`` or ``sparse_topk_blocks`` in blocks.
+    The limit is read from attributes of its configuration that new families have under the same
+    names: ``index_topk`` in tokens, and ``index_topk_blocks`` or ``sparse_topk_blocks`` in blocks.
     """
     model_config: Any = getattr(model, "config", None)
     if model_config is None:
@@ -37,7 +38,8 @@ def index_limit(model: nn.Module) -> int | None:
 
 
 def require_within_index(model: nn.Module, tokens: int) -> None:
-    """Raises :class:`SequenceTooLong` for a sequence of so many tokens."""
+    """Raise :class:`SequenceTooLong` for a sequence of so many tokens if the model's index leaves
+    some out."""
     limit = index_limit(model)
     if limit is not None and tokens > limit:
         name = type(model).__name__.removeprefix("FSDP")

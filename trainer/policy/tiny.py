@@ -30,7 +30,7 @@ class TinyShape:
     context: int = 4096
     tied: bool = True
     rope_theta: float = 1e4
-    """Wavelength of the slowest positions: the more, the less distance changes attention."""
+    """Base of the rotary position embedding. With a larger one, distance changes attention less."""
 
 
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:
@@ -58,7 +58,8 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
 def make_hybrid_policy(
     directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0
 ) -> None:
-    """As :func:`make_policy`, shaped as Qwen3.5: of every four layers three are Gated DeltaNet."""
+    """Write a policy as :func:`make_policy` does, shaped as Qwen3.5: of every four layers three are
+    Gated DeltaNet."""
     torch.manual_seed(seed)
     dim = shape.hidden // shape.heads
     config = Qwen3_5TextConfig(

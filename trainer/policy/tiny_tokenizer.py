@@ -1,4 +1,4 @@
-"""Small tokenizers trained on given text, in the form of a model directory. Needs no torch."""
+"""Small tokenizers trained on given text, in the form of a model directory. Torch is not needed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ CHATML_TOOLS_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML with Hermes tool calls: history is rendered as it was generated, nothing is stripped."""
+"""A ChatML template with Hermes tool calls. It renders history as it was generated and strips
+nothing."""
 
 
 def train_tokenizer(

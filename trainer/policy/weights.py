@@ -1,4 +1,4 @@
-"""A policy as those see it who bring its weights elsewhere: what it scores, and its files."""
+"""The interface of a policy for publishing: its scores, its tensors and its files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from bridle.trainer.policy.model import (
 Probes = Sequence[NDArray[np.int64]]
 """Sequences of token ids."""
 Scores = list[NDArray[np.float32]]
-"""Of each, the logprob of every token but the first given those before it."""
+"""The logprobs of each sequence: of every token but the first, given those before it."""
 
 _COMPUTING: Final = threading.Lock()
-"""Several engines are checked at the same time, but a model whose experts have adapters computes
-once at a time: PEFT puts them into the weights for as long as a forward pass lasts."""
+"""A lock for scoring. Several engines are checked at the same time, but a model whose experts have
+adapters computes once at a time: PEFT puts them into the weights for as long as a forward pass
+lasts."""
 
 
 class Weights(Protocol):
@@ -35,14 +36,14 @@ class Weights(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the policy can be given."""
+        """The number of token ids that the policy can be given."""
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it computes in 16 bits."""
+        """Whether the policy computes in 16 bits."""
 
     def scores(self, probes: Probes) -> Scores:
-        """What it says of ``probes``, each alone."""
+        """Return the policy's scores of ``probes``, each computed alone."""
 
     def save(
         self,
@@ -51,14 +52,14 @@ class Weights(Protocol):
         tensors: Mapping[str, Tensor] | None = None,
         types_from: Path | None = None,
     ) -> None:
-        """See :func:`bridle.trainer.policy.model.save_policy`."""
+        """Save the policy with :func:`bridle.trainer.policy.model.save_policy`."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """See :func:`bridle.trainer.policy.model.checkpoint_tensors`."""
+        """Return the tensors of :func:`bridle.trainer.policy.model.checkpoint_tensors`."""
 
 
 class ModelWeights:
-    """Those of a model in this process."""
+    """The weights of a model in this process."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -89,7 +90,7 @@ class ModelWeights:
 
 
 Policy = nn.Module | Weights
-"""A model, or whoever has its weights."""
+"""A model, or an object that gives access to its weights."""
 
 
 def weights_of(policy: Policy) -> Weights:

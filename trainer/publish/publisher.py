@@ -1,8 +1,9 @@
-"""New weights to the engine, proven by logprobs, or the old ones back.
+"""The publication of new weights to an engine: they are verified by logprobs, or the old ones
+restored.
 
 :class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
-engine reload from it: any engine, in any process. :mod:`bridle.trainer.publish.swap` makes and
-checks the change-over.
+engine reload from it, which works with any engine in any process.
+:mod:`bridle.trainer.publish.swap` makes and checks the change-over.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from bridle.trainer.policy.weights import Policy, weights_of
 from bridle.trainer.publish.swap import EngineControl, PublishError, VerifiedSwap
 
 Announce = Callable[[int], None]
-"""Told the version that the engine serves from now on, while it is paused."""
+"""A function that receives the version that the engine serves from now on, while it is paused."""
 Record = Callable[[PolicyRecord], None]
-"""Given every published version, verified or not."""
+"""A function that receives every published version, verified or not."""
 
 
 class Publisher:
-    """Publishes the versions of one run to one engine through directories.
+    """A publisher of one run's versions to one engine through directories.
 
     ``served`` and ``served_version`` are the model directory and policy version that the engine
     serves now; a failed publish goes back to them.
@@ -61,15 +62,16 @@ class Publisher:
         self._record = record
 
     def serves(self, policy: Policy) -> bool:
-        """Whether the engine scores the probes as ``policy`` does: it may have been restarted."""
+        """Return whether the engine scores the probes as ``policy`` does; it may have been
+        restarted."""
         return self._swap.serves(policy)
 
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
         """Write, load and verify ``policy`` as ``version``.
 
-        Raises :class:`PublishError` when the engine fails to load it or scores it differently, and
-        :class:`bridle.engine.contract.client.EngineError` when it cannot be reached before anything
-        was changed.
+        Raises :class:`PublishError` if the engine fails to load it or scores it differently, and
+        :class:`bridle.engine.contract.client.EngineError` if the engine cannot be reached before
+        anything was changed.
         """
         before = self._swap.scores_before()
         path, digest = write_version(self.directory, policy, version, self._origin)
@@ -99,11 +101,12 @@ def write_version(
     origin: Path,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
-    """``policy`` as ``v00000012/`` in ``directory``, whole or not at all; its path and digest.
+    """Write ``policy`` as ``v00000012/`` in ``directory``, whole or not at all. Return path and
+    digest.
 
-    ``origin`` is the model directory that it began as, and has its tokenizer. A policy that
-    computes in 16 bits, as its engine then does, is written in those of ``origin``; one that
-    computes in float32 is served so. ``tensors`` are written for its own weights
+    ``origin`` is the model directory that the policy began as, and has its tokenizer. A policy that
+    computes in 16 bits, as its engine then does, is written in the 16 bits of ``origin``; one that
+    computes in float32 is written in float32. ``tensors`` are written instead of its own weights
     (:func:`bridle.trainer.policy.model.checkpoint_tensors`).
     """
     weights = weights_of(policy)
@@ -143,13 +146,15 @@ def policy_record(
 
 
 def default_probes(vocabulary: int, *, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Sequences of 16 and 64 random token ids: every layer and position counts in their scores."""
+    """Return sequences of 16 and 64 random token ids; every layer and position counts in their
+    scores."""
     generator = np.random.default_rng(seed)
     return [generator.integers(0, vocabulary, length) for length in (16, 64)]
 
 
 def weights_digest(directory: Path) -> str:
-    """SHA-256 hex over the safetensors files of a model directory, in the order of their names."""
+    """Return the SHA-256 hex over the safetensors files of a model directory, in the order of their
+    names."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:

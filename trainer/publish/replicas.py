@@ -1,9 +1,9 @@
-"""New weights to several engines as to one: those that fail are left behind, not waited for.
+"""The publication of new weights to several engines; engines that fail are left behind.
 
 Every engine makes the change-over of :mod:`bridle.trainer.publish.swap` by itself, all at the same
-time, and is announced by itself. One that fails or is away keeps its earlier version, so that
-whoever spreads calls over the engines by version takes it out of rotation; the next publish brings
-it up to date. Only when no engine takes a version has the publish failed.
+time, and is announced by itself. An engine that fails or is away keeps its earlier version, so that
+a router that spreads calls by version takes it out of rotation; the next publish brings it up to
+date. A publish fails only if no engine takes the version.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Replicas(Generic[Engine]):
     """The engines that one run publishes to, by name, and what they serve.
 
     ``served`` and ``served_version`` are what they serve now; an engine that fails goes back to
-    them. ``announce(version, name)`` is called while that engine is paused, right after a load.
-    ``retract(version)`` is called when no engine took the version after, with the one that is
-    served again.
+    them. ``announce(version, name)`` is called while that engine is paused, right after a load. If
+    no engine takes a new version, ``retract(version)`` is called with the one that is served again.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Replicas(Generic[Engine]):
         self.served_version = served_version
         self.config = config or PublishConfig()
         self.lagging: dict[str, str] = {}
-        """Engines that do not serve the version of the last publish, and why."""
+        """Engines that do not serve the version of the last publish, with the cause."""
         self._origin = served
         self._retract = retract
         self._record = record
@@ -71,11 +70,12 @@ class Replicas(Generic[Engine]):
         self._swaps = {name: swap(name, engine) for name, engine in self.engines.items()}
 
     def in_rotation(self) -> list[str]:
-        """The engines that serve the version of the last publish."""
+        """Return the engines that serve the version of the last publish."""
         return [name for name in self.engines if name not in self.lagging]
 
     def serves(self, policy: Policy) -> bool:
-        """Whether every engine in rotation answers, and scores the probes as ``policy`` does."""
+        """Return whether every engine in rotation answers, and scores the probes as ``policy``
+        does."""
         swaps = [self._swaps[name] for name in self.in_rotation()]
         try:
             return all(swap.serves(policy) for swap in swaps)
@@ -83,8 +83,8 @@ class Replicas(Generic[Engine]):
             return False
 
     def _on_each(self, swap: Callable[[str], float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Swaps all engines at the same time: the gap of each that took the weights, and why each
-        of the others did not."""
+        """Swap all engines at the same time. Return the gap of each that took the weights, and the
+        error of each of the others."""
         gaps: dict[str, float] = {}
         lagging: dict[str, str] = {}
         with ThreadPoolExecutor(len(self.engines), "publish") as pool:
@@ -98,13 +98,14 @@ class Replicas(Generic[Engine]):
 
 
 class ReplicaPublisher(Replicas[EngineControl]):
-    """Publishes through directories, which every engine reads; as :class:`Replicas` is made."""
+    """A publisher through directories, which every engine reads. It is made as :class:`Replicas`
+    is."""
 
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
         """Write ``policy`` as ``version`` once, and have every engine load and verify it.
 
         The record's gap is the largest of the engines that serve it. Raises :class:`PublishError`
-        when none does.
+        if none does.
         """
         path, digest = write_version(self.directory, policy, version, self._origin)
         gaps, lagging = self._on_each(lambda name: self._swap(name, policy, path, version))

@@ -1,9 +1,9 @@
-"""Changing an engine's weights so that it is known which ones it serves.
+"""The change of an engine's weights, verified so that it is known which ones it serves.
 
 The engine is paused, made to load, and resumed. Then fixed token sequences, the *probes*, are
-scored on both sides: an engine may accept a reload and go on serving stale layers, so nothing
-counts before the numbers agree. When they do not, the previous weights are put back, and that is
-checked against how the engine scored before.
+scored on both sides: an engine may accept a reload and go on serving stale layers, so a change
+counts only once the numbers agree. If they do not, the previous weights are put back, and the
+engine's scores are compared with those before the change.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 TOLERANCE: Final = 1e-3
 TOLERANCE_IN_BFLOAT16: Final = 0.1
-"""Logits from 16 up are an eighth apart in bfloat16, on either side."""
+"""Tolerance in bfloat16, in which logits from 16 up are an eighth apart, on either side."""
 
 
 class EngineControl(Protocol):
-    """What publishing needs of an engine; ``EngineClient`` is one."""
+    """The operations of an engine that publishing needs; ``EngineClient`` has them."""
 
     def pause(
         self, mode: Literal["keep", "wait", "abort"] = "wait", clear_cache: bool = True
@@ -45,21 +45,22 @@ class EngineControl(Protocol):
 
 
 class PublishError(BridleError):
-    """The engine does not serve the new weights. It serves the previous ones, or see the text."""
+    """The engine does not serve the new weights. It serves the previous ones unless the message
+    says otherwise."""
 
     retryable = True
 
     def __init__(self, message: str, *, gap: float | None) -> None:
         super().__init__(message)
         self.gap = gap
-        """Mean |engine − trainer| logprob that was found; ``None`` when loading itself failed."""
+        """Mean |engine − trainer| logprob of the probes, or ``None`` if loading itself failed."""
 
 
 class VerifiedSwap:
-    """Swaps the weights of one engine.
+    """A verified swap of one engine's weights.
 
     ``announce(version)`` is called while the engine is paused, right after a load (also when going
-    back), so that whoever stamps policy versions changes over at that moment.
+    back), so that the policy version stamped on calls changes at that moment.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class VerifiedSwap:
         self._announce = announce
 
     def scores_before(self) -> Scores | None:
-        """How the engine scores the probes before it is given other weights.
+        """Return the engine's scores of the probes before it receives other weights.
 
-        ``None`` when it is found paused, as a trainer leaves it that dies in mid-publish: it would
-        not answer, and what it serves is not known.
+        Return ``None`` if it is paused, as a trainer that dies during a publish leaves it: it would
+        not answer, and the weights that it serves are unknown.
         """
         if self._engine.is_paused():
             log.warning("the engine was left paused: what it serves is replaced unseen")
@@ -86,7 +87,7 @@ class VerifiedSwap:
         return self._engine_scores()
 
     def serves(self, policy: Policy) -> bool:
-        """Whether the engine answers, and scores the probes as ``policy`` does."""
+        """Return whether the engine answers, and scores the probes as ``policy`` does."""
         return not self._engine.is_paused() and self._gap(policy) <= self._tolerance(policy)
 
     def run(
@@ -99,10 +100,11 @@ class VerifiedSwap:
         previous: int,
         before: Scores | None,
     ) -> float:
-        """Make the engine serve ``policy``; returns the mean gap that the probes found.
+        """Make the engine serve ``policy``; return the mean gap over the probes.
 
         ``load`` gives the engine the weights of ``policy``, ``restore`` those of ``previous``;
-        ``before`` is what :meth:`scores_before` said of the latter. Raises :class:`PublishError`.
+        ``before`` is the result of :meth:`scores_before` for the latter. Raises
+        :class:`PublishError`.
         """
         gap: float | None = None
         tolerance = self._tolerance(policy)
@@ -138,7 +140,7 @@ class VerifiedSwap:
         before: Scores | None,
         tolerance: float,
     ) -> str:
-        """Put the previous weights back; says how that went."""
+        """Put the previous weights back; return the outcome as text."""
         try:
             self._swap(restore, previous)
             after = self._engine_scores()
@@ -168,7 +170,7 @@ class VerifiedSwap:
         return [self._engine.score(probe.tolist()) for probe in self._probes]
 
     def _gap(self, policy: Policy) -> float:
-        """Mean |engine − trainer| logprob over the probes now, nats."""
+        """Return the mean |engine − trainer| logprob over the probes now, in nats."""
         return mean_gap(self._engine_scores(), weights_of(policy).scores(self._probes))
 
     def _swap(self, load: Callable[[], None], version: int) -> None:
@@ -182,5 +184,6 @@ class VerifiedSwap:
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:
-    """Mean |difference| over all tokens of all probes, nats; NaN when either side has one."""
+    """Return the mean |difference| over all tokens of all probes, in nats; NaN if either side has
+    one."""
     return float(np.abs(np.concatenate(scores) - np.concatenate(others)).mean())

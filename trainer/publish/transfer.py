@@ -1,10 +1,10 @@
-"""New weights to engines from this process's memory, without a disk in between.
+"""The publication of weights to engines from this process's memory, without a disk in between.
 
 The weights go to the engine while it still serves the old ones, and then change places with them in
 a pause (:mod:`bridle.trainer.publish.swap`). Their directory is written afterwards, in the
-background, while the engine serves on: it is what a restart begins with, and what a failed publish
-goes back to, so the next publish waits for it. Until it is written, an engine that is restarted
-comes back with the version before, and says so.
+background, while the engine serves on. A restart begins with this directory, and a failed publish
+goes back to it, so the next publish waits for it. An engine that is restarted before it is written
+comes back with the version before, and reports that version.
 
 Several engines are each sent the weights, all at the same time; one that fails is left behind as in
 :mod:`bridle.trainer.publish.replicas`.
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class TransferEngine(EngineControl, Protocol):
-    """An engine that is sent weights; :class:`bridle.engine.vllm.transfer.VllmTransfer` is one."""
+    """An engine that receives weights; :class:`bridle.engine.vllm.transfer.VllmTransfer` is one."""
 
     def send(self, tensors: Mapping[str, Tensor]) -> None: ...
 
@@ -45,11 +45,11 @@ class TransferEngine(EngineControl, Protocol):
 
 
 class TransferPublisher(Replicas[TransferEngine]):
-    """Publishes by transfer; made as ``Replicas`` is, and a context manager,
-    which ends when the last directory is written.
+    """A publisher by transfer. It is made as ``Replicas`` is, and is a context manager that ends
+    when the last directory is written.
 
     ``served`` is the directory of the version that was published last, once it is written. A
-    version is recorded when it is served, and once more when its directory is there.
+    version is recorded when it is served, and again when its directory is there.
     """
 
     _writing: Future[None] | None = None
@@ -73,7 +73,7 @@ class TransferPublisher(Replicas[TransferEngine]):
         return ThreadPoolExecutor(1, "write version")
 
     def wait_written(self) -> None:
-        """Returns when the directory of the last version is written; raises what its writing did.
+        """Wait until the directory of the last version is written; raise the error of its writing.
 
         Until then there would be nothing to go back to, and versions would pile up in memory.
         """
@@ -84,7 +84,7 @@ class TransferPublisher(Replicas[TransferEngine]):
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
         """Send ``policy`` as ``version`` to every engine, have each load and verify it.
 
-        Raises :class:`PublishError` when no engine serves it in the end.
+        Raises :class:`PublishError` if no engine serves it in the end.
         """
         self.wait_written()
         tensors = weights_of(policy).tensors()
@@ -123,7 +123,7 @@ class TransferPublisher(Replicas[TransferEngine]):
         engine.load_weights(self.served_version)
 
     def _write(self, policy: Policy, tensors: Mapping[str, Tensor], record: PolicyRecord) -> None:
-        """The directory of a version that is served, which is then what a restart begins with."""
+        """Write the directory of a version that is served; a restart then begins with it."""
         path, digest = write_version(self.directory, policy, record.version, self._origin, tensors)
         self.served = path
         known = [self._tell(name, path, record.version) for name in self.in_rotation()]
@@ -133,7 +133,7 @@ class TransferPublisher(Replicas[TransferEngine]):
         self._record(dataclasses.replace(record, path=str(path), digest=digest))
 
     def _tell(self, name: str, path: Path, version: int) -> bool:
-        """Has an engine begin with ``path`` after a restart; whether it took note."""
+        """Make an engine begin with ``path`` after a restart. Return whether it accepted."""
         try:
             self.engines[name].remember_directory(path, version)
         except EngineError as error:

@@ -29,7 +29,8 @@ class SftDataError(BridleError, ValueError):
 
 
 def with_context(example: SftExample, tokens: int) -> SftExample:
-    """``example`` with at most so many tokens before its first learned one: those nearest to it."""
+    """Return ``example`` with at most ``tokens`` tokens before its first learned one, the nearest
+    ones."""
     start = max(0, int(np.argmax(example.mask)) - tokens)
     return SftExample(example.token_ids[start:], example.mask[start:])
 
@@ -37,11 +38,11 @@ def with_context(example: SftExample, tokens: int) -> SftExample:
 def without_shared(
     examples: Sequence[SftExample], tokens: int, piece: int = 0, seed: int = 0
 ) -> list[SftExample]:
-    """The examples without the inside of what all of their prompts share at the beginning, and at
-    the end: so many ``tokens`` are left at each border of the two parts, and of the inside of each
-    a random piece, whose length is drawn evenly on a logarithmic scale up to ``piece``.
+    """Return the examples without the inside of the beginning and end that all their prompts share.
 
-    A prompt is what comes before an example's first learned token.
+    A prompt is the tokens before an example's first learned one. Of each shared part, ``tokens``
+    tokens are left at each border, and a random piece of the inside, whose length is drawn evenly
+    on a logarithmic scale up to ``piece``.
     """
     prompts = [example.token_ids[: int(np.argmax(example.mask))] for example in examples]
     shortest = min((len(prompt) for prompt in prompts), default=0)
@@ -71,8 +72,9 @@ def examples_from_store(
     left_out: Counter[str],
     accounts: dict[str, Conservation] | None = None,
 ) -> list[SftExample]:
-    """The samples of the selected sessions, exactly as they were sampled; sessions that are left
-    out are counted by reason. ``accounts`` receives where the tokens of each session go."""
+    """Return the samples of the selected sessions, exactly as they were sampled. ``left_out``
+    counts the sessions that are left out, by reason; ``accounts`` receives the account of each
+    session's tokens."""
     report = ExportReport(Path())
     found = []
     for session in select(reader, selection, report):
@@ -85,7 +87,7 @@ def examples_from_store(
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether the file begins as Parquet does, whatever it is called."""
+    """Return whether the file begins as Parquet does, whatever its name."""
     with path.open("rb") as file:
         return file.read(4) == b"PAR1"
 
@@ -93,7 +95,8 @@ def is_parquet(path: Path) -> bool:
 def examples_from_parquet(
     path: Path, *, ids_column: str = "token_ids", mask_column: str = "mask"
 ) -> list[SftExample]:
-    """Examples of a tokens+mask Parquet file: one list of ids and one of booleans per row."""
+    """Read the examples of a tokens+mask Parquet file: one list of ids and one of booleans per
+    row."""
     available = parquet.read_schema(path).names
     for column in (ids_column, mask_column):
         if column not in available:
@@ -115,8 +118,8 @@ def examples_from_parquet(
 def examples_from_jsonl(
     path: Path, tokenizer: Tokenizer, left_out: Counter[str]
 ) -> list[SftExample]:
-    """Examples of a file of JSON lines. A line holds a conversation, ``{"messages": […]}``, or a
-    prompt with its completion, both of them messages or both text.
+    """Read the examples of a file of JSON lines. A line holds a conversation,
+    ``{"messages": […]}``, or a prompt with its completion, both of them messages or both text.
 
     ``tools`` beside messages are a list, as OpenAI takes them, or JSON text, as TRL does. Lines
     with tool arguments that no template can render are counted in ``left_out``, by reason.
@@ -170,7 +173,8 @@ def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
-    """A completed prompt, of which the completion is learned, with the tokenizer's end token.
+    """Return an example of a completed prompt that learns the completion and the tokenizer's end
+    token.
 
     The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
     any, that the tokenizer puts before one.
@@ -201,12 +205,12 @@ def examples_from_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     tokenizer: Tokenizer,
 ) -> Iterator[SftExample]:
-    """Token sequences in which exactly the assistant's replies are learned.
+    """Yield token sequences in which exactly the assistant's replies are learned.
 
     Each reply is tokenised by itself behind its prompt, as the engine produces it, and learned up
-    to its end-of-turn token. While the template only ever appends, all replies share one example;
-    where it rewrites the history (drops reasoning), a new example begins. An assistant
-    message with ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
+    to its end-of-turn token. While the template only appends, all replies share one example; where
+    it rewrites the history (drops reasoning), a new example begins. An assistant message with
+    ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
     """
     pieces = _Pieces(tokenizer)
     for index, message in enumerate(messages):
@@ -244,7 +248,8 @@ class _Pieces:
         self._mask += [False] * len(ids)
 
     def add_reply(self, text: str) -> None:
-        """What follows the end-of-turn token is the template's, not the policy's."""
+        """Append a reply. Its last end-of-turn token ends the learned part, because the rest is the
+        template's and not the policy's."""
         ids = self._tokenizer.encode(text)
         ends = [i for i, token in enumerate(ids) if token in self._tokenizer.eos_token_ids]
         length = ends[-1] + 1 if ends else len(ids)
@@ -253,7 +258,8 @@ class _Pieces:
         self._mask += [True] * length + [False] * (len(ids) - length)
 
     def example(self) -> SftExample:
-        """Up to the last learned token: just what a recording of the conversation holds."""
+        """Return the sequence up to its last learned token, which is all that a recording of the
+        conversation holds."""
         length = max((i for i, learned in enumerate(self._mask) if learned), default=-1) + 1
         return SftExample(
             np.asarray(self._ids[:length], dtype=np.uint32),

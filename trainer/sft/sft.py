@@ -28,13 +28,13 @@ class SftStep:
     """One optimizer update."""
 
     step: int
-    """From 0."""
+    """Number of the step, from 0."""
     steps: int
-    """Of the whole training."""
+    """Number of steps of the whole training."""
     loss: float
     """Mean negative log-likelihood of the batch's learned tokens before the update, nats."""
     tokens: int
-    """Learned tokens in the batch."""
+    """Number of learned tokens in the batch."""
     grad_norm: float
     learning_rate: float
 
@@ -55,12 +55,11 @@ def train_sft(
     on_step: Callable[[SftStep], bool | None] = lambda _step: None,
     console: Console | None = None,
 ) -> list[SftStep]:
-    """Train what ``learner`` has; returns its steps.
+    """Train the policy of ``learner`` and return the steps.
 
     Every learned token of a batch weighs the same. ``on_step`` may return true to stop. With a
-    ``console`` a progress bar is drawn there. Raises
-    :class:`bridle.trainer.sft.data.SftDataError` when there is nothing to learn,
-    or a token id that the model does not have.
+    ``console`` a progress bar is drawn there. Raises :class:`bridle.trainer.sft.data.SftDataError`
+    if there is nothing to learn, or for a token id that the model does not have.
     """
     learnable = [example for example in examples if example.mask.any()]
     if not learnable:
@@ -87,7 +86,7 @@ def train_sft(
 
 
 def steps_of(examples: int, epochs: int, batch_size: int) -> int:
-    """Optimizer updates that so many examples take."""
+    """Return the number of optimizer updates that so many examples take."""
     return epochs * math.ceil(examples / batch_size)
 
 

@@ -1,7 +1,7 @@
-"""Where a run's numbers go: the store always, and the trackers that its configuration names.
+"""The sinks of a run's numbers: the store always, and the trackers that its configuration names.
 
-Each tracker is one module, which imports its package when a run opens it. A tracker of the user's
-is named as ``FILE.py:NAME``: a function from a :class:`TrackedRun` to a :class:`MetricSink`.
+Each tracker is one module, which imports its package when a run opens it. A user's own tracker is
+named as ``FILE.py:NAME``; it is a function from a :class:`TrackedRun` to a :class:`MetricSink`.
 """
 
 from bridle.trainer.sinks.base import MetricSink as MetricSink

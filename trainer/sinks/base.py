@@ -1,4 +1,4 @@
-"""What takes a run's numbers, and what it is told of the run."""
+"""The interface of metric sinks, and the description of a run that they receive."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run, as a tracker shows it."""
+    """The description of a run for a tracker."""
 
     run_id: str
-    """The same for every attempt of the run."""
+    """The run's id, which is the same for every attempt."""
     directory: Path
     """The run's output, below which a tracker may keep files."""
     config: Mapping[str, Any]
@@ -21,18 +21,18 @@ class TrackedRun:
 
 
 class MetricSink(Protocol):
-    """Takes the numbers of each step."""
+    """A receiver of the numbers of each step."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep ``values`` of ``step``. Names look like ``reward/mean``; a step comes once, except
-        after a resume, where the later one counts."""
+        """Record ``values`` of ``step``. Names look like ``reward/mean``. Each step is written
+        once, except after a resume, where the later write counts."""
 
     def close(self) -> None:
-        """Flush what is not on disk yet."""
+        """Flush the numbers that are not on disk yet."""
 
 
 class SinkGroup:
-    """Several sinks as one."""
+    """A sink that passes everything on to several sinks."""
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
         self._sinks = tuple(sinks)

@@ -1,4 +1,5 @@
-"""MLflow. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` are its own."""
+"""The MLflow sink. It reads ``MLFLOW_EXPERIMENT_NAME``; MLflow itself reads
+``MLFLOW_TRACKING_URI``."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from mlflow.entities import Metric, Param
 from bridle.trainer.sinks.base import TrackedRun
 
 TAG = "bridle.run_id"
-"""By which a later attempt finds the run."""
+"""The tag by which a later attempt finds the run."""
 LONGEST_VALUE = 6000
-"""Characters of a setting that MLflow takes."""
+"""Maximum number of characters of a setting in MLflow."""
 
 
 class MlflowSink:

@@ -12,7 +12,7 @@ from bridle.trainer.registry import Registry
 from bridle.trainer.sinks.base import MetricSink, TrackedRun
 
 OpenSink = Callable[[TrackedRun], MetricSink]
-"""Opens a tracker for a run."""
+"""A function that opens a tracker for a run."""
 
 SINKS: Registry[OpenSink] = Registry("sink")
 
@@ -22,7 +22,8 @@ class MissingTracker(UsageError):
 
 
 def require_sink(name: str) -> None:
-    """Raises :class:`bridle.trainer.registry.UnknownPart`, or :class:`MissingTracker`."""
+    """Raise :class:`bridle.trainer.registry.UnknownPart` for an unknown name, and
+    :class:`MissingTracker` if the tracker's package is not installed."""
     SINKS.find(name)
     if name in _CLASSES and find_spec(name) is None:
         raise MissingTracker(f"the sink {name} needs its package: {install_command(name)}")
@@ -36,7 +37,7 @@ def _tensorboard(run: TrackedRun) -> MetricSink:
 
 
 _CLASSES = {"wandb": "WandbSink", "mlflow": "MlflowSink", "trackio": "TrackioSink"}
-"""Of the module here that is called as the package is."""
+"""The class of each tracker, in the module here that has the name of its package."""
 
 
 def _register(name: str) -> None:

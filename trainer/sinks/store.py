@@ -11,7 +11,7 @@ from bridle.trainer.batch.fates import StepFates
 
 
 class StoreSink:
-    """The rows of one run. The store's writer stays the caller's."""
+    """The rows of one run in the store. The writer stays the caller's to close."""
 
     def __init__(self, writer: Writer, run_id: str) -> None:
         self._writer = writer
@@ -23,7 +23,8 @@ class StoreSink:
         self._writer.record_metrics(self._run_id, step, finite)
 
     def account(self, fates: Sequence[StepFates]) -> None:
-        """Records where the tokens of durable steps went. The same again changes nothing."""
+        """Record where the tokens of durable steps went. Recording the same fates again changes
+        nothing."""
         self._writer.add_sync(
             *(
                 SessionFates(
@@ -34,4 +35,4 @@ class StoreSink:
         )
 
     def close(self) -> None:
-        """Nothing to do: every write is committed."""
+        """Do nothing, because every write is committed."""

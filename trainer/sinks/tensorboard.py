@@ -9,8 +9,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardSink:
-    """Event files in ``directory``, one flush per step. What an earlier attempt wrote there of the
-    first step that is written, and of later ones, is void."""
+    """Event files in ``directory``, flushed once per step. The first write voids the events that an
+    earlier attempt wrote there for this step and later ones."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

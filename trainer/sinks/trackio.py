@@ -1,4 +1,5 @@
-"""Trackio. ``TRACKIO_DIR``, ``TRACKIO_PROJECT`` and ``TRACKIO_SPACE_ID`` are its own."""
+"""The Trackio sink. It reads ``TRACKIO_PROJECT``; Trackio itself reads ``TRACKIO_DIR`` and
+``TRACKIO_SPACE_ID``."""
 
 from __future__ import annotations
 

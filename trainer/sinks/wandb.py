@@ -1,4 +1,5 @@
-"""Weights & Biases. ``WANDB_API_KEY``, ``WANDB_PROJECT`` and ``WANDB_MODE=offline`` are its own."""
+"""The W&B sink. It reads ``WANDB_PROJECT``; W&B itself reads ``WANDB_API_KEY`` and
+``WANDB_MODE``."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from bridle.trainer.sinks.base import TrackedRun
 class WandbSink:
     """One run of W&B, which later attempts continue.
 
-    Steps are a column of their own, ``step``: W&B's count never goes back, and a resumed run takes
-    steps again.
+    Steps are a column of their own, ``step``, because W&B's count never goes back and a resumed run
+    takes steps again.
     """
 
     def __init__(self, run: TrackedRun) -> None:
