@@ -231,7 +231,8 @@ class Aggregation:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Aggregation:
-        """The aggregation of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
+        """Return the aggregation that :meth:`as_data` wrote. Raise ``TypeError`` for unknown
+        settings."""
         sources = data.get("sources")
         return cls(**{**data, "sources": None if sources is None else tuple(sources)})
 

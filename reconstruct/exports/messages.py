@@ -22,7 +22,7 @@ _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A call of a tool, its arguments parsed."""
+    """A tool call with its arguments parsed."""
 
     id: str
     name: str

@@ -22,7 +22,7 @@ class Delegation(NamedTuple):
     """A tool call that delegates a task."""
 
     first_call_id: str
-    """Of the conversation in which the tool was called."""
+    """The first call of the conversation in which the tool was called."""
     call_id: str
     role: str
 

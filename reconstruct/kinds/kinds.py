@@ -30,7 +30,7 @@ _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A call's kind, and why."""
+    """A call's kind, and the reason for it."""
 
     kind: CallKind
     evidence: str

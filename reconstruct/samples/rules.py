@@ -40,10 +40,11 @@ They stay in the text if a call could not be parsed."""
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """The default trains what the agent's own model did in calls that ended well.
+    """The conditions under which tokens are trained. The default trains what the agent's own model
+    did in calls that ended well.
 
-    ``length`` finishes are trained: the tokens were sampled and their logprobs hold; whether an
-    answer that was cut deserves its reward is the trainer's filter to decide.
+    ``length`` finishes are trained, because the tokens were sampled and their logprobs hold. The
+    trainer's filters decide whether a cut answer deserves its reward.
     """
 
     kinds: frozenset[CallKind] = frozenset(
