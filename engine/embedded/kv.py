@@ -48,8 +48,7 @@ class SequenceKV:
             self._layers[index] = self._grown(buffer)
 
     def layer(self, index: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the buffer of one layer. On first use it is made like ``[kv_heads, tokens,
-        dims]``."""
+        """Return the buffer of one layer; made like ``[kv_heads, tokens, dims]`` on first use."""
         buffer = self._layers.get(index)
         if buffer is None:
             heads, _, dims = like.shape
@@ -96,7 +95,7 @@ class PrefixCache:
         """Return keys and values of the longest kept beginning of ``prompt``, at most ``limit``
         tokens.
 
-        A sequence that the prompt extends is handed over. Of a longer one the shared part is
+        A sequence that the prompt extends is handed over. The shared part of a longer one is
         copied, so that others can still use it. Return ``None`` if none is longer than
         ``longer_than``.
         """

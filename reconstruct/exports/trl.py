@@ -7,8 +7,8 @@ expect them.
 TRL has no weight on a message, and trains either every assistant message or the completion. So the
 conversational format holds the conversations in which every assistant message is trained. The
 prompt-completion format holds a row for each trained reply, which consists of messages, or of two
-texts where a bare prompt was completed. TRL takes one kind in a file: ``--where
-call.dialect=completions``.
+texts where a bare prompt was completed. A file for TRL must hold one of these kinds, which
+``--where call.dialect=completions`` selects.
 """
 
 from __future__ import annotations

@@ -196,8 +196,9 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
-    """Give ``main`` to the only line without a verdict, or to all such lines if they began
-    alike."""
+    """Give ``main`` to the only line without a verdict that does not begin with a compaction, or to
+    all such lines if they began alike. A line that begins with a compaction gets it if the work
+    continues from its summary."""
     unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
     resumed = [line for line in unsettled if _kind(verdicts, line.first) is CallKind.COMPACTION]
     begun = [line for line in unsettled if _kind(verdicts, line.first) is not CallKind.COMPACTION]
