@@ -1,12 +1,12 @@
 """An engine whose replies come from a Python function: the contract without a model.
 
-It serves scripted teachers and every test of what stands in front of an engine. Replies are
+It serves scripted teachers and all tests of the components in front of an engine. Replies are
 tokenised with a real model directory's tokenizer and emitted token by token. The script is certain
-of what it says, so every token's logprob is 0.0 unless the script sets another. Needs no torch.
+of its replies, so every token's logprob is 0.0 unless the script sets another. It needs no torch.
 
-    def script(request: ScriptedRequest) -> Reply | str:
+    def script(request: ScriptedRequest) -> ScriptedReply | str:
         if request.messages[-1]["role"] == "user":
-            return Reply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
+            return ScriptedReply(tool_calls=(ScriptedCall("add", {"a": 1, "b": 2}),))
         return "The sum is 3."
 
     with ScriptedEngine(model_dir, script) as engine:
@@ -42,13 +42,14 @@ from bridle.engine.serve.transport import ServerThread
 
 @dataclass(frozen=True)
 class ScriptedRequest:
-    """What a script sees of a request."""
+    """The parts of a request that a script sees."""
 
     messages: Sequence[Mapping[str, Any]]
     """The request's chat messages, as they came; empty for text completions."""
     tools: Sequence[Mapping[str, Any]]
     prompt_ids: Sequence[int]
-    """The prompt: the ids that were given (exact continuation), else the rendered messages'."""
+    """The prompt's ids: those that were given (exact continuation), else those of the rendered
+    messages."""
     sampling: SamplingParams
     tokenizer: Tokenizer = field(repr=False)
 
@@ -63,7 +64,7 @@ class ScriptedCall:
 
     name: str
     arguments: Mapping[str, Any] | str
-    """An object, or its JSON text to be written verbatim (also when it is malformed)."""
+    """An object, or its JSON text, which is written verbatim, also if it is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Drop the connection after so many tokens, with no end of stream."""
+    """Drop the connection after ``after_tokens`` tokens, with no end of stream."""
 
     after_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Send an error event after so many tokens, then ``[DONE]``; an HTTP error if not streaming."""
+    """Send an error event after ``after_tokens`` tokens, then ``[DONE]``; an HTTP error if not
+    streaming."""
 
     after_tokens: int = 0
     message: str = "The engine failed in mid-stream."
@@ -92,7 +94,8 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Say nothing for so many seconds after so many tokens, or until it is over; then go on."""
+    """Send nothing for ``seconds`` after ``after_tokens`` tokens, or until ``over`` is set; then go
+    on."""
 
     seconds: float
     after_tokens: int = 0
@@ -104,7 +107,7 @@ Fault = Refuse | Cut | Fail | Stall
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """A reply in parts; written in Hermes markup, with reasoning in ``<think>`` first."""
+    """A reply in parts. It is written in Hermes markup, with reasoning in ``<think>`` first."""
 
     content: str = ""
     reasoning: str | None = None
@@ -113,12 +116,12 @@ class ScriptedReply:
     delay: float = 0.0
     """Seconds before each token."""
     logprob: float = 0.0
-    """Every token's; ``contract.MISSING_LOGPROB`` plays an engine that lost them."""
+    """The logprob of every token; ``contract.MISSING_LOGPROB`` plays an engine that lost them."""
     end: bool = True
-    """Whether the model ends its turn after the text; else the reply ends with ``length``."""
+    """Whether the model ends its turn after the text; if not, the reply ends with ``length``."""
 
     def markup(self) -> str:
-        """The text that the policy would have sampled."""
+        """Return the text that the policy would have sampled."""
         parts = []
         if self.reasoning is not None:
             parts.append(f"{THINK.opening}\n{self.reasoning}\n{THINK.closing}\n\n")
@@ -135,12 +138,13 @@ class ScriptedReply:
 
 
 Script = Callable[[ScriptedRequest], ScriptedReply | str | Fault]
-"""Called once per sequence, on the server's event loop: it must not block. A string is a reply's
-text in the model's own markup; a fault alone is an empty reply with that fault."""
+"""A function that answers requests. It is called once per sequence, on the server's event loop, and
+must not block. A string is a reply's text in the model's own markup; a fault alone is an empty
+reply with that fault."""
 
 
 class ScriptedBackend:
-    """Plays a script as if it were a policy."""
+    """A backend that plays a script as if it were a policy."""
 
     samples = False
 
@@ -158,12 +162,12 @@ class ScriptedBackend:
         self.vocab_size = int(self.tokenizer.backend.get_vocab_size())
         self.policy_version = 0
         self.weights_fingerprint = str(directory.absolute())
-        """The directory whose weights it plays to serve."""
+        """The directory whose weights it pretends to serve."""
         self.requests: list[ScriptedRequest] = []
-        """Every request the script was asked, in order."""
+        """Every request that the script was given, in order."""
         self._script = script
         self._ends: dict[bool, int] = {}
-        """The id that ends a turn, by whether it has called a tool."""
+        """The id that ends a turn, by whether the turn has called a tool."""
         self._running = 0
         self._idle = asyncio.Condition()
         self._admits = asyncio.Event()
@@ -171,7 +175,7 @@ class ScriptedBackend:
         self._admits.set()
         self._emits.set()
         self._aborts = 0
-        """Grows with every aborting pause; replies begun before it end."""
+        """A number that grows with every aborting pause; replies begun before it end."""
 
     @property
     def healthy(self) -> bool:
@@ -179,7 +183,7 @@ class ScriptedBackend:
 
     @property
     def running(self) -> int:
-        """Replies that hold a slot now."""
+        """Number of replies that run now."""
         return self._running
 
     @property
@@ -225,7 +229,7 @@ class ScriptedBackend:
         self.weights_fingerprint = directory
 
     async def reset_prefix_cache(self) -> None:
-        """A script remembers nothing."""
+        """Do nothing, because a script has no cache."""
 
     async def _steps(
         self, reply: ScriptedReply, prompt: Prompt, sampling: SamplingParams
@@ -269,7 +273,7 @@ class ScriptedBackend:
         return ids
 
     def _end(self, *, called: bool) -> int:
-        """The id that ends a turn: the template's, else the tokenizer's own."""
+        """Return the id that ends a turn: the template's, else the tokenizer's own."""
         if called not in self._ends:
             end = end_of_turn(self.tokenizer, called=called)
             if end is None:
@@ -329,7 +333,7 @@ class ScriptedEngine:
 
 
 async def _play(reply: ScriptedReply, position: int) -> None:
-    """What happens before the token at ``position``."""
+    """Play the delay and the fault, if any, before the token at ``position``."""
     if reply.delay:
         await asyncio.sleep(reply.delay)
     match reply.fault:
@@ -342,7 +346,7 @@ async def _play(reply: ScriptedReply, position: int) -> None:
 
 
 def _certain(ids: Sequence[int], sampling: SamplingParams) -> list[PromptLogprob | None] | None:
-    """Prompt logprobs of a script, which finds every prompt certain."""
+    """Return the prompt logprobs of a script, which finds every prompt certain."""
     if sampling.prompt_logprobs is None:
         return None
     return [None, *(PromptLogprob(token_id, 0.0, 1) for token_id in ids[1:])]

@@ -17,14 +17,14 @@ from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 _SHELL: Final = re.compile(r"shell|exec|bash|terminal", re.IGNORECASE)
 _COMMAND: Final = "ls"
 _UNCALLED: Final = re.compile(r"agent|task|todo|plan|schema", re.IGNORECASE)
-"""Names of tools that begin something longer than a first look."""
+"""A pattern for the names of tools that begin something longer than a first look."""
 _LONGEST_ECHO: Final = 400
-"""Characters of a question or a result that are repeated."""
+"""Maximum characters of a question or a result that are repeated."""
 _ASIDE: Final = "This asks for no tool."
 
 
 def stand_in(request: ScriptedRequest) -> ScriptedReply:
-    """A tool call after the user's message, an answer after the tool's result."""
+    """Return a tool call after the user's message, and an answer after the tool's result."""
     messages = request.messages
     asked = next((_text(one) for one in reversed(messages) if one["role"] == "user"), "")
     replies = [one for one in messages if one["role"] == "assistant"]
@@ -42,7 +42,7 @@ def stand_in(request: ScriptedRequest) -> ScriptedReply:
 
 
 def _chosen(request: ScriptedRequest) -> Mapping[str, Any] | None:
-    """A shell if there is one, else the first tool that only answers."""
+    """Return a shell if there is one, else the first tool that only answers."""
     functions = [
         tool["function"]
         for tool in request.tools
@@ -53,7 +53,7 @@ def _chosen(request: ScriptedRequest) -> Mapping[str, Any] | None:
 
 
 def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """A value for each required parameter of the tool."""
+    """Return a value for each required parameter of the tool."""
     schema = tool.get("parameters") or {}
     properties = schema.get("properties") or {}
     names = schema.get("required") or list(properties)[:1]

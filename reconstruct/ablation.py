@@ -45,7 +45,7 @@ class BuilderCount:
     padding: int = 0
 
     def add(self, samples: Sequence[Sample], unique: int, *, packed: bool) -> None:
-        """Counts one session, without padding."""
+        """Count one session, without padding."""
         total = sum(len(sample.token_ids) for sample in samples)
         self.samples += len(samples)
         self.rows += bool(samples) if packed else len(samples)
@@ -75,7 +75,8 @@ class Ablation:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def as_data(self, parameters: float | None = None) -> dict[str, Any]:
-        """As JSON-ready data; ``flops`` where the model's number of ``parameters`` is given."""
+        """Return JSON-ready data. ``flops`` is ``None`` unless ``parameters``, the model's number
+        of parameters, is given."""
         return {
             "sessions": self.sessions,
             "calls": self.calls,
@@ -104,7 +105,7 @@ def ablate(
     rows_per_update: int = 32,
     **filters: Any,
 ) -> Ablation:
-    """Counts every builder over the sessions that match ``filters`` (those of
+    """Count every builder over the sessions that match ``filters`` (those of
     ``Reader.sessions``)."""
     result = Ablation(rows_per_update)
     lengths: dict[str, list[int]] = {name: [] for name in BUILDERS if name != PACKED}
@@ -128,7 +129,8 @@ def ablate(
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
-    """The tokens that remain when every prefix that samples share is counted once."""
+    """Return the number of tokens that remain when every prefix that samples share is counted
+    once."""
     unique, before = 0, np.empty(0, dtype=np.uint32)
     for ids in sorted((s.token_ids for s in samples), key=lambda ids: ids.astype(">u4").tobytes()):
         shared = min(len(before), len(ids))

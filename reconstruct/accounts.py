@@ -1,8 +1,8 @@
-"""Where sampled tokens went: the one account that the report of a run, ``bridle audit``, the viewer
-and exports show.
+"""Token accounts: the fate of every sampled token, for the report of a run, ``bridle audit``, the
+viewer and exports.
 
-What training has taken is read from the store (``store/schema/accounts.py``). Where nothing was
-trained, the rules say what could be: these tokens are ``trainable``.
+The fates of tokens that training has taken are read from the store (``store/schema/accounts.py``).
+Tokens that no training has taken and that the rules allow are ``trainable``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ class AccountLine:
 
     @property
     def label(self) -> str:
-        """``trained``, ``dropped: zero_variance``."""
+        """The fate and its reason, such as ``dropped: zero_variance``, or the fate alone
+        (``trained``)."""
         return f"{self.fate.fate}: {self.fate.reason}" if self.fate.reason else self.fate.fate
 
 
 def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
-    """The table of an account: by fate, the most tokens first. Its first line is ``trained``
-    where a training run has taken any of the tokens, and ``trainable`` otherwise."""
+    """Return the table of an account, ordered by fate and then by number of tokens, largest
+    first. Its first line is ``trained`` if a training run has taken any of the tokens, else
+    ``trainable``."""
     first = Fate("trained") if any(one.fate == "trained" for one in fates) else TRAINABLE
     shown = {first: 0, **fates}
     ordered = sorted(shown.items(), key=lambda one: (_ORDER.index(one[0].fate), -one[1]))
@@ -60,10 +62,11 @@ def session_fates(
     *,
     by_rules: bool = False,
 ) -> dict[Fate, int]:
-    """One session's account: ``written`` in the store, else ``ruled``, as the rules allow.
+    """Return one session's account: ``written`` if the store has one, else ``ruled``, the account
+    that the rules give.
 
-    ``by_rules``: of what the store has, only training and held-out sessions count, not the account
-    that earlier samples left.
+    With ``by_rules``, a written account counts only if training wrote it or the session is held
+    out. The account that earlier samples left is then ignored.
     """
     if written is not None and written.tokens:
         is_final = written.trained_by is not None or HELD_OUT in written.tokens
@@ -73,14 +76,14 @@ def session_fates(
 
 
 class StatedRules:
-    """The rules by which runs train, as each has stated them in its configuration."""
+    """The sample rules that each run states in its configuration."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._known: dict[str | None, SampleRules] = {None: DEFAULT_RULES}
 
     def of(self, run_id: str | None) -> SampleRules:
-        """The rules of a run; the default for one that has stated none."""
+        """Return the rules of a run, or the default rules if it has stated none."""
         if run_id not in self._known:
             samples = self._reader.run(str(run_id)).config.get("samples")
             rules = SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
@@ -95,11 +98,12 @@ def token_account(
     *,
     most: int | None = None,
 ) -> TokenAccount:
-    """The account of the sessions that match; with ``wanted.run``, of all that belong to the run.
+    """Return the account of the sessions that match; with ``wanted.run``, of all that belong to the
+    run.
 
-    Sessions without an account are counted by ``rules``; ``None``: by those of their own runs. Of
-    their sampled tokens at most ``most`` are counted, for a page that must not take long. The
-    tokens of the others are ``uncounted``.
+    Sessions without an account are counted by ``rules``, or by the rules of their own runs if it is
+    ``None``. At most ``most`` of their sampled tokens are counted, for a page that must load
+    quickly. The remaining tokens are ``uncounted``.
     """
     account = stored_account(reader, wanted)
     left = uncounted_sessions(reader, wanted)
@@ -115,7 +119,7 @@ def token_account(
 def account_of_sessions(
     reader: Reader, ids: Sequence[str], rules: SampleRules | None = None
 ) -> TokenAccount:
-    """The account of the sessions with these ids."""
+    """Return the account of the sessions with these ids."""
     total = TokenAccount(0, 0, {}, frozenset())
     for start in range(0, len(ids), _AT_ONCE):
         some = SessionFilter(sessions=ids[start : start + _AT_ONCE])
@@ -124,7 +128,8 @@ def account_of_sessions(
 
 
 def _first(left: Mapping[str, int], most: int | None) -> list[str]:
-    """As many of the sessions as have ``most`` tokens together."""
+    """Return the first sessions that together have at most ``most`` tokens; all if it is
+    ``None``."""
     if most is None:
         return list(left)
     found, total = [], 0
@@ -139,7 +144,7 @@ def _first(left: Mapping[str, int], most: int | None) -> list[str]:
 def _counted(
     reader: Reader, ids: Sequence[str], rules: SampleRules | None
 ) -> Iterator[tuple[str, dict[Fate, int]]]:
-    """By session, its account under the rules."""
+    """Yield each session's id and its account under the rules."""
     records = (reader.session(session_id) for session_id in ids)
     stated = StatedRules(reader)
     for session in LoadedSession.stream(reader, records):

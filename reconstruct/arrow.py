@@ -1,4 +1,4 @@
-"""Arrow and Parquet belong to an extra: recording, reading and text exports do without them."""
+"""The optional dependency on pyarrow, which only Arrow tables and Parquet files need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from bridle.extras import missing_extra
 
 
 class ArrowMissing(BridleError):
-    """Something asked for Arrow or Parquet where pyarrow is not installed."""
+    """Arrow or Parquet was requested, but pyarrow is not installed."""
 
 
 @contextmanager
 def needs_arrow() -> Iterator[None]:
-    """Around imports that need pyarrow. Raises :class:`ArrowMissing` with what to install."""
+    """Guard imports that need pyarrow. Raise :class:`ArrowMissing`, which names the extra to
+    install."""
     try:
         yield
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Does the store hold together, and is every sampled token accounted for?
+"""Check that the store is consistent and that every sampled token is accounted for.
 
-The audit recounts what the writer and the builders claim, from other sides: calls against spans,
-spans against their checksums, samples against spans. It reports every violation and never stops at
-the first one.
+The audit recounts independently what the writer and the builders recorded: calls against spans,
+spans against their checksums, and samples against spans. It reports every violation and never stops
+at the first one.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Violation:
 
     session_id: str
     rule: str
-    """Stable snake_case word."""
+    """A stable snake_case word."""
     subject: str
-    """The call, span or sample."""
+    """The call, span, sample, run or session that contradicts the record."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerTokens:
-    """What became of the tokens that were drawn alike."""
+    """Token counts of one sampler."""
 
     captured: int = 0
     trainable: int = 0
-    """By the rules, whether they were trained or not."""
+    """Tokens that the rules allow to train, whether or not they were trained."""
 
     def __add__(self, other: SamplerTokens) -> SamplerTokens:
         return SamplerTokens(self.captured + other.captured, self.trainable + other.trainable)
@@ -58,13 +58,13 @@ class SamplerTokens:
 
 @dataclass(frozen=True, slots=True)
 class SessionAudit:
-    """One session's table and violations."""
+    """One session's token account and violations."""
 
     session_id: str
     fates: Mapping[Fate, int]
-    """Where its sampled tokens went (:mod:`bridle.reconstruct.accounts`)."""
+    """The fates of its sampled tokens (:mod:`bridle.reconstruct.accounts`)."""
     conservation: Conservation
-    """What the rules allow, counted from the spans."""
+    """The account that the rules give, counted from the spans."""
     calls: Mapping[CallStatus, int]
     samples: int
     samplers: Mapping[str, SamplerTokens]
@@ -84,10 +84,10 @@ def audit(
     bodies: bool = False,
     run: str | None = None,
 ) -> Iterator[SessionAudit]:
-    """Audits all sessions, or all that belong to the account of ``run``, one at a time.
+    """Audit all sessions, or all that belong to the account of ``run``, one at a time.
 
-    Tokens that no training has taken are judged by ``rules``; ``None``: by those with which the
-    session's samples were made, else those of its run (:class:`StatedRules`).
+    ``rules`` judge the tokens that no training has taken. If it is ``None``, the rules with which
+    the session's samples were made apply, else those of its run (:class:`StatedRules`).
     """
     accounts = written_accounts(reader, SessionFilter(run=run))
     records = chain(
@@ -101,7 +101,7 @@ def audit(
 def _others(
     reader: Reader, accounts: Mapping[str, Any], run: str | None
 ) -> Iterator[SessionRecord]:
-    """Sessions of an account of ``run``, its own among them."""
+    """Yield the sessions in the account of ``run``, including the run's own."""
     if run is not None:
         yield from (reader.session(session_id) for session_id in accounts)
 
@@ -114,7 +114,7 @@ def audit_session(
     *,
     bodies: bool = False,
 ) -> SessionAudit:
-    """Audits one session by its id. Raises :class:`bridle.store.errors.NotFound`."""
+    """Audit one session by its id. Raise :class:`bridle.store.errors.NotFound` if there is none."""
     session = LoadedSession.load(reader, session_id)
     return audit_loaded(session, rules, builder, bodies=bodies)
 
@@ -127,7 +127,7 @@ def audit_loaded(
     bodies: bool = False,
     accounts: Mapping[str, WrittenAccount | None] | None = None,
 ) -> SessionAudit:
-    """Audits one session. With ``bodies`` every recorded body is read and verified as well.
+    """Audit one session. With ``bodies``, every recorded body is read and verified as well.
     ``accounts`` are those of the store, which are read if they are not given."""
     judged = rules or StatedRules(session.reader).of(session.record.run_id)
     if accounts is None:
@@ -187,7 +187,7 @@ def _tokens_by_sampler(
 
 
 class Findings:
-    """What the checks of one session have found so far."""
+    """The violations that the checks of one session have found so far."""
 
     def __init__(self, session_id: str) -> None:
         self.violations: list[Violation] = []
@@ -198,7 +198,7 @@ class Findings:
 
 
 def check_spans(session: LoadedSession, found: Findings) -> None:
-    """Each span by itself: its length, its checksum, its call."""
+    """Check each span by itself: its length, its checksum and its call."""
     for row in session.spans:
         span = row.span
         if span.call_id not in session.by_id:
@@ -210,7 +210,8 @@ def check_spans(session: LoadedSession, found: Findings) -> None:
 
 
 def check_calls(session: LoadedSession, found: Findings) -> None:
-    """Each call against its spans: their number, their place, their tokens, its usage."""
+    """Check each call against its spans: their number, positions and tokens, and the call's
+    usage."""
     spans_of: dict[str, list[SpanRow]] = {}
     for row in session.spans:
         spans_of.setdefault(row.span.call_id, []).append(row)
@@ -235,7 +236,7 @@ def check_calls(session: LoadedSession, found: Findings) -> None:
 
 
 def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) -> None:
-    """Usage, logprobs and versions of a complete call agree with its tokens."""
+    """Check that usage, logprobs and versions of a complete call agree with its tokens."""
     if call.prompt_tokens is None and not call.sampled_tokens:
         return
     for name, recorded in (
@@ -258,7 +259,7 @@ def _check_complete(call: CallRow, sampled: Sequence[SpanRow], found: Findings) 
 
 
 def check_versions(tree: SessionTree, found: Findings) -> None:
-    """Along every branch the policy version never falls."""
+    """Check that the policy version never falls along a branch."""
     above: dict[str, int] = {}
     for row in tree.rows.values():
         span = row.span
@@ -280,7 +281,8 @@ def _last_version(span: Span, take: int) -> int:
 def check_samples(
     session: LoadedSession, rules: SampleRules, samples: Sequence[Sample], found: Findings
 ) -> None:
-    """Samples against the spans they claim to show: each allowed token is trained exactly once."""
+    """Check samples against the spans that they show: each allowed token is trained exactly
+    once."""
     sampled = {row.span.id: row for row in session.tree.sampled()}
     trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
     for number, sample in enumerate(samples):
@@ -338,8 +340,8 @@ def _shows(sample: Sample, piece: SpanPiece) -> bool:
 def check_training(
     session: LoadedSession, rules: SampleRules, table: Conservation, found: Findings
 ) -> None:
-    """What training runs have written of the session, against its record. ``table`` is what
-    ``rules`` allow.
+    """Check the accounts that training runs have written of the session against its record.
+    ``table`` is the account that ``rules`` give.
 
     A run accounts for every token that was sampled when it took the session, and it trains no more
     of them than its own rules allow.
@@ -368,8 +370,9 @@ def check_training(
 def _allowed(
     session: LoadedSession, account: SessionFates, rules: SampleRules, table: Conservation
 ) -> int | None:
-    """How many tokens of the session the run's rules allow to train; ``None`` if it has stated
-    none, or if they may have allowed others when it took the session."""
+    """Return the number of tokens of the session that the run's rules allow to train. Return
+    ``None`` if the run has stated no rules, or if they may have allowed others when it took the
+    session."""
     try:
         stated = session.reader.run(account.run_id).config.get("samples")
     except NotFound:

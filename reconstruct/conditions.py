@@ -2,7 +2,8 @@
 
 A bare name is a column of the session. ``task.NAME``, ``call.NAME``, ``label.NAME`` and
 ``reward.NAME`` look at its task (then into the task's payload), its calls, its labels and its
-rewards. A condition on calls decides which calls are trained, the others which sessions are taken.
+rewards. A condition on calls decides which calls are trained; the others decide which sessions are
+taken.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bridle.store.reading.queries import CallRow
 from bridle.store.records import SessionRecord, TaskRecord
 
 OPEN: Final = "open"
-"""What a session that is not sealed has for an outcome, which the store holds as none."""
+"""The outcome by which a condition names sessions that are not sealed; the store has none for
+them."""
 
 _FORM: Final = re.compile(r"\s*([A-Za-z_][\w.:-]*?)\s*(!=|>=|<=|==?|>|<)\s*(.*?)\s*", re.DOTALL)
 _ORDER: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -36,12 +38,12 @@ _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 
 
 class BadCondition(UsageError, ValueError):
-    """A condition that cannot be read; the message names what was expected."""
+    """A condition that cannot be parsed. The message states what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``of.name operator value``; a value that is not there meets only ``!=`` and ``=null``."""
+    """A comparison ``of.name operator value``. A missing value meets only ``!=`` and ``=null``."""
 
     of: str
     """``session``, ``task``, ``call``, ``label`` or ``reward``."""
@@ -51,7 +53,8 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raises :class:`BadCondition`."""
+        """Parse the text of a condition. Raise :class:`BadCondition` if its form or column is
+        unknown."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise BadCondition(f"{text!r} is no condition: write NAME=VALUE, or !=, >=, <=, >, <")

@@ -1,7 +1,8 @@
-"""What a call was asked and what it continues; whole conversations put together from that.
+"""Conversations, put together from the new messages of each call.
 
-The store keeps with a call the messages after the reply that it continues (its base), its tools,
-and digests of its instructions and tools. Without a base these messages are the whole conversation.
+For each call, the store keeps the messages after the reply that it continues (its base), its tools,
+and digests of its instructions and tools. Without a base, these messages are the whole
+conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RecordedMessage:
 
     message: ChatMessage
     reply: ReplyId | None = None
-    """Where it was sampled; ``None`` for a message that the harness sent."""
+    """The reply as which it was sampled; ``None`` for a message that the harness sent."""
 
 
 class IncompleteConversation(BridleError, ValueError):
@@ -38,7 +39,8 @@ class IncompleteConversation(BridleError, ValueError):
 
 
 def whole_conversation(calls: Mapping[str, CallRow], last: ReplyId) -> tuple[RecordedMessage, ...]:
-    """The messages up to and including one reply. Raises :class:`IncompleteConversation`."""
+    """Return the messages up to and including one reply. Raise :class:`IncompleteConversation` if
+    any are not known."""
     pieces: list[list[RecordedMessage]] = []
     seen: set[str] = set()
     reply: ReplyId | None = last
@@ -55,17 +57,17 @@ def whole_conversation(calls: Mapping[str, CallRow], last: ReplyId) -> tuple[Rec
 
 
 def new_messages(call: CallRow) -> Sequence[Message]:
-    """The messages after the base's reply; none when they were not recorded."""
+    """Return the messages after the base's reply, or none if they were not recorded."""
     return () if call.conversation is None else call.conversation.tail
 
 
 def tools(call: CallRow) -> tuple[Mapping[str, Any], ...]:
-    """The definitions of the call's tools."""
+    """Return the definitions of the call's tools."""
     return () if call.conversation is None else call.conversation.tools
 
 
 def texts(messages: Iterable[Message], *roles: str) -> Iterator[str]:
-    """The texts of the messages of these roles."""
+    """Yield the texts of the messages with these roles."""
     for message in messages:
         if message.role in roles:
             content = message.content
@@ -87,12 +89,13 @@ def holds_media(message: Message) -> bool:
 
 
 def first_reply(call: CallRow) -> Message:
-    """The first choice's message; an empty one when the call has no reply."""
+    """Return the first choice's message, or an empty one if the call has no reply."""
     return call.replies[0] if call.replies else Message("assistant")
 
 
 def base(call: CallRow) -> ReplyId | None:
-    """The reply that the call continues; a bare prompt repeats all of what it continues."""
+    """Return the reply that the call continues, if any. A bare prompt has none, because it repeats
+    all of what it continues."""
     if completes_prompt(call):
         return None
     lineage = _lineage(call)
@@ -109,13 +112,13 @@ def completes_prompt(call: CallRow) -> bool:
 
 
 def digests(call: CallRow) -> tuple[bytes, bytes]:
-    """Digests of the call's instructions and of its tools: equal for equal ones."""
+    """Return digests of the call's instructions and of its tools. Equal ones have equal digests."""
     lineage = _lineage(call)
     return (b"", b"") if lineage is None else (lineage.digests.system, lineage.digests.tools)
 
 
 def repeats(call: CallRow) -> str | None:
-    """The call whose request this one sends again."""
+    """Return the id of the call whose request this one sends again, or ``None``."""
     lineage = _lineage(call)
     return None if lineage is None else lineage.retry_of
 

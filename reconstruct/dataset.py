@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 class RecordedSession(LoadedSession):
-    """A session as it was at one moment, and the samples that it makes."""
+    """A session as it was at one moment, with methods that build its samples and audit it."""
 
     def build(self, rules: SampleRules = DEFAULT_RULES, builder: str = "tree") -> Built:
-        """The samples, and where every sampled token went."""
+        """Build the samples and the account of every sampled token."""
         return build(self, rules, builder)
 
     def samples(
         self, rules: SampleRules = DEFAULT_RULES, builder: str = "tree"
     ) -> tuple[Sample, ...]:
-        """The session as a trainer sees it."""
+        """Return the session's samples for a trainer."""
         return self.build(rules, builder).samples
 
     def audit(self, *, bodies: bool = False) -> SessionAudit:
-        """Whether the record holds together; with ``bodies`` every body is verified as well."""
+        """Audit the record; with ``bodies``, every body is verified as well."""
         return audit_loaded(self, bodies=bodies)
 
 
 class RecordedStore:
-    """A store, opened for reading; close it, or use it as a context."""
+    """A store that is open for reading. Close it, or use it as a context manager."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -61,15 +61,16 @@ class RecordedStore:
         self.reader.close()
 
     def session(self, wanted: str) -> RecordedSession:
-        """By id or name. Raises :class:`bridle.store.errors.NotFound`."""
+        """Return the session with this id or name. Raise :class:`bridle.store.errors.NotFound` if
+        there is none."""
         named = self.reader.session_by_name(wanted)
         record = self.reader.session(wanted if named is None else named.id)
         counted = CountedRewards(self.reader)
         return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """The sessions that match ``filters`` (of ``Reader.sessions``), oldest first, with the
-        rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        """Yield the sessions that match ``filters`` (those of ``Reader.sessions``), oldest first,
+        with the rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
         return RecordedSession.stream(
             self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
         )
@@ -80,7 +81,7 @@ class RecordedStore:
         builder: str = "tree",
         **filters: Any,
     ) -> pa.Table:
-        """A row per sample: the columns of ``bridle export``'s Parquet."""
+        """Return a table with one row per sample and the columns of ``bridle export``'s Parquet."""
         with needs_arrow():
             import pyarrow as pa
         names = self.reader.reward_names()
@@ -92,7 +93,7 @@ class RecordedStore:
         return pa.Table.from_pylist(rows, sample_schema(names))
 
     def query(self, sql: str, **values: Any) -> pa.Table:
-        """The result of an SQL query, ``:name`` taken from ``values``."""
+        """Return the result of an SQL query. Its ``:name`` parameters are taken from ``values``."""
         with needs_arrow():
             import pyarrow as pa
         with self.reader.engine.connect() as connection:
@@ -102,9 +103,9 @@ class RecordedStore:
 
 
 def open_store(source: str | Path) -> RecordedStore:
-    """Opens a store for reading: an SQLite file, or a database URL.
+    """Open a store for reading: an SQLite file, or a database URL.
 
-    Raises :class:`FileNotFoundError` where there is no such file; reading never creates one.
+    Raise :class:`FileNotFoundError` if the file does not exist; reading never creates one.
     """
     address = str(source)
     if "://" not in address and not Path(address).exists():

@@ -1,4 +1,4 @@
-"""Sessions as the trainer takes them."""
+"""Episodes: sessions in the form that the trainer takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bridle.store.reading.queries import CallRow, Reader
 def episode_of(
     session: LoadedSession, rules: SampleRules = DEFAULT_RULES, builder: str = "tree"
 ) -> Episode:
-    """A session's samples, rewards and account of tokens.
+    """Return a session's samples, rewards and token account.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree` when the store contradicts itself.
+    Raise :class:`bridle.reconstruct.tree.BrokenTree` if the store contradicts itself.
     """
     built = build(session, rules, builder)
     rewards = tuple(session.all_rewards)
@@ -25,7 +25,7 @@ def episode_of(
 
 
 def turns_of(session: LoadedSession) -> tuple[Turn, ...]:
-    """The agent's own calls and those of its sub-agents."""
+    """Return the agent's own calls and those of its sub-agents, as turns."""
     return tuple(_turn(call) for call in session.calls if call.kind in DEFAULT_RULES.kinds)
 
 
@@ -45,7 +45,8 @@ def _turn(call: CallRow) -> Turn:
 
 
 def broken_episode(session: LoadedSession) -> Episode:
-    """A session whose tree is broken: it has no samples, and all of its tokens are dropped."""
+    """Return the episode of a session whose tree is broken. It has no samples, and all of its
+    tokens are dropped."""
     return Episode(session.record, (), tuple(session.all_rewards), not_built(session))
 
 
@@ -55,6 +56,6 @@ def episodes(
     builder: str = "tree",
     **filters: Any,
 ) -> Iterator[Episode]:
-    """The episodes of all sessions that match ``filters`` (those of ``Reader.sessions``)."""
+    """Yield the episodes of all sessions that match ``filters`` (those of ``Reader.sessions``)."""
     for session in LoadedSession.stream(reader, reader.sessions(**filters)):
         yield episode_of(session, rules, builder)

@@ -1,9 +1,10 @@
-"""How good an agent is on tasks: pass@k, mean@k and their intervals, from recorded rewards.
+"""Evaluation of agents on tasks: pass@k, mean@k and their intervals, from recorded rewards.
 
-A task's pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374): of ``n`` attempts
-``c`` succeeded, so ``1 - C(n - c, k) / C(n, k)``. Figures are means over tasks. Intervals are of
-95% and over tasks, which are what a measurement would draw anew: Wilson's (1927) where every value
-lies between 0 and 1, for which it is too wide rather than too narrow, else the normal one.
+A task's pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374): if ``c`` of ``n``
+attempts succeeded, it is ``1 - C(n - c, k) / C(n, k)``. Figures are means over tasks. Intervals are
+95% intervals over tasks, because a new measurement would draw other tasks. Wilson's interval (1927)
+is used if every value lies between 0 and 1; for such values it is too wide rather than too narrow.
+Otherwise the normal interval is used.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from bridle.store.records import Reward, SessionRecord
 By = Literal["harness", "task", "version"]
 QUARANTINED: Final = "quarantined"
 MEASURED: Final = frozenset({"completed", "agent_error", "timeout", QUARANTINED})
-"""Outcomes that say something about the agent. A quarantined session is an attempt that failed:
-without it an agent that cheats where it fails would pass more often."""
+"""Outcomes that count as attempts. A quarantined session is a failed attempt: if it were left out,
+an agent that cheats where it fails would pass more often."""
 _Z: Final = 1.96
 
 
@@ -55,9 +56,10 @@ class Evaluation:
     tasks: int
     attempts: int
     pass_at: Mapping[int, Estimate]
-    """By ``k``; only for ``k`` that every task has attempts for."""
+    """Estimates by ``k``, for each ``k`` for which every task has enough attempts."""
     mean_at: tuple[int, Estimate]
-    """Mean reward over ``k`` attempts of each task, and ``k``: what every task has."""
+    """The smallest number ``k`` of attempts of any task, and the mean reward over the first ``k``
+    attempts of each task."""
 
     def as_data(self) -> dict[str, Any]:
         k, mean = self.mean_at
@@ -72,9 +74,10 @@ class Evaluation:
 def evaluated(
     attempts: Iterable[Attempt], ks: Sequence[int] = (1,), success: float = 1.0
 ) -> Evaluation:
-    """The figures of ``attempts``; a reward of at least ``success`` is one.
+    """Return the figures of ``attempts``. An attempt succeeds if its reward is at least
+    ``success``.
 
-    Raises ``ValueError`` without attempts.
+    Raise ``ValueError`` if there are no attempts.
     """
     rewards: dict[str, list[float]] = {}
     for attempt in attempts:
@@ -97,12 +100,13 @@ def evaluated(
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """The chance that one of ``k`` attempts drawn from these has passed."""
+    """Return the probability that at least one of ``k`` attempts drawn from these has passed."""
     return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
 
 
 def over_tasks(values: Sequence[float]) -> Estimate:
-    """The mean of one value of each task, with its interval; in any order the same to the bit."""
+    """Return the mean of one value per task, with its interval. The order of the values does not
+    change a bit of the result."""
     total = math.fsum(values)
     mean = total / len(values)
     if all(0 <= value <= 1 for value in values):
@@ -114,7 +118,8 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 
 
 def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
-    """95% interval of a share (Wilson, 1927); it holds the share, and ends at 0 and 1."""
+    """Return the interval of a share (Wilson, 1927), by default of 95%. It contains the share and
+    lies within [0, 1]."""
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
@@ -123,7 +128,8 @@ def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
 
 
 def split_by(attempts: Iterable[Attempt], by: By) -> dict[str, list[Attempt]]:
-    """The attempts by harness, task or policy version, as text in order."""
+    """Group the attempts by harness, task or policy version. The keys are text, in the order of the
+    values; ``–`` stands for a missing value."""
     key: Callable[[Attempt], Any] = {
         "harness": lambda one: one.harness,
         "task": lambda one: one.task,
@@ -137,16 +143,17 @@ def split_by(attempts: Iterable[Attempt], by: By) -> dict[str, list[Attempt]]:
 
 
 def task_key(session: SessionRecord) -> str:
-    """A session's task as text."""
+    """Return a session's task as text."""
     return f"{session.task_suite}/{session.task_split}/{session.task_id}"
 
 
 def attempt_reward(
     outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
 ) -> float | None:
-    """The reward of one attempt; ``None`` where it says nothing about the agent.
+    """Return the reward of one attempt, or ``None`` if it has none or its outcome is not in
+    ``MEASURED``.
 
-    A quarantined session has at most 0.
+    The reward of a quarantined session is at most 0.
     """
     value = aggregation.value(rewards) if outcome in MEASURED else None
     return min(0.0, value) if value is not None and outcome == QUARANTINED else value
@@ -161,10 +168,11 @@ def attempts_of(
     wanted: Callable[[SessionRecord], bool] = lambda _session: True,
     notice: Callable[[Aggregation, Sequence[Reward]], None] = lambda _rule, _rewards: None,
 ) -> list[Attempt]:
-    """The recorded attempts: sealed sessions on a task, with a reward and a measured outcome.
+    """Return the recorded attempts: sealed sessions on a task, with a reward and a measured
+    outcome.
 
-    A session's reward is its number as its run states it; ``sources`` replace the run's. ``notice``
-    is called with the rule and the rewards of each attempt.
+    A session's reward is its number by the rules of its run; ``sources`` replace the run's sources.
+    ``notice`` is called with the rule and the rewards of each attempt.
     """
     counted = CountedRewards(reader, sources)
     sessions = [

@@ -1,17 +1,16 @@
-"""The one reader of rewards: from a session's rewards to the numbers of each place.
+"""Rules that turn a session's rewards into numbers for the session and for its calls.
 
 Training, evaluation, exports and pages all take their numbers from here, so that the same rewards
-come to the same numbers everywhere. All values are float64.
+give the same numbers everywhere. All values are float64.
 
-Of several values with one name and place the latest counts. Only scores of the sources that a run
+Of several values with one name and place, the latest counts. Only scores of the sources that a run
 states count (:class:`CountedRewards`). A finding is never a number: its mode acts on the session
 (:func:`findings_in`, :func:`quarantined`), whatever its name and value.
 
-The session's number, without ``weights``: where the session as a whole has a reward named
-``reward``, that one alone; else the sum of all rewards of the session. With ``weights``: their
-weighted sum. Rewards of single calls are apart from this rule. Each call has the (weighted) sum of
-all that it was given, which the estimators for steps read; ``turns`` adds them to the session's
-number too.
+Without ``weights``, the session's number is the reward named ``reward`` if the session as a whole
+has one, else the sum of all rewards of the session. With ``weights``, it is their weighted sum.
+Rewards of single calls are separate from this rule: each call has the (weighted) sum of all its
+rewards, which the estimators for steps read. ``turns`` also adds them to the session's number.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from bridle.store.records import FindingMode, Reward, RewardSource, SessionRecor
 
 Over = Literal["sum", "mean", "min", "max", "last"]
 MAIN: Final = "reward"
-"""The name that counts alone."""
+"""The name of the reward that alone is the session's number where it is given."""
 VERIFIER_ALONE: Final = (RewardSource.VERIFIER.value,)
-"""The sources that count where a run names none."""
+"""The sources that count if a run states none."""
 ATTESTED: Final = (RewardSource.VERIFIER.value, RewardSource.OPERATOR.value)
-"""The sources that count for a session of no run, which has no verifier to wait for; and those
-whose findings act."""
+"""The sources that count for a session of no run, which has no verifier to wait for. Only findings
+of these sources act."""
 _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
     "sum": math.fsum,
     "mean": fmean,
@@ -44,7 +43,7 @@ _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
 
 
 def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
-    """The latest score of each name that was given to the session as a whole.
+    """Return the latest score of each name that was given to the session as a whole.
 
     Findings and rewards of single calls or turns are left out. No value is above 0 in a session
     that a finding zeroes.
@@ -55,8 +54,8 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
-    """The latest score ``name`` of each call that has one, in the order of their first; no value is
-    above 0 in a session that a finding zeroes."""
+    """Return the latest score ``name`` of each call that has one, in the order in which they were
+    given. No value is above 0 in a session that a finding zeroes."""
     given = list(rewards)
     limit = _limit(given)
     latest = _scores(one for one in given if one.name == name)
@@ -64,15 +63,15 @@ def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
 
 
 def call_scores(rewards: Iterable[Reward]) -> list[Reward]:
-    """The latest score of each name and call or turn; no value is above 0 in a session that a
-    finding zeroes."""
+    """Return the latest score of each name and call or turn. No value is above 0 in a session that
+    a finding zeroes."""
     given = list(rewards)
     limit = _limit(given)
     return [replace(one, value=limit(one.value)) for one in _scores(given) if not one.whole]
 
 
 def findings_in(rewards: Iterable[Reward]) -> list[Reward]:
-    """The findings that act: those that a verifier or the operator recorded."""
+    """Return the findings that act: those that a verifier or the operator recorded."""
     return [one for one in rewards if one.is_finding and one.source in ATTESTED]
 
 
@@ -82,33 +81,34 @@ def quarantined(rewards: Iterable[Reward]) -> bool:
 
 
 def zeroed(rewards: Iterable[Reward]) -> bool:
-    """Whether a finding takes the session's rewards, which a quarantine does too: no number of the
-    session is above 0."""
+    """Whether a finding zeroes the session, so that none of its numbers is above 0. A quarantine
+    does so too."""
     return any(one.mode is not FindingMode.WARN for one in findings_in(rewards))
 
 
 def without_findings(rewards: Iterable[Reward]) -> tuple[Reward, ...]:
-    """The scores among ``rewards``."""
+    """Return the scores among ``rewards``, without the findings."""
     return tuple(one for one in rewards if not one.is_finding)
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that a session's rewards come to, each at its place."""
+    """The numbers that a session's rewards give, for the session and for its calls."""
 
     value: float | None = None
-    """The session's number: what it is compared by; ``None`` when it has none, or not all that the
-    weights name."""
+    """The session's number, by which it is compared. ``None`` if it has no reward, or not all that
+    the weights name."""
     own: float | None = None
     """The part of ``value`` that was given to the session as a whole."""
     calls: Mapping[str, float] = field(default_factory=dict)
-    """By call id, what was given to the call itself. The call need not be one that is trained."""
+    """The sum of the rewards of each call, by call id. The call need not be one that is trained."""
     complete: bool = True
-    """Whether every name is there that the weights name."""
+    """Whether there is a reward for every name in the weights."""
 
     @property
     def episode(self) -> float | None:
-        """The return of the whole episode: ``own`` and all ``calls``; ``None`` without either."""
+        """The return of the whole episode: the sum of ``own`` and all ``calls``. ``None`` if there
+        is neither, or if a name in the weights is missing."""
         if not self.complete or (self.own is None and not self.calls):
             return None
         return math.fsum([self.own or 0.0, *self.calls.values()])
@@ -116,18 +116,20 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """How the rewards of a session become numbers; a run keeps it in its ``config``."""
+    """The rules by which a session's rewards become numbers. A run keeps them in its ``config``."""
 
     weights: Mapping[str, float] | None = None
-    """Names of rewards and their factors; other names do not count. A session must have every one,
-    at the session or at a call. ``None``: the rule above, each with factor 1."""
+    """The factor of each reward name; other names do not count. A session must have every one, at
+    the session or at a call. If ``None``, the rule without weights applies (see the module's
+    description), each reward with factor 1."""
     turns: Over | None = None
-    """How each name's rewards of single calls become one value that is added to the session's
-    number, for names that the session as a whole was not given. ``last`` is the one given last.
-    ``None``: rewards of calls are no part of the session's number."""
+    """The function that folds each name's rewards of single calls into one value, for names that
+    the session as a whole was not given. The value is added to the session's number. ``last`` is
+    the reward given last. If ``None``, rewards of calls are no part of the session's number."""
     sources: tuple[str, ...] | None = None
-    """Only rewards of these :class:`bridle.store.records.RewardSource` count. ``None``: those of
-    the session's run (:class:`CountedRewards`), or the verifier's where no session is known."""
+    """The :class:`bridle.store.records.RewardSource` values whose rewards count. If ``None``, those
+    of the session's run count (:class:`CountedRewards`), or the verifier's where no session is
+    known."""
 
     def __post_init__(self) -> None:
         unknown = set(self.sources or ()) - {source.value for source in RewardSource}
@@ -139,10 +141,10 @@ class Aggregation:
             raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
 
     def numbers(self, rewards: Iterable[Reward], call_ids: Sequence[str] = ()) -> Numbers:
-        """The numbers of one session at each place.
+        """Return the numbers of one session and its calls.
 
-        A reward that has the number of a turn but no call is that of ``call_ids[turn - 1]``; those
-        that a store has read have their call already.
+        A reward that has the number of a turn but no call belongs to ``call_ids[turn - 1]``.
+        Rewards that a store has read have their call already.
         """
         given = list(rewards)
         limit = _limit(given)
@@ -173,14 +175,15 @@ class Aggregation:
         )
 
     def value(self, rewards: Iterable[Reward]) -> float | None:
-        """The session's one number; ``None`` without rewards, or when a name is missing."""
+        """Return the session's number, or ``None`` if it has no rewards or a name is missing."""
         return self.numbers(rewards).value
 
     def role(self, rewards: Iterable[Reward], name: str, factor: float | None) -> float | None:
-        """The session's reward ``name`` as the number of one role; ``None`` where it has none.
+        """Return the session's reward ``name`` as the number of one role, or ``None`` if it has
+        none.
 
-        ``factor`` is used where there are weights that do not name the reward; ``None``: it then
-        does not count.
+        ``factor`` applies if there are weights that do not name the reward. If it is ``None``, such
+        a reward does not count.
         """
         given = list(rewards)
         named = _whole(self.counted(given))
@@ -190,18 +193,19 @@ class Aggregation:
         return _limit(given)(by * named[name])
 
     def counted(self, rewards: Iterable[Reward]) -> list[Reward]:
-        """The scores that count, of any name."""
+        """Return the scores that count, whatever their name."""
         sources = VERIFIER_ALONE if self.sources is None else self.sources
         return [one for one in rewards if not one.is_finding and one.source in sources]
 
     def chosen(self, named: Mapping[str, float]) -> dict[str, float]:
-        """Those of a session's rewards that make its number."""
+        """Return the rewards of a session that make up its number."""
         if self.weights is not None:
             return {name: named[name] for name in self.weights if name in named}
         return {MAIN: named[MAIN]} if MAIN in named else dict(named)
 
     def stated(self, rewards: Iterable[Reward]) -> str:
-        """One line: which of the session's rewards make its number; empty for one without any."""
+        """Return one line that states which of the session's rewards make up its number. It is
+        empty for a session without any."""
         named = _whole(self.counted(rewards))
         if not named:
             return ""
@@ -220,14 +224,15 @@ class Aggregation:
         return f"{line}; recorded but not counted: {beside}" if beside else line
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON-ready data, equal for equal aggregations."""
+        """Return JSON-ready data, equal for equal aggregations."""
         weights = None if self.weights is None else dict(sorted(self.weights.items()))
         sources = None if self.sources is None else sorted(self.sources)
         return {"weights": weights, "turns": self.turns, "sources": sources}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Aggregation:
-        """The aggregation of :meth:`as_data`. Raises ``TypeError`` for unknown settings."""
+        """Return the aggregation that :meth:`as_data` wrote. Raise ``TypeError`` for unknown
+        settings."""
         sources = data.get("sources")
         return cls(**{**data, "sources": None if sources is None else tuple(sources)})
 
@@ -243,19 +248,19 @@ class Aggregation:
 
 
 class CountedRewards:
-    """The rewards that count, by what the session's run states in its configuration: the
-    verifier's alone where it states no source, and the verifier's and the operator's for a session
-    of no run."""
+    """A selection of the rewards that count. Each run states its sources in its configuration; the
+    verifier's rewards alone count if it states none. For a session of no run, those of the verifier
+    and of the operator count."""
 
     def __init__(self, reader: Reader, sources: Sequence[str] | None = None) -> None:
-        """``sources`` replace those that runs state."""
+        """Read the runs' rules from ``reader``. ``sources`` replace those that runs state."""
         self._reader = reader
         self._sources = None if sources is None else tuple(sources)
         self._stated: dict[str | None, Aggregation] = {}
-        """By run."""
+        """Aggregations by run id."""
 
     def aggregation(self, run_id: str | None) -> Aggregation:
-        """How the rewards of a run's sessions become numbers; ``None`` for sessions of no run."""
+        """Return the rules for the sessions of a run; ``None`` stands for sessions of no run."""
         if run_id not in self._stated:
             stated = self._read(run_id)
             default = ATTESTED if run_id is None else VERIFIER_ALONE
@@ -264,15 +269,15 @@ class CountedRewards:
         return self._stated[run_id]
 
     def number(self, run_id: str | None, rewards: Iterable[Reward]) -> float | None:
-        """The number of a session of that run."""
+        """Return the number of a session of that run."""
         return self.aggregation(run_id).value(rewards)
 
     def sources(self, run_id: str | None) -> tuple[str, ...]:
-        """The sources whose rewards count in a run."""
+        """Return the sources whose rewards count in a run."""
         return self.aggregation(run_id).sources or VERIFIER_ALONE
 
     def of(self, session: SessionRecord, rewards: Iterable[Reward]) -> list[Reward]:
-        """Those of ``rewards``, which are the session's, that count, and the findings that act."""
+        """Return the session's ``rewards`` that count and the findings that act, oldest first."""
         given = list(rewards)
         kept = [*self.aggregation(session.run_id).counted(given), *findings_in(given)]
         return sorted(kept, key=lambda one: one.created_at)
@@ -290,7 +295,8 @@ class CountedRewards:
 
 
 class RewardNotice:
-    """Reports which rewards make a session's number: once, and again where that changes."""
+    """A callback that reports which rewards make up a session's number, each different statement
+    once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -304,12 +310,13 @@ class RewardNotice:
 
 
 def _limit(rewards: Iterable[Reward]) -> Callable[[float], float]:
-    """What a finding lets a number of the session be."""
+    """Return a function that caps numbers at 0 if a finding zeroes the session, else the
+    identity."""
     return (lambda value: min(0.0, value)) if zeroed(rewards) else (lambda value: value)
 
 
 def _scores(rewards: Iterable[Reward]) -> list[Reward]:
-    """The latest score of each name and place, in the order in which they were given."""
+    """Return the latest score of each name and place, in the order in which they were given."""
     latest: dict[tuple[str, str | None, int | None], Reward] = {}
     for one in sorted(rewards, key=lambda reward: reward.created_at):
         if not one.is_finding:
@@ -324,7 +331,7 @@ def _whole(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def _at_calls(rewards: Iterable[Reward], call_ids: Sequence[str]) -> list[Reward]:
-    """``rewards``, with the call of each turn."""
+    """Return ``rewards`` with the call of each turn filled in."""
     return [
         replace(one, call_id=call_ids[one.turn - 1])
         if one.call_id is None and one.turn is not None and 1 <= one.turn <= len(call_ids)

@@ -1,4 +1,4 @@
-"""One loader: a recorded session as everyone reads it, from exports to the trainer.
+"""The loader of recorded sessions, for every reader from exports to the trainer.
 
 A :class:`LoadedSession` holds the calls and spans of one moment, the calls' kinds, and the rewards.
 Many sessions are streamed: the database is queried for ``AT_ONCE`` of them together, and no more
@@ -36,7 +36,7 @@ class Damage(NamedTuple):
     """Stored values of a session that cannot be read."""
 
     rule: str
-    """``row_unreadable``, ``span_damaged`` or ``texts_damaged``: the audit's word for it."""
+    """The audit's word for it: ``row_unreadable``, ``span_damaged`` or ``texts_damaged``."""
     detail: str
 
 
@@ -47,18 +47,18 @@ class LoadedSession:
     reader: Reader
     record: SessionRecord
     calls: Sequence[CallRow]
-    """In the order of their start, with their kinds."""
+    """Calls with their kinds, in the order of their start."""
     spans: Sequence[SpanRow]
-    """In no particular order."""
+    """Spans in no particular order."""
     all_rewards: Sequence[Reward] = ()
     """Rewards and findings of the session, its calls and turns, oldest first."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    """By call id, why the call has its kind; empty when the calls' texts are damaged."""
+    """The reason for each call's kind, by call id; empty if the calls' texts are damaged."""
     damage: tuple[Damage, ...] = ()
 
     @classmethod
     def load(cls, reader: Reader, session_id: str) -> Self:
-        """One session. Raises :class:`bridle.store.errors.NotFound`."""
+        """Load one session. Raise :class:`bridle.store.errors.NotFound` if there is none."""
         return next(cls.stream(reader, [reader.session(session_id)]))
 
     @classmethod
@@ -69,10 +69,10 @@ class LoadedSession:
         wanted: Callable[[SessionRecord, Sequence[Reward]], bool] | None = None,
         counted: CountedRewards | None = None,
     ) -> Iterator[Self]:
-        """Loads sessions in the order of their records.
+        """Load sessions in the order of their records.
 
-        ``counted`` leaves the other rewards out. ``wanted`` may refuse a session by its rewards
-        before its calls are read.
+        ``counted`` leaves out the rewards that do not count. ``wanted`` may refuse a session by its
+        rewards before its calls are read.
         """
         waiting = iter(records)
         while batch := list(islice(waiting, AT_ONCE)):
@@ -159,24 +159,25 @@ class LoadedSession:
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """The session's own, by name: of several the latest."""
+        """The rewards of the session as a whole, by name; the latest of each name."""
         return session_rewards(self.all_rewards)
 
     @cached_property
     def turn_rewards(self) -> Callable[[str], dict[str, float]]:
-        """``turn_rewards(name)``: the latest reward of this name for each call that has one."""
+        """A cached function: ``turn_rewards(name)`` returns the latest reward of this name for each
+        call that has one."""
         return cache(lambda name: turn_rewards(self.all_rewards, name))
 
     @cached_property
     def findings(self) -> list[Reward]:
-        """What was reported about the session and acts on it."""
+        """The findings that act on the session."""
         return findings_in(self.all_rewards)
 
     def reward(self, aggregation: Aggregation | None = None) -> float | None:
-        """The session's number: how its rewards add up by ``aggregation``, or as its run states.
+        """Return the session's number by ``aggregation``, or by the rules of its run.
 
-        Where the aggregation names no sources, those of the run count, and the verifier's and the
-        operator's for a session of no run. ``None`` when there is none.
+        If the aggregation names no sources, those of the run count, or the verifier's and the
+        operator's for a session of no run. Return ``None`` if there is no number.
         """
         stated = CountedRewards(self.reader).aggregation(self.record.run_id)
         chosen = aggregation or stated
@@ -185,11 +186,12 @@ class LoadedSession:
         return chosen.value(self.all_rewards)
 
     def request(self, call: CallRow) -> bytes:
-        """The client's request, byte for byte."""
+        """Return the client's request, byte for byte."""
         return self.reader.request_body(call.id)
 
     def response(self, call: CallRow) -> bytes | None:
-        """The reply that the client received, byte for byte."""
+        """Return the reply that the client received, byte for byte, or ``None`` if there is
+        none."""
         return None if call.response_sha256 is None else self.reader.response_body(call.id)
 
 
@@ -201,7 +203,7 @@ def _unreadable(damage: RowDamage) -> Damage:
 
 
 def _damaged(reader: Reader, session_id: str, error: ValueError) -> _Recorded:
-    """The calls of a session whose spans are damaged; none where its calls are."""
+    """Return the calls of a session whose spans are damaged, or none if its calls are damaged."""
     rows = error.damage if isinstance(error, DamagedRows) else ()
     if all(row.table == "spans" for row in rows):
         damage = [Damage("span_damaged", str(error))]
@@ -214,7 +216,7 @@ def _damaged(reader: Reader, session_id: str, error: ValueError) -> _Recorded:
 
 
 def _recorded(reader: Reader, ids: Sequence[str]) -> dict[str, _Recorded]:
-    """Calls and spans by session; a session whose spans are damaged has none."""
+    """Return calls and spans by session id. A session whose spans are damaged has no spans."""
     try:
         calls, spans = reader.recorded_of(ids)
     except ValueError as error:

@@ -43,8 +43,9 @@ SAMPLE_COLUMNS: Final = (
 
 
 def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
-    """A row per sample: its fields, its session's, and a float64 column ``reward.NAME`` for each
-    name. Raises :class:`bridle.reconstruct.arrow.ArrowMissing`."""
+    """Return the schema of a row per sample: its fields, its session's, and a float64 column
+    ``reward.NAME`` for each name. Raise :class:`bridle.reconstruct.arrow.ArrowMissing` without
+    pyarrow."""
     with needs_arrow():
         import pyarrow as pa
 
@@ -60,7 +61,7 @@ def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
 def sample_row(
     session: SessionRecord, sample: Sample, names: Sequence[str], rewards: Mapping[str, float]
 ) -> dict[str, Any]:
-    """One row of :func:`sample_schema`."""
+    """Return one row of :func:`sample_schema`."""
     row = {name: getattr(sample, name) for name, _ in SAMPLE_COLUMNS}
     row["samplers"] = [
         None if one is None else msgspec.json.encode(one).decode() for one in sample.samplers

@@ -1,4 +1,4 @@
-"""A session's turns as people read them: messages, times, and which tokens are trained."""
+"""A session's turns for people to read: messages, times, and which tokens are trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShownMessage:
     tool_calls: tuple[ShownToolCall, ...]
     tool_call_id: str | None
     choice: int | None
-    """Of a reply; ``None`` for a message of the request."""
+    """The choice index of a reply; ``None`` for a message of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Turn:
     number: int
     call: CallRow
     continues: int | None
-    """The turn whose reply it continues."""
+    """The number of the turn whose reply it continues, if any."""
     asked: tuple[ShownMessage, ...]
     replies: tuple[ShownMessage, ...]
     trainable: int
     """Sampled tokens that the default rules allow to train, whether or not a run has."""
     excluded: Mapping[str, int]
-    """Those that they do not, by reason."""
+    """Sampled tokens that the default rules do not allow to train, by reason."""
     rewards: Mapping[str, float]
     evidence: str
-    """Why the call has its kind."""
+    """The reason for the call's kind."""
 
     @property
     def running(self) -> bool:
@@ -61,7 +61,7 @@ class Turn:
 
     @property
     def seconds(self) -> float | None:
-        """From the request to the end of the reply."""
+        """Seconds from the request to the end of the reply; ``None`` if it has not ended."""
         return None if self.call.ended_at is None else self.call.ended_at - self.call.started_at
 
     @property
@@ -72,7 +72,7 @@ class Turn:
 
 
 def turns_of(session: LoadedSession) -> list[Turn]:
-    """All turns, in the order of their start."""
+    """Return all turns, in the order of their start."""
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
     decided = _decided(session)
     names = {one.name for one in session.all_rewards if one.call_id and not one.is_finding}
@@ -110,7 +110,7 @@ def _decided(session: LoadedSession) -> dict[str, list[Ruling]]:
 
 
 def shown(message: Message, choice: int | None = None) -> ShownMessage:
-    """A message with its content as text and its arguments as indented JSON."""
+    """Return a message with its content as text and its arguments as indented JSON."""
     return ShownMessage(
         message.role,
         content_text(message.content),
@@ -122,7 +122,7 @@ def shown(message: Message, choice: int | None = None) -> ShownMessage:
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The text of a message's content; parts that are no text are named in brackets."""
+    """Return the text of a message's content. Parts that are not text are named in brackets."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -131,7 +131,7 @@ def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def readable(text: str) -> str:
-    """JSON indented; other text as it is."""
+    """Return JSON indented, and other text unchanged."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:
@@ -139,7 +139,7 @@ def readable(text: str) -> str:
 
 
 def lasted(seconds: float | None) -> str:
-    """A duration in the largest unit that shows it well; ``–`` for one that is not known."""
+    """Format a duration in the largest unit that shows it well; ``–`` if it is not known."""
     if seconds is None:
         return "–"
     if seconds < 1:

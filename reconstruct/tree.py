@@ -1,4 +1,4 @@
-"""A session's token tree, verified, and the branches that must be delivered from it.
+"""A session's verified token tree, and the branches that must be delivered from it.
 
 A branch is the path from the root to sampled tokens that no later call continues in full. Every
 sampled token lies on at least one branch. A span that does not start inside its parent, or a prompt
@@ -29,7 +29,7 @@ class SpanPiece:
     row: SpanRow
     take: int
     trains: tuple[tuple[int, int], ...] = ()
-    """``[start, end)`` within the span: the tokens that a sample of this branch trains."""
+    """Ranges ``[start, end)`` within the span of the tokens that a sample of this branch trains."""
 
     @property
     def span(self) -> Span:
@@ -48,38 +48,38 @@ class SessionTree:
     """The calls and spans of one session, verified against each other."""
 
     def __init__(self, session_id: str, calls: Sequence[CallRow], rows: Sequence[SpanRow]) -> None:
-        """Raises :class:`BrokenTree`."""
+        """Verify the spans and prompts. Raise :class:`BrokenTree` if they contradict each other."""
         self.session_id = session_id
         self.calls: Mapping[str, CallRow] = {call.id: call for call in calls}
-        """In the order of their start."""
+        """Calls by id, in the order of their start."""
         by_id = {row.span.id: row for row in rows}
         try:
             ordered = parents_first(row.span for row in rows)
         except ValueError as error:
             raise BrokenTree(str(error)) from error
         self.rows: Mapping[str, SpanRow] = {span.id: by_id[span.id] for span in ordered}
-        """By span, parents before children."""
+        """Rows by span id, parents before children."""
         for row in self.rows.values():
             self._verify_span(row.span)
         for call in calls:
             self._verify_prompt(call)
 
     def branches(self) -> list[Branch]:
-        """All branches, in the order in which their last calls began (then by choice).
+        """Return all branches, ordered by the start of their last calls and then by choice.
 
-        Spans outside the tree (``bridle.store.tree.DETACHED``) are on none.
+        Spans outside the tree (``bridle.store.tree.DETACHED``) are on no branch.
         """
         leaves = {row.span.id for row in self._leaves()}
         return [self.branch(row) for row in self.attached() if row.span.id in leaves]
 
     def branch(self, leaf: SpanRow) -> Branch:
-        """The path that ends with all of ``leaf``'s tokens."""
+        """Return the path that ends with all of ``leaf``'s tokens."""
         return tuple(self.path(leaf.span.id, leaf.span.end))
 
     def path(self, span_id: str | None, length: int) -> list[SpanPiece]:
-        """The pieces of the first ``length`` tokens of a span's path, root first.
+        """Return the pieces of the first ``length`` tokens of a span's path, root first.
 
-        Raises :class:`BrokenTree` when the path is shorter.
+        Raise :class:`BrokenTree` if the path is shorter.
         """
         pieces: list[SpanPiece] = []
         end, link = length, span_id
@@ -98,7 +98,8 @@ class SessionTree:
         return pieces[::-1]
 
     def prompt(self, call: CallRow) -> TokenIds | None:
-        """``uint32[P]``: the prompt of a call; ``None`` when the engine did not report it."""
+        """Return the prompt of a call, ``uint32[P]``, or ``None`` if the engine did not report
+        it."""
         if call.prompt_tokens is None:
             return None
         pieces = self.path(call.prompt_span_id, call.prompt_tokens)
@@ -106,19 +107,21 @@ class SessionTree:
         return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
 
     def sampled(self) -> list[SpanRow]:
-        """Every sampled span with tokens, detached ones included, calls in order."""
+        """Return every sampled span with tokens, detached ones included, in the order of calls and
+        choices."""
         found = [row for row in self.rows.values() if row.span.kind is SpanKind.SAMPLED]
         order = {call_id: index for index, call_id in enumerate(self.calls)}
         found = [row for row in found if len(row.span.token_ids)]
         return sorted(found, key=lambda r: (order.get(r.span.call_id, -1), r.choice or 0))
 
     def attached(self) -> list[SpanRow]:
-        """The sampled spans that a branch can end with: those in the tree whose call is known."""
+        """Return the sampled spans that a branch can end with: those in the tree whose call is
+        known."""
         found = (row for row in self.sampled() if row.span.start != DETACHED)
         return [row for row in found if row.span.call_id in self.calls]
 
     def _leaves(self) -> list[SpanRow]:
-        """Sampled spans whose last token is on no branch of a call below them."""
+        """Return the sampled spans whose last token is on no branch of a call below them."""
         carries: dict[str, bool] = {}
         continued: set[str] = set()
         leaves: list[SpanRow] = []
@@ -159,7 +162,7 @@ class SessionTree:
 
 
 def version_ranges(span: Span) -> list[tuple[int, int, VersionRun]]:
-    """``(start, end, run)`` for each policy version that sampled in this span."""
+    """Return ``(start, end, run)`` for each policy version that sampled in this span."""
     if len(span.versions) == 1:
         (only,) = span.versions
         return [(only.start, len(span.token_ids), only)]

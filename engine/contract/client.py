@@ -1,4 +1,4 @@
-"""A small synchronous client of an engine's control face: what the trainer needs of an engine.
+"""A small synchronous client of an engine's control routes, for the trainer.
 
 It speaks the contract of ``engine/contract/contract.py``, so it drives vLLM and our own engines
 alike. Data traffic (completions of agents) does not go through here.
@@ -25,7 +25,7 @@ class EngineError(BridleError):
 
 
 class EngineUnreachable(EngineError):
-    """No reply: nothing listens there, the connection broke, or the time was up."""
+    """The engine did not reply: nothing listens there, the connection broke, or the time was up."""
 
     retryable = True
 
@@ -40,10 +40,11 @@ class EngineRefused(EngineError):
 
 
 def connection(base_url: str, *, timeout: float, api_key: str | None) -> httpx.Client:
-    """An HTTP client of one engine: no environment proxies, each request its own connection.
+    """Return an HTTP client of one engine that uses no environment proxies and a new connection for
+    each request.
 
-    vLLM drops the connection after an error that it did not foresee: the next request, often the
-    resume after a failed reload, must not be sent into it.
+    vLLM drops the connection after an error that it did not foresee. The next request, often the
+    resume after a failed reload, must not be sent on that connection.
     """
     return httpx.Client(
         base_url=base_url,
@@ -89,7 +90,7 @@ class EngineClient:
             return False
 
     def model(self) -> ModelCard:
-        """The first served model."""
+        """Return the first served model."""
         reply = self._send("GET", contract.MODELS)
         cards = reply.get("data")
         if not isinstance(cards, list) or not cards:
@@ -121,7 +122,8 @@ class EngineClient:
         self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
     def score(self, token_ids: Sequence[int], *, model: str | None = None) -> NDArray[np.float32]:
-        """Logprob of each id given its predecessors: ``float32[T-1]`` for ``T`` ids (T ≥ 2).
+        """Return the logprob of each id given its predecessors: ``float32[T-1]`` for ``T`` ids (T ≥
+        2).
 
         ``T`` must leave room for one more token in the model's context. ``model`` is a served name,
         by default the first one.
@@ -140,7 +142,8 @@ class EngineClient:
         return _prompt_logprobs(reply, ids)
 
     def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        """The engine's reply, which is not an error."""
+        """Send a request and return the engine's reply. Raise :class:`EngineError` if there is
+        none, or if it is an error."""
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:
@@ -157,7 +160,7 @@ class EngineClient:
         return response
 
     def _send(self, method: str, path: str, **kwargs: Any) -> Mapping[str, Any]:
-        """The JSON object that the engine replies with."""
+        """Send a request and return the JSON object of the reply, or an empty one."""
         response = self._request(method, path, **kwargs)
         if not response.content:
             return {}

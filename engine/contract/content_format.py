@@ -1,9 +1,9 @@
-"""Whether a chat template takes a message's content as one text or as its parts.
+"""Detection of how a chat template takes a message's content: as one text or as its parts.
 
-vLLM (``--chat-template-content-format auto``) looks whether the template goes through the content
-in a loop. If it does, every content comes as a list of parts, a plain text as a list of one; else
-the texts are joined line by line. This is the same look at the same places, so that a prompt
-rendered here is the one that vLLM renders.
+vLLM (``--chat-template-content-format auto``) checks whether the template iterates over the
+content. If it does, every content is passed as a list of parts, a plain text as a list of one.
+Otherwise the texts are joined line by line. This module makes the same check at the same places, so
+that a prompt rendered here is the one that vLLM renders.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jinja2 import nodes
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Whether the parsed ``template`` goes through the parts of a message's content; not, as for
-    vLLM, where its variables cannot be followed."""
+    """Whether the parsed ``template`` iterates over the parts of a message's content. As in vLLM,
+    it does not if its variables cannot be followed."""
     messages = _followed(template, "messages")
     if messages is None:
         return False
@@ -35,8 +35,8 @@ def takes_parts(template: nodes.Template) -> bool:
 
 
 def _followed(template: nodes.Template, first: str) -> set[str] | None:
-    """The variables that are set to ``first`` or to a part of it; ``None`` when something else than
-    a variable is."""
+    """Return the variables that are set to ``first`` or to a part of it, or ``None`` if anything
+    but a variable is."""
     names, waiting = {first}, [first]
     while waiting:
         name = waiting.pop()
@@ -54,7 +54,8 @@ def _followed(template: nodes.Template, first: str) -> set[str] | None:
 def _content_in_macros(
     template: nodes.Template, message_names: set[str]
 ) -> dict[int, frozenset[str]]:
-    """For each loop (by identity) in a macro, the macro's parameters that are given a content."""
+    """Return the parameters of macros that are given a content, for each loop in a macro (by the
+    loop's ``id``)."""
     found: dict[int, frozenset[str]] = {}
     calls = list(template.find_all(nodes.Call))
     for macro in template.find_all(nodes.Macro):

@@ -68,12 +68,13 @@ PauseMode = Literal["keep", "wait", "abort"]
 CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})
 
 PROCESSED_LOGPROBS: Final = "processed_logprobs"
-"""vLLM's name of the mode in which a token's logprob is of what it was drawn from."""
+"""vLLM's name for the mode in which a token's logprob belongs to the distribution from which the
+token was drawn."""
 NEUTRAL_DEFAULTS: Final = "vllm"
 """vLLM's name of the generation configuration in which a request that names no sampling parameters
 gets the policy's own distribution."""
 MISSING_LOGPROB: Final = -9999.0
-"""What vLLM writes for a logprob that it does not have; a record with one is quarantined."""
+"""The value that vLLM writes for a missing logprob. A record with one is quarantined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,6 @@ class ModelCard:
     id: str
     """Name that requests use for it."""
     max_model_len: int | None
-    """Most tokens of prompt and reply together."""
+    """Maximum number of tokens of prompt and reply together, if the engine reports it."""
     root: str | None
     """Directory or hub name that the weights came from."""

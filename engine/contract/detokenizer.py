@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive, never cutting a character in two.
+"""Incremental decoding of token ids to text, without cutting a character in two.
 
 The concatenation of all pieces and the flush is the tokenizer's own ``decode`` of all the ids.
 """
@@ -20,11 +20,11 @@ class Detokenizer(Protocol):
     """Incremental decoding of one token sequence."""
 
     def push(self, token_id: int) -> str:
-        """Text that became certain with this token; may be empty."""
+        """Return the text that became certain with this token; it may be empty."""
         ...
 
     def flush(self) -> str:
-        """What is left: an unfinished character comes out as U+FFFD."""
+        """Return the remaining text; an unfinished character becomes U+FFFD."""
         ...
 
 
@@ -41,24 +41,25 @@ class Vocabulary:
         self._bytes = tokenizer.vocabulary() if self.byte_level else []
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a byte-level token stands for; unknown ids stand for nothing."""
+        """Return the bytes that a byte-level token stands for; an unknown id stands for none."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def token_text(self, token_id: int) -> str:
-        """One token on its own, as logprob entries show it."""
+        """Return the text of one token on its own, as logprob entries show it."""
         if self.byte_level:
             return self.token_bytes(token_id).decode(errors="replace")
         return self.tokenizer.decode([token_id])
 
     def detokenizer(self, skip: Collection[int]) -> Detokenizer:
-        """Decoding that leaves out the ids in ``skip``."""
+        """Return a decoder that leaves out the ids in ``skip``."""
         if self.byte_level:
             return _ByteLevelDetokenizer(self, skip)
         return _WindowDetokenizer(self.tokenizer, skip)
 
 
 class _ByteLevelDetokenizer:
-    """Byte-level BPE (GPT-2, Qwen, Llama 3 …): tokens are bytes, so decode UTF-8 as it comes."""
+    """A decoder for byte-level BPE (GPT-2, Qwen, Llama 3 …). Tokens are bytes, so it decodes UTF-8
+    as they come."""
 
     def __init__(self, vocabulary: Vocabulary, skip: Collection[int]) -> None:
         self._vocabulary = vocabulary
@@ -75,9 +76,10 @@ class _ByteLevelDetokenizer:
 
 
 class _WindowDetokenizer:
-    """Any other tokenizer: what a window of ids decodes to beyond what its start decodes to.
+    """A decoder for any other tokenizer. It emits the text that a window of ids has beyond the text
+    of the window's start.
 
-    The window begins at the last boundary where the text was certain, so spaces that a decoder
+    The window begins at the last boundary where the text was certain, so that spaces that a decoder
     adds or strips at the beginning of a text cancel out.
     """
 

@@ -1,4 +1,4 @@
-"""What an engine or a chat template refuses."""
+"""Errors of engines and chat templates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class TemplateError(BridleError, ValueError):
 
 
 class RequestRefused(BridleError):
-    """The engine will not serve this request; the client gets ``status`` and :meth:`body`,
-    in vLLM's words and shape."""
+    """The engine refuses this request. The client gets ``status`` and :meth:`body`, in vLLM's
+    wording and shape."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RequestRefused(BridleError):
 
 
 def context_overflow(prompt_tokens: int, max_model_len: int) -> RequestRefused:
-    """The prompt alone is longer than the model's context."""
+    """Return the refusal of a prompt that alone is longer than the model's context."""
     return RequestRefused(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
         f"contains {prompt_tokens} input tokens, which exceeds this limit even without any "
@@ -65,6 +65,6 @@ def unknown_model(name: str, served: str) -> RequestRefused:
 
 
 class ConnectionCut(BridleError):
-    """Drop the client's connection here, without another byte (fault injection)."""
+    """A fault injection: the client's connection is dropped here, without another byte."""
 
     retryable = True

@@ -2,8 +2,8 @@
 
 vLLM does not use the chat template of these models: it builds Harmony messages and has the
 ``openai_harmony`` library write them (``vllm/entrypoints/openai/parser/harmony_utils.py``, 0.32).
-The same is done here, with the same library. Without it the template is used, and the proxy finds
-that the engine renders otherwise.
+This module does the same, with the same library. Without the library the template is used, and the
+proxy detects that the engine renders otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CALL_HEADER: Final = re.compile(
     r"<\|start\|>assistant<\|channel\|>(\w+) to=([^<]+?) ?<\|constrain\|>(\w+)<\|message\|>"
 )
 _OLDER_HEADER: Final = r"<|start|>assistant to=\2<|channel|>\1 \3<|message|>"
-"""As vLLM writes the header of earlier calls, whatever the library's version does."""
+"""vLLM's form of the header of earlier calls, which versions of the library write differently."""
 _SPECIAL: Final = re.compile(r"<\|\w+\|>")
 
 
@@ -43,11 +43,12 @@ def render(
     add_generation_prompt: bool = True,
     reasoning_effort: str | None = None,
 ) -> str:
-    """The prompt text of ``messages`` (chat shape) and ``tools``.
+    """Return the prompt text of ``messages`` (chat shape) and ``tools``.
 
-    Raises :class:`TemplateError` for a reasoning effort that Harmony has not, and where the
-    library makes other ids than the text has: each part of a content is tokenised by itself, and
-    the spelling of a special token in a message is taken for text.
+    Raise :class:`TemplateError` for a reasoning effort that Harmony does not have, and where the
+    library would make other ids than the text has. It would do so for a content of several parts,
+    each of which it tokenises by itself, and for a message with the spelling of a special token,
+    which it takes for text.
     """
     import openai_harmony as harmony
 
@@ -88,7 +89,7 @@ def _encoding() -> Any:
 def _instructions(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[str | None, Sequence[Mapping[str, Any]]]:
-    """The text of a leading system message, and the messages behind it."""
+    """Return the text of a leading system message, and the messages after it."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return None, messages
     return _text(messages[0].get("content")), messages[1:]
@@ -129,8 +130,8 @@ def _developer(instructions: str | None, tools: Sequence[Mapping[str, Any]] | No
 
 
 def _turns(message: Mapping[str, Any], names: Mapping[Any, str]) -> list[Any]:
-    """What a chat message is in Harmony: an assistant's has a message for its reasoning, its text
-    and each of its calls."""
+    """Return a chat message as Harmony messages. An assistant's message becomes one for its
+    reasoning, one for its text and one for each of its calls."""
     import openai_harmony as harmony
 
     role, text = message["role"], _text(message.get("content")) or ""
@@ -164,7 +165,7 @@ def _turns(message: Mapping[str, Any], names: Mapping[Any, str]) -> list[Any]:
 
 
 def _without_old_analysis(turns: Sequence[Any]) -> list[Any]:
-    """The messages without the reasoning before the last final answer."""
+    """Return the messages without the reasoning before the last final answer."""
     finals = [at for at, turn in enumerate(turns) if turn.channel == "final"]
     last = finals[-1] if finals else -1
     return [turn for at, turn in enumerate(turns) if at >= last or turn.channel != "analysis"]

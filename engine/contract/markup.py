@@ -1,8 +1,8 @@
-"""The markup of tool calls and reasoning: one table, by what a chat template writes.
+"""Markups of tool calls and reasoning, and their detection from a model's chat template.
 
-Fine-tunes keep a family's name and change its template, so names decide nothing here. A template
-is asked to render a reply with tool calls and reasoning. Where the reply does not show them, the
-prompt with tools is searched (some templates only instruct the model), then the source.
+Fine-tunes keep a family's name and change its template, so names are not used. The template renders
+a reply with tool calls and reasoning. If the reply does not show them, the prompt with tools is
+searched (some templates only instruct the model), then the template's source.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class ToolMarkup:
 
     name: str
     signs: tuple[re.Pattern[str], ...]
-    """Match, one after the other, in a reply with calls, and in the source of a template that
-    writes such replies."""
+    """Patterns that match, one after the other, in a reply with calls, and in the source of a
+    template that writes such replies."""
     opening: str
-    """Text that begins a call and hardly occurs elsewhere; empty when there is no such text."""
+    """The text that begins a call and hardly occurs elsewhere; empty if there is no such text."""
     delimiters: tuple[str, ...]
-    """All that may be special tokens; a reader needs to see them in the text."""
+    """All texts that may be special tokens; a reader needs to see them in the text."""
 
     def is_in(self, text: str) -> bool:
-        """Whether all signs stand in ``text`` in their order. Each is searched for behind the
-        first place of the one before it, so that the cost is that of the text's length."""
+        """Whether all signs stand in ``text`` in their order. Each is searched for after the first
+        match of the one before it, so that the cost is linear in the text's length."""
         at = 0
         for sign in self.signs:
             found = sign.search(text, at)
@@ -125,7 +125,7 @@ TOOL_MARKUP: Final = (
     _tools("pythonic", "", rf"\[{_TOOL}\("),
     _tools("xlam", "", rf'\[\{{"name": "{_TOOL}", "arguments":'),
 )
-"""In the order in which they are looked for: the more specific ones first."""
+"""Markups of tool calls in the order in which they are looked for: the more specific ones first."""
 
 REASONING_MARKUP: Final = (
     ReasoningMarkup("harmony", "<|channel|>analysis<|message|>", "<|end|>"),
@@ -148,7 +148,8 @@ THINK: Final = REASONING_MARKUP[-1]
 
 
 def tool_markup(tokenizer: Tokenizer) -> ToolMarkup | None:
-    """What the model's template writes tool calls in; ``None``: none, or nothing known."""
+    """Return the markup in which the model's template writes tool calls, or ``None`` if there is
+    none or it is not known."""
     for text in _evidence(tokenizer):
         for markup in TOOL_MARKUP:
             if markup.is_in(text):
@@ -157,10 +158,12 @@ def tool_markup(tokenizer: Tokenizer) -> ToolMarkup | None:
 
 
 def reasoning_markup(tokenizer: Tokenizer) -> ReasoningMarkup | None:
-    """What the model's template sets reasoning apart with; ``None``: nothing, or nothing known.
+    """Return the markup with which the model's template sets reasoning apart, or ``None`` if there
+    is none or it is not known.
 
-    What a reply or the prompt's end shows decides, then what the source mentions. A mentioned tag
-    that is no token of the model counts for ``<think>`` alone, which models write as plain text.
+    Markup in a rendered reply or at the prompt's end takes precedence over markup in the source. A
+    tag in the source that is not a token of the model counts only if it is ``<think>``, which
+    models write as plain text.
     """
     try:
         source = tokenizer.chat_template_source
@@ -178,13 +181,14 @@ def reasoning_markup(tokenizer: Tokenizer) -> ReasoningMarkup | None:
 
 
 def _is_token(markup: ReasoningMarkup, tokenizer: Tokenizer) -> bool:
-    """Whether what ``markup`` opens with begins with a token of its own, or is plain text."""
+    """Whether the opening of ``markup`` is plain text, or begins with a token of the model."""
     tag = re.match(r"<[^>]*>|\[[^\]]*\]", markup.opening)
     return tag is None or tokenizer.token_id(tag.group()) is not None
 
 
 def prompt_end(tokenizer: Tokenizer) -> str:
-    """What the template writes between a question and the reply; empty when it refuses."""
+    """Return the text that the template writes between a question and the reply. It is empty if the
+    template refuses."""
     try:
         prompt = tokenizer.render(_ASKED)
     except TemplateError:
@@ -193,8 +197,8 @@ def prompt_end(tokenizer: Tokenizer) -> str:
 
 
 def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
-    """The id that the template ends a reply with, which may be another one after tool calls;
-    ``None`` when it ends none with an id that ends replies.
+    """Return the id with which the template ends a reply, or ``None`` if it ends none with an id
+    that ends replies. The id may be another one after tool calls (``called``).
 
     A template may leave the end out until another turn follows.
     """
@@ -215,7 +219,8 @@ def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
 
 
 def unread_calls(content: str) -> str | None:
-    """The name of the markup that ``content``, which no parser took calls from, opens a call in."""
+    """Return the name of the markup in which ``content`` opens a call, or ``None``. No parser took
+    calls from ``content``."""
     opened = [each for each in TOOL_MARKUP if each.opening and each.opening in content]
     matching = (each for each in opened if each.is_in(content))
     found = next(matching, opened[-1] if opened else None)
@@ -248,7 +253,7 @@ _CALL: Final[Mapping[str, Any]] = {
 
 
 def _evidence(tokenizer: Tokenizer) -> Iterator[str]:
-    """Texts that show how the model writes calls, the best one first."""
+    """Yield texts that show how the model writes calls, the best one first."""
     reply = _reply(tokenizer)
     if _TOOL in reply:
         yield reply
@@ -266,7 +271,8 @@ def _evidence(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _reply(tokenizer: Tokenizer) -> str:
-    """A reply that reasons and calls a tool, as the template writes it after the question."""
+    """Return a reply that reasons and calls a tool, as the template writes it after the
+    question."""
     try:
         text = tokenizer.render((*_ASKED, _CALL), _TOOLS, add_generation_prompt=False)
     except TemplateError:

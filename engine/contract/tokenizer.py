@@ -1,7 +1,7 @@
-"""Text to token ids and back, and the chat template, straight from a model directory.
+"""The tokenizer and the chat template of a model directory.
 
-Uses ``tokenizers`` and Jinja only, so the proxy and the scripted engine need neither torch nor
-transformers. ``tests/engine/test_template.py`` holds the rendering equal to transformers' own
+They need only ``tokenizers`` and Jinja, so the proxy and the scripted engine need neither torch nor
+transformers. ``tests/engine/test_template.py`` checks that the rendering equals transformers' own
 ``apply_chat_template``.
 """
 
@@ -61,8 +61,9 @@ class Tokenizer:
             raise TokenizerNotRead(f"no tokenizer in {self.directory}: {error}") from error
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of ``text``; special tokens in the text are recognised. ``add_special_tokens``
-        adds those, if any, that the tokenizer itself puts around a bare text."""
+        """Return the token ids of ``text``; special tokens in the text are recognised.
+        ``add_special_tokens`` adds those, if any, that the tokenizer itself puts around a bare
+        text."""
         # Unlike encode, this neither finds offsets nor keeps other threads waiting.
         (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return found.ids
@@ -75,11 +76,11 @@ class Tokenizer:
         return [token_id for token_id, _ in takewhile(lambda pair: pair[1], marked)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ``token_ids``; bytes that are not yet a character come out as U+FFFD."""
+        """Return the text of ``token_ids``; bytes that are not yet a character become U+FFFD."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def vocabulary(self) -> list[bytes]:
-        """What each token id adds to a text, as bytes."""
+        """Return the bytes that each token id adds to a text."""
         return token_bytes(self.backend)
 
     def token_id(self, token: str) -> int | None:
@@ -87,7 +88,8 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """``bos_token``, ``eos_token`` … as the template sees them."""
+        """The special tokens by name (``bos_token``, ``eos_token`` …), as the template sees
+        them."""
         names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
         found = {}
         for name in names:
@@ -100,9 +102,8 @@ class Tokenizer:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a reply, as for vLLM: the tokenizer's, and those that
-        ``generation_config.json`` names; where that file is missing, those that ``config.json``
-        does."""
+        """Ids that end a reply, as for vLLM: the tokenizer's own, and those that
+        ``generation_config.json`` names, or ``config.json`` if that file is missing."""
         token = self.special_tokens.get("eos_token")
         found = {self.token_id(token)} if token else set()
         for name in ("generation_config.json", "config.json"):
@@ -118,8 +119,8 @@ class Tokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Number of token ids: the model's, where ``config.json`` has it, which is padded, and
-        otherwise the tokenizer's own."""
+        """Number of token ids: the larger of the tokenizer's own number and the model's, which is
+        padded, if ``config.json`` has it."""
         size: int = self.backend.get_vocab_size(with_added_tokens=True)
         for part in (self._model_config, self._model_config.get("text_config") or {}):
             size = max(size, part.get("vocab_size") or 0)
@@ -127,7 +128,8 @@ class Tokenizer:
 
     @cached_property
     def _model_config(self) -> Mapping[str, Any]:
-        """Empty where there is none to be read: whatever loads the model objects to that."""
+        """The model's ``config.json``. It is empty if it cannot be read, which is left to the
+        loader of the model to report."""
         try:
             config = json.loads((self.directory / "config.json").read_text())
         except (OSError, ValueError):
@@ -146,12 +148,12 @@ class Tokenizer:
 
     @cached_property
     def tools_template_source(self) -> str:
-        """The template of conversations with tools; some models have one of its own for them."""
+        """The template of conversations with tools, for which some models have one of its own."""
         return self._template_sources.get("tool_use") or self.chat_template_source
 
     @cached_property
     def _template_sources(self) -> dict[str, str]:
-        """By name, from the places where transformers looks for them."""
+        """Templates by name, from the places where transformers looks for them."""
         path = self.directory / CHAT_TEMPLATE_FILE
         if path.exists():
             others = (self.directory / CHAT_TEMPLATES_DIRECTORY).glob("*.jinja")
@@ -163,7 +165,7 @@ class Tokenizer:
 
     @cached_property
     def renders_by_harmony(self) -> bool:
-        """Whether it is gpt-oss, and can be rendered as vLLM renders it."""
+        """Whether the model is gpt-oss and can be rendered as vLLM renders it."""
         return self._model_config.get("model_type") == harmony.MODEL_TYPE and harmony.available()
 
     @cached_property
@@ -193,13 +195,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt text of ``messages`` (chat shape, as clients send them);
-        ``continue_final_message`` ends it with the last one's text, whose turn stays open.
+        """Return the prompt text of ``messages`` (chat shape, as clients send them). With
+        ``continue_final_message``, it ends with the text of the last one, whose turn stays open.
 
         gpt-oss is rendered as vLLM renders it (:mod:`bridle.engine.contract.harmony`), not by its
         template.
 
-        Raises :class:`TemplateError` when the template refuses or cannot render them.
+        Raise :class:`TemplateError` if the template refuses or cannot render them.
         """
         if self.renders_by_harmony and not continue_final_message:
             effort = template_kwargs.get("reasoning_effort")
@@ -236,7 +238,8 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def token_bytes(backend: BackendTokenizer) -> list[bytes]:
-    """The bytes of every token id, from the pieces of a byte-level or a SentencePiece vocabulary.
+    """Return the bytes of every token id, from the pieces of a byte-level or a SentencePiece
+    vocabulary.
 
     Added tokens stand for their own text; an id that is not in use is empty.
     """
@@ -263,7 +266,7 @@ def _piece_bytes(piece: str, alphabet: Mapping[str, int]) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: character to byte."""
+    """Map GPT-2's printable stand-ins for bytes to the bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -272,11 +275,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""As transformers has it. The space at its end is missing where a template strips the text."""
+"""The mark that transformers uses. The space at its end is missing where a template strips the
+text."""
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """``message`` with the mark at the end of its text."""
+    """Return ``message`` with the mark at the end of its text."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + _MARK}
@@ -296,10 +300,10 @@ def _up_to_mark(text: str) -> str:
 
 
 def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[str, Any]:
-    """A chat message as vLLM hands it to the template.
+    """Return a chat message as vLLM passes it to the template.
 
-    Text parts are joined to a string, and missing content is the empty string; for a template that
-    takes ``parts``, content is a list but for a tool's result. Tool-call arguments are parsed to
+    Text parts are joined to a string, and missing content is the empty string. For a template that
+    takes ``parts``, content is a list, except in a tool's result. Tool-call arguments are parsed to
     objects, and reasoning is readable under both of its names.
     """
     shaped = dict(message)
@@ -315,8 +319,9 @@ def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[st
 
 
 def template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as vLLM hands it to the template: its own fields in its own order, description and
-    parameters also where they are missing (``ChatCompletionToolsParam.model_dump``)."""
+    """Return a tool as vLLM passes it to the template: the fields of
+    ``ChatCompletionToolsParam.model_dump`` in its order, description and parameters also if they
+    are missing."""
     function, deferred = tool.get("function"), tool.get("defer_loading")
     if not isinstance(function, Mapping):
         raise TemplateError("a tool without a function")
@@ -358,7 +363,7 @@ def _template_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compile_chat_template(source: str) -> jinja2.Template:
-    """``source`` in the sandbox that transformers gives chat templates.
+    """Compile ``source`` in the sandbox that transformers gives chat templates.
 
     Semantics follow transformers' ``utils/chat_template_utils.py``: trimmed blocks, ``tojson``
     without HTML escapes, ``raise_exception``, ``strftime_now``, loop controls, and the
@@ -387,7 +392,8 @@ def compile_chat_template(source: str) -> jinja2.Template:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}…{% endgeneration %}`` marks assistant text for training masks."""
+    """The tag ``{% generation %}…{% endgeneration %}``, which marks assistant text for training
+    masks."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance-level set
 

@@ -2,7 +2,7 @@
 
 Transformers' models call an *attention interface* by name; ours is ``bridle_ragged``. The model
 sees one row of ``N`` tokens, and everything but attention treats them alike. Attention takes the
-row apart again: the batch says which tokens belong to which sequence, whose earlier keys and
+row apart again: the batch records which tokens belong to which sequence, whose earlier keys and
 values are in its :class:`SequenceKV`.
 """
 
@@ -29,7 +29,7 @@ class Chunk:
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, device: torch.device) -> torch.Tensor:
-        """``bool[count, kv.length + count]``: which keys each new token may see."""
+        """Return ``bool[count, kv.length + count]``: the keys that each new token may see."""
         mask = self._masks.get(window)
         if mask is None:
             total = self.kv.length + self.count
@@ -44,8 +44,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """What the row of tokens is made of: first one token of each decoding sequence, then the
-    chunks of those whose prompts are being computed."""
+    """The composition of the row of tokens: first one token of each decoding sequence, then the
+    chunks of the sequences whose prompts are being computed."""
 
     decoding: tuple[SequenceKV, ...]
     chunks: tuple[Chunk, ...]
@@ -62,9 +62,10 @@ def ragged_attention(
     ragged: RaggedBatch | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]`` to ``[1, N, H, D]``.
+    """Attend with ``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]``. Return
+    ``[1, N, H, D]``.
 
-    Writes the new keys and values into the sequences' buffers, which must have room for them.
+    The new keys and values are written into the sequences' buffers, which must have room for them.
     """
     if ragged is None or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
         raise NotImplementedError("attention with soft caps or sinks, or without a batch")

@@ -1,4 +1,4 @@
-"""The embedded engine's thread: it alone touches the model; the event loop talks to it by queue."""
+"""The embedded engine's thread. Only it uses the model; the event loop sends it work by a queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
-    """How the embedded engine runs."""
+    """Settings of the embedded engine."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -37,7 +37,8 @@ class EmbeddedSettings:
     """Torch threads of the engine's thread. One is best for small models, and wherever the cores
     are shared with agents and a trainer: idle torch threads spin."""
     max_model_len: int | None = None
-    """Tokens of prompt and reply together; default: what the model was made for."""
+    """Maximum tokens of prompt and reply together; by default the length that the model was made
+    for."""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
 
@@ -50,7 +51,8 @@ class _Reader:
         self._news = asyncio.Event()
 
     def deliver(self, outcome: StepOutcome) -> None:
-        """On the event loop. Outcomes that the reader has not taken yet are one step."""
+        """Take an outcome, on the event loop. Outcomes that the reader has not taken yet are one
+        step."""
         if outcome.token is not None:
             self._step.tokens.append(outcome.token)
         self._step.finish = outcome.finish
@@ -61,7 +63,7 @@ class _Reader:
         self._news.set()
 
     async def step(self) -> Step:
-        """What has come since the last call; waits for something."""
+        """Return the outcomes since the last call; wait if there are none."""
         await self._news.wait()
         self._news.clear()
         step, self._step = self._step, Step()
@@ -69,7 +71,8 @@ class _Reader:
 
 
 class EmbeddedBackend:
-    """Serves the Transformers causal LM in ``model_dir``. Start it before use, stop it after."""
+    """A backend for the Transformers causal LM in ``model_dir``. Start it before use, and stop it
+    after."""
 
     samples = True
 
@@ -94,7 +97,7 @@ class EmbeddedBackend:
         self._thread = threading.Thread(target=self._run, name="engine-model", daemon=True)
 
     def start(self) -> None:
-        """Load the model and begin to serve; returns when ready."""
+        """Load the model and begin to serve. Return when it is ready."""
         self._thread.start()
         self._started.result()
 
@@ -151,9 +154,10 @@ class EmbeddedBackend:
             raise RequestRefused(str(error), param="weights_path") from error
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> int:
-        """Serve ``state`` (the model's own names) from the next step on; for the same process.
+        """Serve ``state`` (by the model's own names) from the next step on. It is for callers in
+        the same process, but not on the event loop.
 
-        Returns the new policy version. Raises :class:`WeightsMismatch`. Not from the event loop.
+        Return the new policy version. Raise :class:`WeightsMismatch` if the weights do not fit.
         """
         done: Future[None] = Future()
         self._inbox.put(_settling(done, lambda: self._load(state)))
@@ -227,7 +231,8 @@ class EmbeddedBackend:
         self.scheduler = Scheduler(model, self.tokenizer.eos_token_ids, self.settings.limits)
 
     def _turn(self) -> None:
-        """Do what the event loop asks, then one step; sleep when there is nothing to do."""
+        """Do the work that the event loop has queued, then one step. Sleep if there is nothing to
+        do."""
         works = self.scheduler.busy and not self._gate.frozen
         try:
             while True:
@@ -279,7 +284,7 @@ class EmbeddedBackend:
         self.scheduler.new_version()
 
     def _deliver(self, outcomes: list[StepOutcome]) -> None:
-        """Hand a step's outcomes to the event loop, all in one call."""
+        """Send a step's outcomes to the event loop, all in one call."""
         posts: list[tuple[_Reader, StepOutcome]] = []
         for outcome in outcomes:
             found = self._readers.get(outcome.sequence)
@@ -298,13 +303,14 @@ class EmbeddedBackend:
 
 
 class _Gate:
-    """Whether sequences may start and steps may run. Only the engine's thread changes it."""
+    """The switch that decides whether sequences may start and steps may run. Only the engine's
+    thread changes it."""
 
     def __init__(self) -> None:
         self.closed = False
-        """New sequences are held back."""
+        """True if new sequences are held back."""
         self.frozen = False
-        """No step runs: running sequences stay as they are."""
+        """True if no step runs, so that running sequences stay as they are."""
         self.held: list[Generation] = []
         self._waiters: list[Future[None]] = []
         self._when_drained: list[Callable[[], None]] = []
@@ -320,21 +326,21 @@ class _Gate:
         self._when_drained.append(action)
 
     def drained(self) -> None:
-        """Nothing runs any more."""
+        """Run the deferred actions and answer pauses, because nothing runs any more."""
         for action in self._when_drained:
             action()
         self._when_drained.clear()
         self._let_go()
 
     def open(self) -> list[Generation]:
-        """Let everything go on; returns what was held back."""
+        """End the pause and return the sequences that were held back."""
         self.closed = self.frozen = False
         self.drained()
         held, self.held = self.held, []
         return held
 
     def _let_go(self) -> None:
-        """Tell everyone who asked for a pause that it is there, unless they have gone."""
+        """Answer all waiting requests for a pause that were not cancelled."""
         for waiter in self._waiters:
             if waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
@@ -347,7 +353,7 @@ def _post(posts: list[tuple[_Reader, StepOutcome]]) -> None:
 
 
 def _settling(done: Future[_Result], work: Callable[[], Any]) -> Callable[[], None]:
-    """``work`` whose result or exception settles ``done``, for its caller to see."""
+    """Return a function that calls ``work`` and settles ``done`` with its result or exception."""
 
     def settle() -> None:
         if not done.set_running_or_notify_cancel():

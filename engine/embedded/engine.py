@@ -14,7 +14,7 @@ from bridle.engine.serve.transport import ServerThread
 
 
 class EmbeddedEngine:
-    """Serves the model in ``model_dir`` at :attr:`base_url` while the context is open."""
+    """A server of the model in ``model_dir`` at :attr:`base_url` while the context is open."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class EmbeddedEngine:
 
     @property
     def base_url(self) -> str:
-        """Where the engine listens, without ``/v1``."""
+        """The URL at which the engine listens, without ``/v1``."""
         return self._server.base_url
 
     @property
     def model(self) -> str:
-        """Name that requests use."""
+        """The model name that requests use."""
         return self.backend.card.id
 
     @property
@@ -48,7 +48,7 @@ class EmbeddedEngine:
         return self.backend.policy_version
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> int:
-        """Serve ``state`` from memory; returns the new policy version."""
+        """Serve ``state`` from memory. Return the new policy version."""
         return self.backend.load_weights(state)
 
     def __enter__(self) -> Self:

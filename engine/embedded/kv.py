@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 _GRANULE = 64
-"""Tokens; capacities are multiples of it."""
+"""The number of tokens of which capacities are multiples."""
 
 
 class SequenceKV:
@@ -26,7 +26,7 @@ class SequenceKV:
     def __init__(self, version: int) -> None:
         self.length = 0
         self.version = version
-        """Policy version that computed them."""
+        """The policy version that computed them."""
         self._capacity = 0
         self._layers: dict[int, torch.Tensor] = {}
 
@@ -48,7 +48,7 @@ class SequenceKV:
             self._layers[index] = self._grown(buffer)
 
     def layer(self, index: int, like: torch.Tensor) -> torch.Tensor:
-        """The buffer of one layer; made like ``[kv_heads, tokens, dims]`` on first use."""
+        """Return the buffer of one layer; made like ``[kv_heads, tokens, dims]`` on first use."""
         buffer = self._layers.get(index)
         if buffer is None:
             heads, _, dims = like.shape
@@ -56,7 +56,7 @@ class SequenceKV:
         return buffer
 
     def prefix(self, length: int) -> SequenceKV:
-        """A copy of the first ``length`` tokens."""
+        """Return a copy of the first ``length`` tokens."""
         copy = SequenceKV(self.version)
         copy.reserve(length + _GRANULE)
         for index, buffer in self._layers.items():
@@ -92,10 +92,12 @@ class PrefixCache:
     def take(
         self, prompt: NDArray[np.int64], limit: int, *, longer_than: int = 0
     ) -> SequenceKV | None:
-        """Keys and values of the longest kept beginning of ``prompt``, at most ``limit`` tokens.
+        """Return keys and values of the longest kept beginning of ``prompt``, at most ``limit``
+        tokens.
 
-        A sequence that the prompt extends is handed over; of a longer one the shared part is
-        copied, so that others can still use it. ``None`` when none is longer than ``longer_than``.
+        A sequence that the prompt extends is handed over. The shared part of a longer one is
+        copied, so that others can still use it. Return ``None`` if none is longer than
+        ``longer_than``.
         """
         best, best_length = None, longer_than
         for key, entry in self._entries.items():
@@ -133,7 +135,7 @@ class PrefixCache:
 
 
 def shared_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """How many tokens two sequences have in common from their beginning."""
+    """Return the number of tokens that two sequences have in common from their beginning."""
     length = min(len(left), len(right))
     different = left[:length] != right[:length]
     first = int(different.argmax()) if length else 0

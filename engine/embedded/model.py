@@ -32,7 +32,7 @@ class WeightsMismatch(BridleError):
 
 
 class PackedModel:
-    """A model in evaluation mode whose attention is ours. All calls from one thread."""
+    """A model in evaluation mode whose attention is ours. All calls must come from one thread."""
 
     def __init__(self, directory: str | Path, *, device: str, dtype: torch.dtype) -> None:
         self.device = torch.device(device)
@@ -40,12 +40,12 @@ class PackedModel:
         self._model = load_model(directory, dtype).to(self.device)
         self.vocab_size = int(self._model.config.get_text_config().vocab_size)
         self.kv_bytes_per_token = 0
-        """Memory of one computed token; measured by the probe."""
+        """Bytes of keys and values per computed token, as measured by the probe."""
         self._probe()
 
     @property
     def context(self) -> int | None:
-        """Longest sequence the model was made for, when its configuration says."""
+        """The longest sequence that the model was made for, if its configuration states it."""
         config = self._model.config.get_text_config()
         found = getattr(config, "max_position_embeddings", None)
         return None if found is None else int(found)
@@ -57,7 +57,8 @@ class PackedModel:
         chunks: Sequence[Chunk],
         wanted: Sequence[int],
     ) -> torch.Tensor:
-        """Logits ``[len(wanted), V]`` of the row positions ``wanted``.
+        """Compute a row of tokens. Return logits ``[len(wanted), V]`` of the row positions
+        ``wanted``.
 
         ``token_ids`` are one new token of each of ``decoding``, then the tokens of each chunk. The
         sequences' keys and values are extended, and count the new tokens afterwards.
@@ -83,12 +84,12 @@ class PackedModel:
         return logits
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The served parameters and buffers by name; not copies."""
+        """Return the served parameters and buffers by name, not as copies."""
         state: Mapping[str, torch.Tensor] = self._model.state_dict()
         return state
 
     def digest(self) -> str:
-        """SHA-256 hex over names, shapes, types and values of the served weights."""
+        """Return the SHA-256 (hex) of names, shapes, types and values of the served weights."""
         digest, seen = hashlib.sha256(), set[int]()
         for name, tensor in sorted(self.weights().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -101,7 +102,8 @@ class PackedModel:
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy ``state`` over the served weights, all or nothing.
 
-        Names and shapes must be the model's own; of tied weights one name is enough.
+        Names and shapes must be the model's own; of tied weights one name is enough. Raise
+        :class:`WeightsMismatch` if they do not fit.
         """
         served = self.weights()
         _check_fit(served, state)
@@ -110,7 +112,8 @@ class PackedModel:
                 served[name].copy_(tensor)
 
     def _probe(self) -> None:
-        """Hold the packed forward pass against the model's own, once, at load time."""
+        """Compare the packed forward pass with the model's own, once, at load time. Raise
+        :class:`UnservableModel` if they differ."""
         ids = [index % self.vocab_size for index in range(3, 3 + _PROBE_TOKENS)]
         with torch.inference_mode():
             row = torch.tensor([ids], device=self.device)
@@ -132,7 +135,8 @@ class PackedModel:
             )
 
     def _probe_packed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Logits of ``ids``, computed as two chunks and single tokens, beside another sequence."""
+        """Return the logits of ``ids``, computed as two chunks and single tokens, beside another
+        sequence."""
         kv, other = SequenceKV(0), SequenceKV(0)
         first, second = len(ids) // 2, len(ids) // 4
         rows = [self.forward(ids[:first], [], [Chunk(kv, first)], range(first))]
@@ -146,7 +150,8 @@ class PackedModel:
 
 
 def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
-    """The causal LM in ``directory``, in evaluation mode. Raises :class:`UnservableModel`."""
+    """Return the causal LM in ``directory``, in evaluation mode. Raise :class:`UnservableModel` if
+    it cannot be loaded."""
     # A bar per reload would fill the trainer's terminal.
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -166,14 +171,15 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
 
 
 def not_loadable(directory: str | Path, error: Exception) -> str:
-    """``error`` in a line: transformers raises whatever comes of the values in a ``config.json``,
-    some over several."""
+    """Return the message for ``error`` in one line. Transformers raises many errors for the values
+    in a ``config.json``, some with several lines."""
     told = " ".join(str(error).split()) or type(error).__name__
     return f"no loadable causal LM in {directory}: {told}"
 
 
 def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """The weights in ``directory`` by the names of the loaded model."""
+    """Return the weights in ``directory`` by the names of the loaded model. Raise
+    :class:`WeightsMismatch` if they cannot be loaded."""
     try:
         state: Mapping[str, torch.Tensor] = load_model(directory, dtype).state_dict()
     except UnservableModel as error:

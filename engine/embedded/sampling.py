@@ -1,4 +1,4 @@
-"""Logits to sampled tokens, for a batch of sequences with settings of their own.
+"""Sampling of tokens from logits, for a batch of sequences with settings of their own.
 
 Each sequence draws one uniform number per token from its own generator and inverts its cumulative
 distribution with it, so a seeded sequence does not depend on its neighbours in the batch.
@@ -21,9 +21,9 @@ class SamplingRow:
 
     sampling: SamplingParams
     uniform: float
-    """In [0, 1); not used when greedy."""
+    """A number in [0, 1); not used when greedy."""
     token_ids: Sequence[int]
-    """Prompt, then sampled ids; read only when a penalty is set."""
+    """Prompt ids, then sampled ids; read only if a penalty is set."""
     prompt_length: int
 
 
@@ -57,7 +57,7 @@ def _drawn(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 
 
 def _processed(scores: torch.Tensor, settings: Sequence[SamplingParams]) -> torch.Tensor:
-    """``scores`` over the temperature of each row, and ``-inf`` where it may not draw."""
+    """Return ``scores`` over the temperature of each row, and ``-inf`` where it may not draw."""
     changed = [
         index
         for index, one in enumerate(settings)
@@ -74,7 +74,8 @@ def _processed(scores: torch.Tensor, settings: Sequence[SamplingParams]) -> torc
 
 
 def _penalised(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Presence and frequency penalise sampled ids; repetition also those of the prompt."""
+    """Apply the penalties: presence and frequency to sampled ids, repetition also to those of the
+    prompt."""
     scores = logits
     for index, row in enumerate(rows):
         sampling = row.sampling

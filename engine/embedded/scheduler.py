@@ -1,9 +1,9 @@
-"""Continuous batching: which tokens of which sequences the next forward pass computes.
+"""Continuous batching: the choice of the tokens that the next forward pass computes.
 
-A sequence is its tokens and how many of them are computed. Every step gives each sequence that has
-one token left to compute that token (it decodes), and shares what is left of the token budget among
-those that have more (their prompts are being computed). Whoever's last token was computed samples
-its next one. Sequences join and leave between steps.
+A sequence consists of its tokens and the number of them that are computed. A sequence with one
+token left to compute decodes: every step computes that token. The rest of a step's token budget is
+shared among the sequences with more tokens left, whose prompts are being computed. A sequence whose
+last token was computed samples its next one. Sequences join and leave between steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from bridle.engine.serve.backend import (
 )
 
 _WORTH_WAITING = 64
-"""Tokens; a prompt waits for one that is being computed if it shares so many more with it."""
+"""Number of tokens. A prompt waits for one that is being computed if it shares so many more with
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,13 @@ class SchedulerLimits:
     """Bounds on a step and on memory."""
 
     max_running: int = 64
-    """Sequences that compute at the same time; more wait."""
+    """Maximum number of sequences that compute at the same time; more wait."""
     step_tokens: int = 512
-    """Tokens of one forward pass, decoding ones included, so that none waits long for a prompt."""
+    """Maximum tokens of one forward pass, decoding ones included, so that none waits long for a
+    prompt."""
     kv_bytes: int = 1 << 30
-    """Keys and values of finished sequences are dropped beyond it; new sequences wait when the
-    running ones alone reach it."""
+    """Maximum bytes of keys and values. Beyond it, those of finished sequences are dropped; new
+    sequences wait if the running ones alone reach it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,10 +55,10 @@ class Generation:
     prompt: Prompt
     sampling: SamplingParams
     tokens: list[int] = field(init=False)
-    """Prompt, then sampled tokens."""
+    """Prompt tokens, then sampled tokens."""
     prompt_array: NDArray[np.int64] = field(init=False)
     kv: SequenceKV | None = None
-    """Set while it runs."""
+    """The computed keys and values; set while it runs."""
     cached_tokens: int = 0
     scores: list[PromptLogprob | None] | None = field(init=False)
     generator: random.Random = field(init=False)
@@ -71,7 +73,7 @@ class Generation:
 
     @property
     def pending(self) -> int:
-        """Tokens that are not computed yet."""
+        """Number of tokens that are not computed yet."""
         return len(self.tokens) - (self.kv.length if self.kv else 0)
 
     @property
@@ -81,7 +83,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step did for one sequence."""
+    """The result of a step for one sequence."""
 
     sequence: Generation
     token: SampledToken | None
@@ -98,14 +100,14 @@ class Scheduler:
         self.model = model
         self.limits = limits
         self.version = 0
-        """Policy version; whoever replaces the model's weights raises it with
+        """The policy version. Code that replaces the model's weights raises it with
         :meth:`new_version`."""
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
         self.cache = PrefixCache(limits.kv_bytes)
         self.steps = 0
         self.computed_tokens = 0
-        """Tokens that went through the model, prompts and sampled ones."""
+        """Number of tokens that went through the model, prompts and sampled ones."""
         self._eos = eos_token_ids
 
     @property
@@ -130,12 +132,13 @@ class Scheduler:
         return outcomes
 
     def new_version(self) -> None:
-        """The weights have changed: nothing that is kept may be reused."""
+        """Start a policy version after the weights have changed, and drop everything kept for
+        reuse."""
         self.version += 1
         self.cache.clear()
 
     def step(self) -> list[StepOutcome]:
-        """Admit what fits, compute one forward pass, sample."""
+        """Admit the sequences that fit, compute one forward pass, and sample."""
         self._admit()
         decoding, chunks = self._share_budget()
         if not decoding and not chunks:
@@ -151,7 +154,7 @@ class Scheduler:
         return self._outcomes(decoding, chunks, logits)
 
     def _admit(self) -> None:
-        """Start waiting sequences in their order; those that wait for a prefix let others by."""
+        """Start waiting sequences in their order. Those that wait for a prefix are skipped."""
         held: list[Generation] = []
         while self.waiting and len(self.running) < self.limits.max_running:
             if self.running and self._running_bytes() >= self.limits.kv_bytes:
@@ -166,7 +169,8 @@ class Scheduler:
         self.waiting.extendleft(reversed(held))
 
     def _waits(self, sequence: Generation) -> bool:
-        """Whether a running prompt computes, right now, a prefix that this one would recompute."""
+        """Whether a running prompt is computing a prefix that this sequence would otherwise compute
+        again."""
         if sequence.scores is not None:
             return False
         leader = sequence.waits_for
@@ -188,7 +192,7 @@ class Scheduler:
         return min(shared, len(sequence.prompt_array) - 1)
 
     def _reused(self, sequence: Generation) -> SequenceKV:
-        """Computed keys and values of the longest known beginning of the prompt.
+        """Return computed keys and values of the longest known beginning of the prompt.
 
         The prompt's last token is always computed, for its logits; with prompt logprobs, all are.
         """
@@ -207,14 +211,15 @@ class Scheduler:
         return SequenceKV(self.version) if best is None else best.prefix(length)
 
     def _running_bytes(self) -> int:
-        """Memory of the running sequences, once their tokens so far are computed."""
+        """Return the bytes of the running sequences, once their tokens so far are computed."""
         per_token = self.model.kv_bytes_per_token
         return sum(
             max(_kv(sequence).nbytes, len(sequence.tokens) * per_token) for sequence in self.running
         )
 
     def _share_budget(self) -> tuple[list[Generation], list[tuple[Generation, int]]]:
-        """Who decodes, and how many tokens of which prompts are computed in this step."""
+        """Return the sequences that decode in this step, and the others with the number of their
+        prompt tokens that are computed in it."""
         decoding = [sequence for sequence in self.running if sequence.pending == 1]
         prompts = [sequence for sequence in self.running if sequence.pending > 1]
         budget = max(self.limits.step_tokens - len(decoding), 1)
@@ -236,7 +241,7 @@ class Scheduler:
     def _row(
         self, decoding: Iterable[Generation], chunks: Iterable[tuple[Generation, int]]
     ) -> tuple[list[int], list[int]]:
-        """The row's token ids, and the row positions whose logits are needed."""
+        """Return the row's token ids, and the row positions whose logits are needed."""
         token_ids = [sequence.tokens[-1] for sequence in decoding]
         wanted = list(range(len(token_ids)))
         for sequence, count in chunks:
@@ -255,7 +260,8 @@ class Scheduler:
         chunks: Sequence[tuple[Generation, int]],
         logits: torch.Tensor,
     ) -> list[StepOutcome]:
-        """Score prompts and sample; ``logits`` are those of :meth:`_row`'s wanted positions."""
+        """Score prompts and sample. ``logits`` are those of the positions that :meth:`_row`
+        wanted."""
         ready = list(decoding)
         rows = list(range(len(ready)))
         at = len(ready)
@@ -279,7 +285,7 @@ class Scheduler:
         ]
 
     def _score(self, sequence: Generation, logits: torch.Tensor) -> None:
-        """Logprobs of the prompt ids that follow a chunk's positions."""
+        """Add the logprobs of the prompt ids that follow a chunk's positions."""
         assert sequence.scores is not None  # noqa: S101 - the caller has looked
         first = len(sequence.scores)
         ids = sequence.prompt_array[first : first + len(logits)]

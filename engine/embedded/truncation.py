@@ -1,4 +1,4 @@
-"""Temperature, min-p, top-k and top-p on logits: what a token is drawn from.
+"""Temperature, min-p, top-k and top-p: from logits to the distribution that a token is drawn from.
 
 The engine samples with it and the trainer scores with it, so that both mean the same distribution.
 """
@@ -14,20 +14,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Settings of ``R`` rows; each ``[R]``, on one device."""
+    """Settings of ``R`` rows; each is ``[R]``, and all are on one device."""
 
     temperature: Tensor
     """``float64``, above 0."""
     top_p: Tensor
-    """``float64``; 1: off."""
+    """``float64``; 1 means off."""
     top_k: Tensor
-    """``int64``; 0: off."""
+    """``int64``; 0 means off."""
     min_p: Tensor
-    """``float64``; 0: off."""
+    """``float64``; 0 means off."""
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """From ``float64[R, 4]``: temperature, top-p, top-k and min-p."""
+        """Make settings from ``float64[R, 4]``: temperature, top-p, top-k and min-p."""
         temperature, top_p, top_k, min_p = values.unbind(1)
         return cls(temperature, top_p, top_k.long(), min_p)
 
@@ -37,8 +37,8 @@ class Truncation:
         return bool(((self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)).any())
 
     def apply(self, scores: Tensor) -> Tensor:
-        """``float[R, V]``: ``scores`` over the temperature, ``-inf`` outside the set that may be
-        drawn. With gradient; the set has none."""
+        """Return ``float[R, V]``: ``scores`` over the temperature, ``-inf`` outside the set that
+        may be drawn. The scores have a gradient; the choice of the set has none."""
         scores = scores / self.temperature[:, None].to(scores.dtype)
         if not self.truncates:
             return scores
@@ -46,14 +46,15 @@ class Truncation:
 
     @torch.no_grad()
     def kept(self, scores: Tensor, targets: Tensor | None = None) -> Tensor:
-        """``bool[R, V]``: which tokens may be drawn, of scores that are over the temperature.
+        """Return ``bool[R, V]``: the tokens that may be drawn, of scores that are over the
+        temperature.
 
-        Min-p, top-k and top-p in this order, as vLLM does; the likeliest token is always kept.
-        Ties are frequent in bfloat16. All tokens that are as likely as the k-th are kept, as
-        vLLM's PyTorch sampler and FlashInfer keep them. Among those as likely as the last one that
-        top-p keeps, the number that is kept is fixed and which ones are is a matter of order. With
-        ``targets`` ``int64[R]``, the tokens that were drawn, these come first in that order: they
-        were kept, so the set is as large as the engine's and has them in it.
+        Min-p, top-k and top-p apply in this order, as in vLLM; the likeliest token is always kept.
+        Ties are frequent in bfloat16. All tokens that are as likely as the k-th are kept, as vLLM's
+        PyTorch sampler and FlashInfer keep them. Among the tokens as likely as the last one that
+        top-p keeps, the number of kept ones is fixed, and their order decides which are kept.
+        ``targets`` (``int64[R]``), the tokens that were drawn, come first in that order: they were
+        kept, so the set is as large as the engine's and has them in it.
         """
         probabilities = scores.double().softmax(-1)
         least = self.min_p[:, None] * probabilities.max(-1, keepdim=True).values

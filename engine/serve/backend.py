@@ -1,4 +1,4 @@
-"""What serves tokens behind the HTTP face: prompts in, steps of sampled tokens out.
+"""The interface of a backend, which turns prompts into steps of sampled tokens.
 
 ``engine/serve/server.py`` turns a :class:`Backend` into the contract's routes. The embedded engine
 and the scripted engine are its two implementations; vLLM brings a server of its own.
@@ -19,10 +19,10 @@ EngineFinishReason = Literal["stop", "length", "abort"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample one sequence. Defaults are vLLM's."""
+    """The sampling parameters of one sequence. Defaults are vLLM's."""
 
     max_tokens: int
-    """At least 1; never more than what is left of the context."""
+    """Maximum number of sampled tokens: at least 1, and never more than is left of the context."""
     temperature: float = 1.0
     """0 means greedy."""
     top_p: float = 1.0
@@ -33,13 +33,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    """With a seed, the same request gives the same tokens whatever else is running."""
+    """The seed, with which the same request gives the same tokens whatever else is running."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Beside the model's own end-of-turn ids."""
+    """Ids that end a reply, besides the model's own end-of-turn ids."""
     ignore_eos: bool = False
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
-    """``None``: none; ``k``: logprobs of the prompt's ids and of the ``k`` likeliest."""
+    """The number ``k``, for logprobs of the prompt's ids and of the ``k`` likeliest; ``None`` for
+    none."""
 
     @property
     def greedy(self) -> bool:
@@ -48,12 +49,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a reply is sampled after."""
+    """The prompt of a reply."""
 
     token_ids: Sequence[int]
-    """The prompt: everything that a model conditions on."""
+    """Ids of everything that a model conditions on."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The chat messages it was rendered from; for backends that answer by script."""
+    """The chat messages from which it was rendered; for backends that answer by script."""
     tools: Sequence[Mapping[str, Any]] = ()
     response_format: Mapping[str, Any] | None = None
 
@@ -64,7 +65,7 @@ class SampledToken(NamedTuple):
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest ids and their logprobs, best first, when asked for."""
+    """The likeliest ids and their logprobs, best first, if requested."""
 
 
 class PromptLogprob(NamedTuple):
@@ -79,16 +80,18 @@ class PromptLogprob(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one sequence got since the last step that its reader took."""
+    """The output of one sequence since the last step that its reader took."""
 
     tokens: list[SampledToken] = field(default_factory=list)
     finish: EngineFinishReason | None = None
     stop_token: int | None = None
-    """The id of ``Sampling.stop_token_ids`` that ended the reply; ``None`` for the model's own."""
+    """The id of ``SamplingParams.stop_token_ids`` that ended the reply; ``None`` for the model's
+    own."""
     cached_tokens: int = 0
-    """Prompt tokens that needed no computing; in the first step."""
+    """Prompt tokens that needed no computing; set in the first step."""
     prompt_logprobs: list[PromptLogprob | None] | None = None
-    """In the first step, when asked for; one entry per prompt id, the first is ``None``."""
+    """One entry per prompt id, the first of which is ``None``; set in the first step, if
+    requested."""
 
 
 class Backend(Protocol):
@@ -97,18 +100,19 @@ class Backend(Protocol):
     tokenizer: Tokenizer
     card: ModelCard
     vocab_size: int
-    """Prompt ids are below it."""
+    """The bound that all prompt ids are below."""
     samples: bool
-    """Whether it computes a policy and draws from it; a script that writes replies does not."""
+    """Whether it computes a policy and draws from it; false for a script that writes replies."""
 
     @property
     def policy_version(self) -> int:
-        """Grows with every accepted weight reload."""
+        """A number that grows with every accepted weight reload."""
         ...
 
     @property
     def weights_fingerprint(self) -> str:
-        """Stands for the served weights: the same in every process that serves the same ones."""
+        """A text that identifies the served weights, the same in every process that serves the same
+        ones."""
         ...
 
     @property
@@ -117,8 +121,9 @@ class Backend(Protocol):
     async def generate(self, prompt: Prompt, sampling: SamplingParams) -> AsyncGenerator[Step]:
         """Admit a request and return its steps; the last one has ``finish``.
 
-        Closing the generator frees everything that the request holds. Raises
-        :class:`bridle.engine.contract.errors.RequestRefused` before anything was sampled.
+        Closing the generator frees everything that the request holds. Raise
+        :class:`bridle.engine.contract.errors.RequestRefused`, before anything is sampled, if the
+        request is refused.
         """
         ...
 
@@ -133,8 +138,8 @@ class Backend(Protocol):
     def paused(self) -> bool: ...
 
     async def reload_weights(self, directory: str) -> None:
-        """Serve the weights in ``directory``. Raises ``RequestRefused`` when
-        they do not fit; the old ones are then still served, untouched."""
+        """Serve the weights in ``directory``. Raise ``RequestRefused`` if they do not fit; the old
+        ones are then still served, untouched."""
         ...
 
     async def reset_prefix_cache(self) -> None: ...

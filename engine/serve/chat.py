@@ -17,7 +17,7 @@ from bridle.engine.serve.wire import chat_logprobs, prompt_logprobs, usage
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What every chunk of a reply repeats."""
+    """The fields that every chunk of a reply repeats."""
 
     id: str
     created: int
@@ -25,17 +25,17 @@ class ReplyHead:
 
 
 class ChatWriter:
-    """Writes the chunks of one streamed chat reply."""
+    """A writer of the chunks of one streamed chat reply."""
 
     def __init__(self, body: ChatBody, head: ReplyHead, vocabulary: Vocabulary) -> None:
         self._body = body
         self._head = head
         self._vocabulary = vocabulary
         self._called: set[int] = set()
-        """Choices that have called a tool."""
+        """Indices of the choices that have called a tool."""
 
     def begin(self, prompt_ids: Sequence[int]) -> Iterable[dict[str, Any]]:
-        """The role chunks; ``prompt_token_ids`` travel with them when asked for."""
+        """Yield the role chunks, with ``prompt_token_ids`` if requested."""
         for index in range(self._body.choices):
             choice = {
                 "index": index,
@@ -49,7 +49,7 @@ class ChatWriter:
             yield chunk
 
     def write(self, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece. Its delta is empty when a parser holds the text back."""
+        """Return the chunk of a piece. Its delta is empty if a parser holds the text back."""
         choice: dict[str, Any] = {
             "index": piece.index,
             "delta": self._delta(piece),
@@ -165,7 +165,7 @@ def chat_reply(
     cached: int,
     scored: Sequence[PromptLogprob | None] | None,
 ) -> dict[str, Any]:
-    """The non-streamed reply."""
+    """Return the non-streamed reply."""
     completion_tokens = sum(len(choice.tokens) for choice in choices)
     return {
         "id": head.id,
@@ -180,7 +180,8 @@ def chat_reply(
 
 
 def visible(deltas: Iterable[Delta], body: ChatBody) -> Iterable[Delta]:
-    """Without ``parallel_tool_calls``, only the first call is shown, as vLLM does."""
+    """Return ``deltas``, but only the first call if ``parallel_tool_calls`` is false, as in
+    vLLM."""
     if body.parallel_tool_calls is not False:
         return deltas
     return [
@@ -191,7 +192,7 @@ def visible(deltas: Iterable[Delta], body: ChatBody) -> Iterable[Delta]:
 
 
 def chat_finish(reason: str | None, called: bool, body: ChatBody) -> str | None:
-    """``tool_calls`` instead of ``stop`` after calls, unless the request named the tool."""
+    """Return ``tool_calls`` instead of ``stop`` after calls, unless the request named the tool."""
     return "tool_calls" if reason == "stop" and called and not body.named_tool else reason
 
 

@@ -14,21 +14,22 @@ from bridle.engine.serve.stopping import StopScanner
 
 @dataclass(slots=True)
 class Piece:
-    """What one step added to a choice: sent as one chunk, or folded into the whole reply."""
+    """The output of one step of a choice: sent as one chunk, or folded into the whole reply."""
 
     index: int
     tokens: Sequence[SampledToken] = ()
     deltas: list[Delta] = field(default_factory=list)
     finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``; the chat face turns ``stop`` after calls into its own."""
+    """``stop``, ``length`` or ``abort``. A chat reply has ``tool_calls`` instead of ``stop`` after
+    calls."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the reply."""
 
 
 class ChoiceReader:
-    """Reads the steps of one sequence.
+    """A reader of the steps of one sequence.
 
-    Text goes through the detokeniser, the stop scanner, and the parsers; each of them may hold text
+    Text goes through the detokeniser, the stop scanner, and the parsers. Each of them may hold text
     back, while its tokens are always in the piece of the step that sampled them.
     """
 
@@ -40,14 +41,15 @@ class ChoiceReader:
     ) -> None:
         self.index = index
         self.sampled = 0
-        """Tokens read so far."""
+        """Number of tokens read so far."""
         self.finished = False
         self._detokenizer = detokenizer
         self._stop = stop
         self.thinking: ThinkingParser | None = None
-        """Set before the first step, when the reply may begin with reasoning."""
+        """The parser of reasoning; set before the first step if the reply may begin with
+        reasoning."""
         self.tools: MarkupReader | None = None
-        """Set before the first step, when the reply may call tools."""
+        """The reader of tool calls; set before the first step if the reply may call tools."""
 
     def read(self, step: Step) -> Piece:
         piece = Piece(self.index)

@@ -37,7 +37,7 @@ class CompletionFold:
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
     def write(self) -> dict[str, Any]:
-        """This choice in a reply that is not streamed."""
+        """Return this choice for a reply that is not streamed."""
         choice = self._choice(self.text, self.tokens, self.finish_reason, self.stop_reason)
         choice["prompt_logprobs"] = (
             None if self.scored is None else prompt_logprobs(self.scored, self.vocabulary)
@@ -47,7 +47,7 @@ class CompletionFold:
         return choice
 
     def write_piece(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """This choice in the chunk of one piece."""
+        """Return this choice for the chunk of one piece."""
         choice = self._choice(_text(piece), piece.tokens, piece.finish_reason, piece.stop_reason)
         if self.body.return_token_ids and first:
             choice["prompt_token_ids"] = list(self.prompt_ids)
@@ -80,7 +80,7 @@ def completion_reply(
     prompts: Sequence[Sequence[int]],
     cached: int,
 ) -> dict[str, Any]:
-    """The non-streamed reply."""
+    """Return the non-streamed reply."""
     return completion_chunk(head, [choice.write() for choice in choices]) | {
         "usage": usage(
             sum(len(prompt) for prompt in prompts),

@@ -1,4 +1,4 @@
-"""What a reply's text means, piece by piece: the deltas of a streamed chat reply."""
+"""The deltas of a streamed chat reply, into which its text is parsed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """A function call begins: ``index`` counts the reply's calls from 0."""
+    """The beginning of a function call; ``index`` counts the reply's calls from 0."""
 
     index: int
     name: str
     id: str | None = None
-    """The id that the model has given to the call, where its markup has one."""
+    """The id that the model has given to the call, if its markup has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a checked request to the pieces of its choices."""
+"""The steps from a checked request to the pieces of its choices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bridle.engine.serve.stopping import StopScanner
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlan:
-    """One sequence to sample, and who reads it."""
+    """One sequence to sample, and the reader of its steps."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -35,7 +35,7 @@ class ChoicePlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationProgress:
-    """A piece of one choice, with what its step told about the prompt."""
+    """A piece of one choice, with what its step reported about the prompt."""
 
     piece: Piece
     cached_tokens: int
@@ -43,7 +43,7 @@ class GenerationProgress:
 
 
 def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
-    """The prompt of a chat request: the given ids verbatim, else the rendered messages."""
+    """Return the prompt of a chat request: the given ids verbatim, else the rendered messages."""
     tools = body.tools or ()
     given = body.kv_transfer_params and body.kv_transfer_params.prompt_token_ids
     if given:
@@ -55,7 +55,8 @@ def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
 def render(
     tokenizer: Tokenizer, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
 ) -> str:
-    """``messages``, which are the body's, in the model's template as the body wants them."""
+    """Return ``messages``, which are the body's, rendered by the model's template with the body's
+    settings. Raise :class:`RequestRefused` if the template refuses them."""
     if body.add_generation_prompt and body.continue_final_message:
         raise RequestRefused(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
@@ -76,7 +77,7 @@ def render(
 def plan_chat(
     body: ChatBody, backend: Backend, vocabulary: Vocabulary, markup: ReplyMarkup
 ) -> list[ChoicePlan]:
-    """One plan per choice of a chat request."""
+    """Return one plan per choice of a chat request."""
     prompt = chat_prompt(body, backend.tokenizer)
     shown = markup.token_ids if body.parses_tools or markup.reasoning else frozenset()
     end = backend.tokenizer.decode(prompt.token_ids[-16:]).rstrip() if markup.reasoning else ""
@@ -109,7 +110,7 @@ def plan_completion(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> list[ChoicePlan]:
-    """One plan per prompt and choice; choice indices count through the prompts."""
+    """Return one plan per prompt and choice; choice indices count through the prompts."""
     plans = []
     for position, source in enumerate(prompts):
         if isinstance(source, str):
@@ -141,9 +142,10 @@ def plan_completion(
 async def running(
     plans: Sequence[ChoicePlan], backend: Backend
 ) -> AsyncIterator[AsyncIterator[GenerationProgress]]:
-    """Admit all plans and iterate over their pieces as they come; leaving frees everything.
+    """Admit all plans and iterate over their pieces as they come. Leaving the context frees
+    everything.
 
-    Raises :class:`RequestRefused` on entering when the backend refuses one of them.
+    Raise :class:`RequestRefused` on entry if the backend refuses one of them.
     """
     streams: list[AsyncGenerator[GenerationProgress]] = []
     try:
@@ -174,7 +176,7 @@ async def _read(
 async def _merge(
     streams: Sequence[AsyncGenerator[GenerationProgress]],
 ) -> AsyncGenerator[GenerationProgress]:
-    """All streams' items in the order in which they come; the first error ends it."""
+    """Yield all streams' items in the order in which they come. The first error ends it."""
     ready: asyncio.Queue[GenerationProgress | None] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[GenerationProgress]) -> None:

@@ -21,9 +21,9 @@ async def chat_events(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed chat reply, after an empty one that says it was admitted.
+    """Yield the events of a streamed chat reply, after an empty one that signals its admission.
 
-    The role chunks leave with the first sampled token, as vLLM's do.
+    The role chunks are sent with the first sampled token, as in vLLM.
     """
     writer = ChatWriter(body, head, vocabulary)
     prompt_ids = plans[0].prompt.token_ids
@@ -48,7 +48,7 @@ async def whole_chat(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> dict[str, Any]:
-    """The chat reply that is not streamed."""
+    """Return the chat reply that is not streamed."""
     folds = [ChoiceFold(plan.reader.index) for plan in plans]
     cached: int | None = None
     scored: Sequence[PromptLogprob | None] | None = None
@@ -68,7 +68,8 @@ async def completion_events(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed text completion, after an empty one that says it was admitted."""
+    """Yield the events of a streamed text completion, after an empty one that signals its
+    admission."""
     folds = _completion_folds(body, plans, vocabulary)
     cached: dict[int, int] = {}
     async with running(plans, backend) as progress:
@@ -95,7 +96,7 @@ async def whole_completion(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> dict[str, Any]:
-    """The text completion that is not streamed."""
+    """Return the text completion that is not streamed."""
     folds = _completion_folds(body, plans, vocabulary)
     cached: dict[int, int] = {}
     async with running(plans, backend) as progress:
@@ -116,10 +117,10 @@ def _completion_folds(
 
 
 def _prompts(body: CompletionBody, plans: Sequence[ChoicePlan]) -> list[Sequence[int]]:
-    """Each prompt once, however many choices it has."""
+    """Return each prompt once, however many choices it has."""
     return [plan.prompt.token_ids for plan in plans[:: body.choices]]
 
 
 def _cached(body: CompletionBody, cached: dict[int, int]) -> int:
-    """Cached tokens of each prompt's first choice."""
+    """Return the sum of cached tokens over the prompts, each counted at its first choice."""
     return sum(tokens for index, tokens in cached.items() if index % body.choices == 0)

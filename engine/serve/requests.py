@@ -1,4 +1,4 @@
-"""Request bodies, read and checked; whatever is wrong is refused in vLLM's words.
+"""Request bodies, parsed and checked. Errors are refused with vLLM's messages.
 
 Fields that are not listed here are ignored.
 """
@@ -25,7 +25,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions have in common."""
+    """The fields that chat and text completions share."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -99,7 +99,8 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     add_special_tokens: bool = True
-    """Whether a prompt that is text begins as the tokenizer lets a text begin, with BOS, say."""
+    """Whether special tokens that the tokenizer puts around a text, such as BOS, are added to a
+    text prompt."""
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool | None = None
@@ -113,7 +114,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    """As for a completion; default: to a prompt, not to messages, whose template writes them."""
+    """Whether special tokens are added, as in a completion. By default they are added to a prompt,
+    but not to messages, whose template writes them."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -127,7 +129,8 @@ class RpcBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_body(kind: type[Body], body: bytes) -> Body:
-    """Parse ``body``; numbers may be spelled as strings, as with vLLM's validation."""
+    """Parse ``body``; numbers may be spelled as strings, as in vLLM's validation. Raise
+    :class:`RequestRefused` if it is not valid."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
@@ -141,7 +144,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 
 def check_chat(body: ChatBody) -> None:
-    """Everything about a chat request that can be refused without knowing the prompt."""
+    """Check everything about a chat request that can be refused without the prompt."""
     if not body.messages:
         raise RequestRefused("`messages` must not be an empty array.", param="messages")
     for index, message in enumerate(body.messages):
@@ -162,7 +165,7 @@ def check_chat(body: ChatBody) -> None:
 
 
 def check_completion(body: CompletionBody) -> list[str | list[int]]:
-    """Check a text completion; returns its prompts, each text or token ids."""
+    """Check a text completion. Return its prompts, each text or token ids."""
     if body.echo:
         raise RequestRefused("`echo` is not supported by this engine.", param="echo")
     if body.logprobs is not None and body.logprobs < 0:
@@ -201,7 +204,8 @@ def sampling_of(
     top_logprobs: int,
     choice: int,
 ) -> SamplingParams:
-    """Sampling of the request's ``choice``-th sequence; refuses what overflows the context."""
+    """Return the sampling of the request's ``choice``-th sequence. Raise :class:`RequestRefused` if
+    it overflows the context."""
     if prompt_tokens > max_model_len:
         raise context_overflow(prompt_tokens, max_model_len)
     if limit is not None and limit > max_model_len:
@@ -329,6 +333,6 @@ def _is_id(item: Any) -> bool:
 
 
 def _missing_field(problem: str) -> str | None:
-    """The field that msgspec says is missing: ``Object missing required field `x```."""
+    """Return the field that msgspec reports as missing: ``Object missing required field `x```."""
     before, _, rest = problem.partition("required field `")
     return rest.rstrip("`") or None if before != problem else None

@@ -56,10 +56,10 @@ _CLIENT_CLOSED: Final = 499
 def make_app(
     backend: Backend, *, parse_thinking: bool = False, api_key: str | None = None
 ) -> Starlette:
-    """The ASGI app that serves ``backend``.
+    """Return the ASGI app that serves ``backend``.
 
-    ``parse_thinking``: split ``<think>…</think>`` off into ``reasoning``. ``api_key``: required as
-    a bearer token on every route but ``/health``.
+    ``parse_thinking`` moves ``<think>…</think>`` into ``reasoning``. ``api_key`` is required as a
+    bearer token on every route but ``/health``.
     """
     face = EngineFace(backend, parse_thinking=parse_thinking)
     routes: list[tuple[str, str, RouteHandler]] = [
@@ -89,7 +89,7 @@ def make_app(
 
 
 class EngineFace:
-    """The routes' handlers."""
+    """The handlers of the routes."""
 
     def __init__(self, backend: Backend, *, parse_thinking: bool) -> None:
         self._backend = backend
@@ -223,13 +223,14 @@ class EngineFace:
 
 
 async def _primed(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """``events`` after the backend has admitted the request, so that a refusal keeps its status."""
+    """Wait until the backend has admitted the request, so that a refusal keeps its status. Return
+    ``events``."""
     await anext(events)
     return events
 
 
 def _request_id(request: Request) -> str:
-    """The client's ``X-Request-Id``, or one made up for this request."""
+    """Return the client's ``X-Request-Id``, or one that is made up for this request."""
     found: str | None = getattr(request.state, "request_id", None)
     if found is None:
         found = request.headers.get("x-request-id") or uuid4().hex
@@ -238,7 +239,7 @@ def _request_id(request: Request) -> str:
 
 
 def _guarded(handler: RouteHandler, api_key: str | None) -> RouteHandler:
-    """Checks the key, and writes refusals in the contract's shape."""
+    """Return a handler that checks the key and writes refusals in the contract's shape."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -256,7 +257,8 @@ def _guarded(handler: RouteHandler, api_key: str | None) -> RouteHandler:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """A bug, in the contract's shape; it is logged here and raised on by the framework."""
+    """Report a bug in the contract's shape. It is logged here, and raised again by the
+    framework."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     refusal = RequestRefused(repr(error), status=500, kind="InternalServerError")
     return JsonResponse(refusal.body(), status_code=refusal.status)

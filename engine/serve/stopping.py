@@ -1,4 +1,4 @@
-"""Stop strings: found across token boundaries, never shown."""
+"""Stop strings, which are found across token boundaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def partial_suffix(text: str, *tags: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of one of ``tags``."""
+    """Return the length of the longest end of ``text`` that is a proper beginning of one of
+    ``tags``."""
     longest = min(len(text), max((len(tag) for tag in tags), default=1) - 1)
     for length in range(longest, 0, -1):
         end = text[-length:]
@@ -16,7 +17,7 @@ def partial_suffix(text: str, *tags: str) -> int:
 
 
 class StopScanner:
-    """Lets text through up to the first stop string.
+    """A filter that lets text through up to the first stop string.
 
     Text that could be the beginning of a stop string is held back until it is known. The stop
     string that ends first wins, so the outcome does not depend on how the text was cut.
@@ -27,7 +28,7 @@ class StopScanner:
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; nothing passes any more."""
+        """The stop string that was found; no text passes after it."""
 
     def push(self, text: str) -> str:
         if self.matched is not None or not self._stops:
@@ -44,7 +45,7 @@ class StopScanner:
         return self._release(len(self._held) - partial_suffix(self._held, *self._stops))
 
     def flush(self) -> str:
-        """Held-back text, at the end of a reply in which no stop string was found."""
+        """Return the held-back text at the end of a reply in which no stop string was found."""
         return "" if self.matched is not None else self._release(len(self._held))
 
     def _release(self, length: int) -> str:

@@ -1,4 +1,4 @@
-"""Responses that notice when their client goes away, and the server that runs an engine's app."""
+"""Responses that notice a client's disconnect, and the server that runs an engine's app."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RequesterGone(BridleError):
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[_Result]) -> _Result:
-    """The result of ``work``, which is cancelled with :class:`RequesterGone` on a disconnect.
+    """Return the result of ``work``. On a disconnect, cancel it and raise :class:`RequesterGone`.
 
     The request's body must have been read.
     """
@@ -58,9 +58,9 @@ class JsonResponse(Response):
 
 
 class EventStream(Response):
-    """Server-sent events; the generator is closed when the client leaves.
+    """A stream of server-sent events. Its generator is closed when the client leaves.
 
-    A refusal in mid-stream becomes an error event before ``[DONE]``, as vLLM does it.
+    A refusal in mid-stream becomes an error event before ``[DONE]``, as in vLLM.
     """
 
     media_type = "text/event-stream"
@@ -116,9 +116,9 @@ class CutResponse(Response):
 
 
 class ServerThread:
-    """Serves an app from a thread of its own while the context is open.
+    """A server that runs an app in a thread of its own while the context is open.
 
-    ``port`` 0 takes a free one; :attr:`base_url` tells which. ``on_stop`` runs after the server
+    ``port`` 0 takes a free one, which :attr:`base_url` contains. ``on_stop`` runs after the server
     has stopped.
     """
 

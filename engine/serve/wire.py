@@ -15,7 +15,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 def event(payload: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
@@ -29,12 +29,12 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinities; vLLM's floor stands for them."""
+    """Return ``logprob``, but at least vLLM's floor, because JSON has no infinities."""
     return max(logprob, MISSING_LOGPROB)
 
 
 def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
-    """``choices[i].logprobs`` of a chat reply."""
+    """Return ``choices[i].logprobs`` of a chat reply."""
     return {
         "content": [
             {
@@ -51,7 +51,8 @@ def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dic
 def completion_logprobs(
     tokens: Iterable[SampledToken], vocabulary: Vocabulary, offset: int
 ) -> dict[str, Any]:
-    """``choices[i].logprobs`` of a text completion; ``offset``: characters before these tokens."""
+    """Return ``choices[i].logprobs`` of a text completion; ``offset`` is the number of characters
+    before these tokens."""
     texts, values, offsets, tops = [], [], [], []
     for token in tokens:
         text = vocabulary.token_text(token.id)
@@ -76,7 +77,8 @@ def completion_logprobs(
 def prompt_logprobs(
     entries: Iterable[PromptLogprob | None], vocabulary: Vocabulary
 ) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: one ``{id: {logprob, rank, decoded_token}}`` per prompt id."""
+    """Return vLLM's ``prompt_logprobs``: one ``{id: {logprob, rank, decoded_token}}`` per prompt
+    id."""
 
     def describe(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {

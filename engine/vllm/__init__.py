@@ -1,7 +1,7 @@
 """The real engine: vLLM launched, checked at start-up, and given new weights.
 
-vLLM runs in its own process with its own Python; nothing here imports it, or torch. What it imports
-of ours lies in ``inside/``.
+vLLM runs in its own process with its own Python. The modules of ours that it imports lie in
+``inside/``; no other module here imports vLLM, and only ``transfer`` needs torch.
 """
 
 from bridle.engine.vllm.checks import Check, Expectation, check_engine, failures

@@ -1,8 +1,8 @@
-"""Does this running engine keep the contract? Asked of the engine itself, not of its flags.
+"""Checks whether a running engine keeps the contract, by its behaviour rather than its flags.
 
-Each check sends small requests and looks at what comes back; settings are read only where nothing
-that can be seen depends on them. ``bridle doctor`` prints the results, and the launcher and an
-adopted engine are held to the same ones.
+Each check sends small requests and examines the replies. Settings are read only where nothing
+observable depends on them. ``bridle doctor`` prints the results, and an engine that is launched or
+adopted must pass the same checks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CONTROL_REMEDY: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked."""
+    """The result of one check."""
 
     name: str
     outcome: CheckOutcome
     detail: str
-    """What was seen."""
+    """A description of what the check observed."""
     remedy: str | None = None
-    """What to do about a failure."""
+    """The way to repair a failure."""
 
     @property
     def line(self) -> str:
@@ -49,16 +49,18 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What is needed of the engine beyond the contract."""
+    """Requirements on the engine beyond the contract."""
 
     context: int | None = None
-    """Fewest tokens of prompt and reply together."""
+    """Minimum number of tokens of prompt and reply together."""
     tool_parser: str | None = AUTO
-    """``auto``: the one that reads the model's markup; ``None``: none is wanted."""
+    """The required tool parser: ``auto`` for the one that reads the model's markup, ``None`` for
+    none."""
     reasoning_parser: str | None = AUTO
-    """As ``tool_parser``."""
+    """The required reasoning parser: ``auto`` or ``None`` as for ``tool_parser``."""
     private_network: bool = False
-    """Its address may be other than loopback, since only trusted machines reach it."""
+    """Whether the engine may listen on an address other than loopback, because only trusted
+    machines reach it."""
     timeout: float = 120.0
     """Seconds for one request."""
 
@@ -70,15 +72,17 @@ class _Failed(Exception):
 
 
 class _Unknown(Exception):
-    """The check cannot be made here; the message says why."""
+    """The check cannot be made here; the message states the reason."""
 
 
 def check_engine(
     base_url: str, *, expect: Expectation | None = None, api_key: str | None = None
 ) -> list[Check]:
-    """All checks of the engine at ``base_url`` (no ``/v1``), in the order they are best read in.
+    """Return all checks of the engine at ``base_url`` (no ``/v1``), in the order they are best read
+    in.
 
-    Never raises for what the engine does. When it does not serve at all, that is the only result.
+    No behaviour of the engine raises an error. If it does not serve at all, that is the only
+    result.
     """
     expectation = expect or Expectation()
     with LaunchProbe(base_url, timeout=expectation.timeout, api_key=api_key) as probe:
@@ -94,7 +98,7 @@ def failures(checks: Sequence[Check]) -> list[Check]:
 
 
 class _Subject:
-    """The engine under check and what several checks need to know of it."""
+    """The engine under check, and data about it that several checks need."""
 
     def __init__(self, probe: LaunchProbe, expect: Expectation) -> None:
         self.probe = probe
@@ -102,16 +106,16 @@ class _Subject:
         self.card: dict[str, Any] = {}
         self.is_vllm = True
         self.is_scripted = False
-        """Whether a script writes its replies: it computes no model and draws no token."""
+        """Whether a script writes its replies, so that it computes no model and draws no token."""
 
     @cached_property
     def greedy(self) -> ProbeReply:
-        """The whole greedy reply that others are compared with."""
+        """The greedy reply, not streamed, with which others are compared."""
         return self.probe.chat()
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """vLLM's configuration, or nothing when it does not tell."""
+        """vLLM's configuration, or an empty one if it does not report it."""
         response = self.probe.get("/server_info?config_format=json")
         return {} if response.is_error else dict(response.json().get("vllm_config") or {})
 
@@ -120,14 +124,15 @@ class _Subject:
 
     @cached_property
     def parsers(self) -> Parsers | None:
-        """What it should have; ``None`` when its model's files are not on this machine."""
+        """The parsers that it should have; ``None`` if its model's files are not on this
+        machine."""
         root = Path(str(self.card.get("root")))
         if not (root / "tokenizer.json").exists():
             return None
         return parsers_for(root, self.expect.tool_parser, self.expect.reasoning_parser)
 
     def random_prompt(self, length: int) -> list[int]:
-        """Ids that the engine is unlikely to have seen in this order."""
+        """Return ids that the engine is unlikely to have seen in this order."""
         ids = self.greedy.prompt_ids or [0, 1]
         return random.Random().choices(ids, k=length)
 
@@ -240,7 +245,7 @@ def _require_sampling(subject: _Subject) -> None:
 
 
 def _logprobs_mode(subject: _Subject) -> str:
-    """Processed logprobs are of the temperature that was sampled at, raw ones are not."""
+    """Check that logprobs follow the temperature, as processed ones do and raw ones do not."""
     _require_sampling(subject)
     remedy = "serve with --logprobs-mode processed_logprobs"
     plain, cool = (
@@ -262,7 +267,7 @@ def _logprobs_mode(subject: _Subject) -> str:
 
 
 def _sampling_defaults(subject: _Subject) -> str:
-    """A request that says nothing samples from the policy itself."""
+    """Check that a request without sampling parameters samples from the policy itself."""
     _require_sampling(subject)
     remedy = "serve with --generation-config vllm"
     if subject.setting("model_config", "generation_config") not in (None, "vllm"):
@@ -289,7 +294,7 @@ _FORCED: Final = {
     "hermes": '<tool_call>\n{"name": "probe", "arguments": {}}\n</tool_call>',
     "qwen3_coder": "<tool_call>\n<function=probe>\n</function>\n</tool_call>",
 }
-"""What a model writes to call the tool, where that is known."""
+"""The text with which a model calls the tool, by tool parser, where that is known."""
 
 
 def _tool_calls(subject: _Subject) -> str:
@@ -333,7 +338,8 @@ def _tool_calls(subject: _Subject) -> str:
 
 
 def _answering_prompt(subject: _Subject) -> list[int]:
-    """A prompt after which no reasoning is expected, else vLLM forces nothing yet."""
+    """Return a prompt after which no reasoning is expected. Otherwise vLLM would not force the
+    reply yet."""
     ids = list(subject.greedy.prompt_ids or [])
     if subject.parsers and subject.parsers.reasoning:
         ids += subject.probe.tokenize("<think>\n\n</think>\n\n")
@@ -408,7 +414,7 @@ def _control_closed(subject: _Subject) -> str:
 
 
 def _own_addresses() -> list[str]:
-    """This machine's addresses off loopback, as far as it knows them by name or by route."""
+    """Return this machine's addresses other than loopback, as far as names or routes show them."""
     found = set()
     with contextlib.suppress(socket.gaierror):
         found |= {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
@@ -430,7 +436,8 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _reloads(subject: _Subject) -> str:
-    """What a reload gets wrong is proven by scoring after each publish; here is what is known."""
+    """Check for known faults of reloads. Scoring after each publish proves that a reload was
+    right."""
     if not subject.config:
         raise _Unknown("its settings are not to be seen here; each publish is verified by scoring")
     if subject.setting("device_config", "device") != "cpu":

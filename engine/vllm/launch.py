@@ -1,9 +1,9 @@
 """vLLM as a supervised child process.
 
 :class:`VllmServer` starts vLLM in a process group of its own, waits until it serves, starts it
-again when it dies, and takes the whole group down at the end. A restart begins with the weights
-that were served last: the worker writes their directory and policy version down at each reload
-(``inside/bridle_worker.py``). When they are no longer on disk, or not the files that were loaded,
+again when it dies, and ends the whole group when it is stopped. A restart begins with the weights
+that were served last: the worker records their directory and policy version at each reload
+(``inside/bridle_worker.py``). If they are no longer on disk, or not the files that were loaded,
 vLLM stays down: serving other weights under the same version would falsify every record after it.
 """
 
@@ -39,28 +39,28 @@ _PARSER_REMEDY: Final = (
     ": choose other parsers with --tool-parser and --reasoning-parser, or give none"
 )
 STOP_SECONDS: Final = 10.0
-"""Between asking vLLM's processes to end and ending them."""
+"""Seconds between asking vLLM's processes to end and killing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a vLLM serves."""
+    """The weights that a vLLM serves."""
 
     directory: Path
     version: str | None
-    """Policy version; ``None`` until somebody has said it."""
+    """The policy version; ``None`` until it was set."""
     files: tuple[tuple[str, int, int], ...]
     """Name, size and modification time (ns) of each weight file when it was noted."""
 
 
 class VllmServer:
-    """One vLLM on this machine; a context manager that starts and stops it.
+    """A vLLM on this machine; a context manager that starts and stops it.
 
     ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, up to
-    ``restarts`` times in a row without an hour of service between. ``on_event`` hears about each
+    ``restarts`` times in a row without an hour of service between. ``on_event`` is called with each
     death, restart and refusal, from the watching thread. ``version`` is the policy version of the
-    weights in ``model_dir``. ``resume`` begins with what the vLLM before served out of ``run_dir``,
-    when there was one, as a restart does. ``api_key`` is what vLLM asks for, on
+    weights in ``model_dir``. With ``resume``, it begins with the weights that the previous vLLM
+    served out of ``run_dir``, if there was one, as a restart does. vLLM requires ``api_key`` on
     every route.
     """
 
@@ -93,11 +93,11 @@ class VllmServer:
         self._api_key = api_key
         self._process: subprocess.Popen[bytes] | None = None
         self._output = 0
-        """Where in the log the output of the running vLLM begins."""
+        """The offset in the log at which the output of the running vLLM begins."""
         self._watcher: threading.Thread | None = None
         self._stopping = threading.Event()
         self._settled = threading.Event()
-        """Set while vLLM serves, and when it will not any more."""
+        """An event that is set while vLLM serves, and when it will not serve any more."""
         self._refusal: VllmError | None = None
 
     @property
@@ -112,7 +112,8 @@ class VllmServer:
 
     @property
     def refusal(self) -> VllmError | None:
-        """Why vLLM will not be started again; ``None`` while it serves or is being started."""
+        """The reason for which vLLM will not be started again; ``None`` while it serves or is being
+        started."""
         return self._refusal
 
     def __enter__(self) -> Self:
@@ -128,7 +129,7 @@ class VllmServer:
         self.stop()
 
     def start(self) -> None:
-        """Start vLLM and return when it serves; raises :class:`VllmError` when it does not."""
+        """Start vLLM and return when it serves. Raise :class:`VllmError` if it does not."""
         _require_free(self.options.host, self.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if not self._resume:
@@ -146,7 +147,7 @@ class VllmServer:
             raise
 
     def stop(self) -> None:
-        """End vLLM and all its processes; returns when they are gone."""
+        """End vLLM and all its processes. Return when they are gone."""
         self._stopping.set()
         self._end_group()
         if self._watcher is not None:
@@ -154,7 +155,8 @@ class VllmServer:
             self._watcher = None
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when vLLM serves, also again after a death; raises :class:`VllmError`."""
+        """Return when vLLM serves, also again after a death. Raise :class:`VllmError` if it will
+        not serve, or not within ``timeout`` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         # Python's handler of a signal that comes just before a wait runs only after it.
         while not self._settled.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
@@ -164,7 +166,7 @@ class VllmServer:
             raise self._refusal
 
     def served(self) -> Served:
-        """What is served now, or will be after a restart."""
+        """Return the weights that are served now, or will be after a restart."""
         try:
             note = json.loads(self._served_file.read_text())
         except FileNotFoundError:
@@ -260,7 +262,7 @@ class VllmServer:
                 time.sleep(POLL_SECONDS)
 
     def _first_token(self, process: subprocess.Popen[bytes]) -> None:
-        """Some of what vLLM cannot compute shows only when it computes."""
+        """Compute one token, since some of what vLLM cannot compute shows only then."""
         try:
             with self._control() as control:
                 control.score([0, 0])
@@ -270,7 +272,7 @@ class VllmServer:
             raise
 
     def _stamp(self, served: Served) -> None:
-        """A fresh vLLM has forgotten the policy version of its weights; tell it."""
+        """Set the policy version of the weights, which a fresh vLLM does not know."""
         if served.version is not None:
             with self._control() as control:
                 control.stamp(int(served.version))
@@ -298,7 +300,8 @@ class VllmServer:
 
 
 def noted(directory: Path, version: str | None) -> Served:
-    """``directory`` as it is on disk now; raises :class:`VllmError` when it holds no weights."""
+    """Return ``directory`` as it is on disk now. Raise :class:`VllmError` if it holds no
+    weights."""
     files = weight_files(directory)
     if not files:
         raise VllmError(f"{directory} holds no *.safetensors: give a model directory")
@@ -306,7 +309,7 @@ def noted(directory: Path, version: str | None) -> Served:
 
 
 def weight_files(directory: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and modification time (ns) of a checkpoint's files, by name."""
+    """Return name, size and modification time (ns) of a checkpoint's files, by name."""
     stats = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors"))]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
@@ -327,8 +330,8 @@ def _free_port(host: str) -> int:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Raise :class:`VllmError` when something listens there: its answers would be taken for those
-    of the vLLM to come, and it would be told that one's policy version."""
+    """Raise :class:`VllmError` if something listens there. Its answers would be taken for those of
+    the vLLM to come, and it would be sent that one's policy version."""
     with _socket(host) as listener:
         # As vLLM does; else what was there a moment ago would still count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -362,7 +365,7 @@ def _group_lives(leader: subprocess.Popen[bytes]) -> bool:
 
 
 def _last_error(log: Path, start: int) -> str:
-    """The line of vLLM's log after ``start`` that says best why it ended."""
+    """Return the line of vLLM's log after ``start`` that best shows why it ended."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - 200_000))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]

@@ -1,8 +1,8 @@
 """Publishing LoRA adapters: each version under a name and a path of its own.
 
-vLLM keeps the prefix cache per adapter name, and loads a path once: an adapter loaded again under
-the same name goes on being served from blocks that the earlier one computed. A fresh name per
-version cannot meet them, and calls in flight finish with the version that they began with.
+vLLM keeps the prefix cache per adapter name, and loads a path once. An adapter loaded again under
+the same name would be served from blocks that the earlier one computed. With a fresh name per
+version this cannot happen, and calls in flight finish with the version that they began with.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class LoadedLora:
     """An adapter that an engine serves."""
 
     name: str
-    """Model name for requests."""
+    """The model name for requests."""
     directory: Path
     version: int
     logprob_gap: float
-    """Mean |engine − trainer| logprob over the probes, nats."""
+    """Mean |engine − trainer| logprob over the probes, in nats."""
 
 
 class AdapterPublisher(EngineClient):
-    """Publishes versions of one adapter to the vLLM at ``base_url``.
+    """A client that publishes versions of one adapter to the vLLM at ``base_url``.
 
-    ``keep`` newest versions stay loaded, at least 1; vLLM must have been started with room for as
-    many (``VllmOptions.lora_adapters``).
+    The ``keep`` newest versions stay loaded, at least 1. vLLM must have been started with room for
+    as many (``VllmOptions.lora_adapters``).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AdapterPublisher(EngineClient):
         self.tolerance = tolerance
         self.keep = max(1, keep)
         self.loaded: list[LoadedLora] = []
-        """Oldest first; the last one is the policy."""
+        """Loaded versions, oldest first; the last one is the policy."""
         self._paths: set[Path] = set()
 
     def publish(
@@ -68,11 +68,11 @@ class AdapterPublisher(EngineClient):
         probes: Sequence[NDArray[np.int64]],
         expected: Scores,
     ) -> LoadedLora:
-        """Load the PEFT adapter in ``directory`` as ``version`` and hold it to its scores.
+        """Load the PEFT adapter in ``directory`` as ``version`` and verify its scores.
 
         ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
-        ``float32[T-1]``. Raises :class:`bridle.engine.contract.client.EngineError`, after unloading
-        the adapter, when the engine scores them differently, and ValueError for a version or a path
+        ``float32[T-1]``. If the engine scores them differently, unload the adapter and raise
+        :class:`bridle.engine.contract.client.EngineError`. Raise ValueError for a version or a path
         that was published before.
         """
         path = Path(directory).absolute()

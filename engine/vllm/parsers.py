@@ -1,4 +1,5 @@
-"""Which of vLLM's parsers read a model's replies, by the markup that its chat template writes."""
+"""The choice of vLLM's parsers for a model's replies, by the markup that its chat template
+writes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from bridle.engine.contract.tokenizer import Tokenizer
 
 AUTO: Final = "auto"
 OWN_THINKING: Final = "bridle_thinking"
-"""Reads ``<think>`` where replies begin with it (``inside/bridle_thinking.py``)."""
+"""The parser of ``<think>`` at the beginning of replies (``inside/bridle_thinking.py``)."""
 OWN_OPEN_THINKING: Final = "bridle_thinking_open"
-"""Reads replies whose prompt has opened ``<think>`` (the same file)."""
+"""The parser of replies whose prompt has opened ``<think>`` (the same file)."""
 
 
 OWN_CALLS: Final = "bridle_calls"
@@ -21,7 +22,8 @@ OWN_CALLS: Final = "bridle_calls"
 
 
 def own_parser(markup: str) -> str:
-    """Our own parser of a markup that vLLM has none for, or one that misreads it."""
+    """Return the name of our own parser of a markup for which vLLM has none, or one that misreads
+    it."""
     return f"bridle_{markup}"
 
 
@@ -30,13 +32,13 @@ class Parsers:
     """Names for ``--tool-call-parser`` and ``--reasoning-parser``."""
 
     tool: str | None
-    """``None``: the template shows no tool calls."""
+    """The tool parser; ``None`` if the template shows no tool calls."""
     reasoning: str | None
-    """``None``: replies begin with the answer."""
+    """The reasoning parser; ``None`` if replies begin with the answer."""
 
 
 def choose_parsers(model_dir: Path) -> Parsers:
-    """The parsers for the model in ``model_dir``."""
+    """Return the parsers for the model in ``model_dir``."""
     tokenizer = Tokenizer(model_dir)
     markup = tool_markup(tokenizer)
     written = markup.name if markup else None
@@ -50,8 +52,8 @@ def choose_parsers(model_dir: Path) -> Parsers:
 
 
 def _misread(tokenizer: Tokenizer) -> bool:
-    """Whether vLLM's Mistral parser misreads the model's calls: it takes an id before the arguments
-    for a part of the name, and an array of calls for a name where ``[ARGS]`` is a token."""
+    """Whether vLLM's Mistral parser misreads the model's calls. It takes an id before the arguments
+    for a part of the name, and an array of calls for a name if ``[ARGS]`` is a token."""
     source = tokenizer.tools_template_source
     return "[CALL_ID]" in source or (
         "[ARGS]" not in source and tokenizer.token_id("[ARGS]") is not None
@@ -59,7 +61,8 @@ def _misread(tokenizer: Tokenizer) -> bool:
 
 
 def parsers_for(model_dir: Path, tool: str | None, reasoning: str | None) -> Parsers:
-    """The parsers named ``tool`` and ``reasoning``; for ``auto`` what the model's template asks."""
+    """Return the parsers named ``tool`` and ``reasoning``; ``auto`` selects the one for the model's
+    template."""
     if AUTO not in (tool, reasoning):
         return Parsers(tool, reasoning)
     chosen = choose_parsers(model_dir)
@@ -116,8 +119,8 @@ TOOL_PARSERS: Final = {
     "pythonic": "pythonic",
     "xlam": "xlam",
 }
-"""The tool parser for each markup, vLLM's own or one of ours. The tests hold it complete for vLLM
-0.32."""
+"""The tool parser for each markup, vLLM's own or one of ours. The tests check that the table is
+complete for vLLM 0.32."""
 
 REASONING_PARSERS: Final = {
     "harmony": "openai_gptoss",

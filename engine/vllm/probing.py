@@ -23,20 +23,21 @@ class ProbeFailed(BridleError):
 
 @dataclass(slots=True)
 class ProbeReply:
-    """What a probe got."""
+    """The reply to a probe."""
 
     prompt_ids: list[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
-    """Of the likeliest ids at each position, when asked for."""
+    """Logprobs of the likeliest ids at each position, if requested."""
     tool_names: list[str] = field(default_factory=list)
     content: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens taken from the prefix cache; ``None`` when the engine does not say."""
+        """Prompt tokens taken from the prefix cache; ``None`` if the engine does not report
+        them."""
         details = self.usage.get("prompt_tokens_details")
         return details.get("cached_tokens") if isinstance(details, dict) else None
 
@@ -61,7 +62,8 @@ class LaunchProbe:
         self._http.close()
 
     def get(self, path: str) -> httpx.Response:
-        """``GET``, whatever the status; raises :class:`ProbeFailed` without a reply."""
+        """Return the reply to ``GET``, whatever its status. Raise :class:`ProbeFailed` if there is
+        none."""
         return self._request("GET", path)
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -71,7 +73,8 @@ class LaunchProbe:
         return self._request("POST", path, json=body)
 
     def chat(self, *, stream: bool = False, **fields: Any) -> ProbeReply:
-        """A chat completion with ids and logprobs, 8 greedy tokens unless ``fields`` say else."""
+        """Request a chat completion with ids and logprobs: 8 greedy tokens, unless ``fields``
+        change that."""
         body = {
             "model": self.model,
             "messages": QUESTION,
@@ -88,7 +91,7 @@ class LaunchProbe:
         return _fold([_json(self._request("POST", contract.CHAT_COMPLETIONS, json=body))])
 
     def complete(self, prompt: Sequence[int], **fields: Any) -> ProbeReply:
-        """A text completion of token ids, 8 greedy tokens unless ``fields`` say else."""
+        """Request a text completion of token ids: 8 tokens, unless ``fields`` change that."""
         body = {
             "model": self.model,
             "prompt": list(prompt),
@@ -123,7 +126,7 @@ class LaunchProbe:
 
 
 def refusal(response: httpx.Response) -> str:
-    """Why the engine refused, in its own words."""
+    """Return the reason for a refusal, in the engine's own words."""
     try:
         body = response.json()
     except ValueError:
@@ -147,7 +150,7 @@ def _json(response: httpx.Response) -> dict[str, Any]:
 
 
 def _fold(parts: Iterator[dict[str, Any]] | Sequence[dict[str, Any]]) -> ProbeReply:
-    """The chunks of a stream, or the one body of a whole reply, as one :class:`ProbeReply`."""
+    """Return the chunks of a stream, or the body of a whole reply, as one :class:`ProbeReply`."""
     reply = ProbeReply()
     for part in parts:
         reply.usage = part.get("usage") or reply.usage

@@ -1,6 +1,6 @@
-"""Weights from this process's memory to a running vLLM; its other end is ``inside/``.
+"""Weight transfers from this process's memory to a running vLLM; the other end is in ``inside/``.
 
-A transfer does not disturb what the engine serves: it ends with the weights beside the served ones,
+A transfer does not disturb what the engine serves. It ends with the weights beside the served ones,
 in the memory of the engine's host, or with an error and nothing changed. Loading them is a step of
 its own (:meth:`engine.vllm.control.VllmControl.load_weights`).
 """
@@ -31,29 +31,29 @@ TransferBackend = Literal["gloo", "nccl"]
 
 
 class TransferFailed(EngineError):
-    """A transfer did not come to its end; the engine serves what it served before."""
+    """A transfer was not completed; the engine serves the same weights as before."""
 
     retryable = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRoute:
-    """How weights go from this machine to the engine's."""
+    """The settings by which weights go from this machine to the engine's."""
 
     address: str = "127.0.0.1"
-    """Where this end listens while it sends; whoever reaches it there could take part, so it must
-    be loopback or a private network's."""
+    """The address on which this end listens while it sends. Anyone who reaches it could take part,
+    so it must be loopback or an address in a private network."""
     backend: TransferBackend = "gloo"
-    """``gloo``: through the hosts' memory, whatever the devices. ``nccl``: between the memories of
-    different GPUs."""
+    """The medium of transfers: ``gloo`` goes through the hosts' memory, whatever the devices;
+    ``nccl`` goes between the memories of different GPUs."""
     bucket_bytes: int = 64 << 20
     """Bytes of one broadcast."""
     stall_seconds: float = 60.0
-    """Longest wait for the engine to join, and for one bucket."""
+    """Maximum seconds to wait for the engine to join, and for one bucket."""
 
 
 class VllmTransfer(VllmControl):
-    """:class:`VllmControl` of a vLLM that is sent weights."""
+    """The :class:`VllmControl` of a vLLM that receives weights by transfer."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class VllmTransfer(VllmControl):
         self.route = route or TransferRoute()
 
     def require_transfers(self) -> None:
-        """Raises ``EngineError`` when this engine, or this machine, cannot do transfers so."""
+        """Raise ``EngineError`` if this engine, or this machine, cannot do transfers by this
+        route."""
         backend = (self._info.get("weight_transfer_config") or {}).get("backend")
         if backend != TRANSFER_BACKEND:
             raise EngineRefused(
@@ -85,9 +86,9 @@ class VllmTransfer(VllmControl):
             raise EngineRefused("nccl needs a GPU on both sides: choose gloo")
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring a checkpoint's tensors to the engine, beside what it serves.
+        """Send a checkpoint's tensors to the engine, which keeps them beside the served ones.
 
-        Raises :class:`TransferFailed`, or another ``EngineError``, with nothing changed.
+        Raise :class:`TransferFailed`, or another ``EngineError``, with nothing changed.
         """
         route = self.route
         store, port = self._open_store()
@@ -120,8 +121,9 @@ class VllmTransfer(VllmControl):
         return self.server_info()
 
     def _wire_type(self, tensor: Tensor) -> torch.dtype:
-        """What the engine makes of it anyway is not sent in more bits. Vectors are little to send,
-        and some models keep theirs in float32."""
+        """Return the type in which a tensor is sent: the type in which the engine serves it, since
+        more bits would be dropped. Vectors keep their own, since they are small and some models
+        keep theirs in float32."""
         if tensor.dim() < 2 or not tensor.is_floating_point():
             return tensor.dtype
         name = str(self._info["model_config"]["dtype"]).removeprefix("torch.")
@@ -139,7 +141,7 @@ def broadcast(
     tensors: Iterable[Tensor],
     confirm: Callable[[], None],
 ) -> None:
-    """The sender's part of an announced transfer; raises :class:`TransferBroken`.
+    """Send the tensors of an announced transfer. Raise :class:`TransferBroken` if that fails.
 
     ``confirm`` returns when all has come; until then the group stays open.
     """

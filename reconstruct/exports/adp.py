@@ -1,8 +1,8 @@
 """Agent Data Protocol 1.5: a trajectory of actions and observations per line.
 
-A tool call and its result name each other by ``tool_call_id``; the protocol takes no call without a
-result, so the calls of the last reply, which nothing answers, go without an id. ``reward`` of an
-action is null: a session's rewards are in ``details``, with the indices of the actions that are
+A tool call and its result refer to each other by ``tool_call_id``. The protocol accepts no call
+without a result, so the calls of the last reply, which nothing answers, have no id. ``reward`` of
+an action is null: a session's rewards are in ``details``, with the indices of the actions that are
 trained.
 """
 
@@ -19,7 +19,7 @@ SCHEMA_VERSION: Final = "1.5.0"
 
 
 def adp_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """One trajectory."""
+    """Yield one trajectory."""
     exported.require_messages()
     answered = _answered(exported)
     content: list[dict[str, Any]] = []
@@ -60,7 +60,8 @@ def adp_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 
 
 def _answered(exported: ExportedConversation) -> set[str]:
-    """The tool calls that have a result. Raises :class:`Inexpressible` where links are broken."""
+    """Return the ids of the tool calls that have a result. Raise :class:`Inexpressible` if the
+    links between calls and results are broken."""
     called: list[str] = []
     results: list[str] = []
     for entry in exported.messages:

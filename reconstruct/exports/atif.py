@@ -21,7 +21,7 @@ SCHEMA_VERSION: Final = "ATIF-v1.7"
 
 
 def atif_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """One trajectory."""
+    """Yield one trajectory."""
     exported.require_messages()
     steps: list[dict[str, Any]] = []
     for entry in exported.messages:
@@ -101,7 +101,7 @@ def _metrics(exported: ExportedConversation, reply: ReplyId) -> dict[str, Any]:
 
 
 def _observe(steps: list[dict[str, Any]], entry: RecordedMessage) -> None:
-    """Adds a tool's result to the step that called it."""
+    """Add a tool's result to the step that called it."""
     wanted = entry.message["tool_call_id"]
     for step in reversed(steps):
         if any(call["tool_call_id"] == wanted for call in step.get("tool_calls", ())):

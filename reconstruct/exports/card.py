@@ -1,4 +1,4 @@
-"""The data card beside an exported file: what it holds, where that came from, and its hash."""
+"""The data card of an exported file: its contents, their origin, and its hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.reconstruct.samples.builders import BUILDER_VERSION
 
 
 def write_card(report: ExportReport, form: str, selection: Selection, made_at: float) -> Path:
-    """Writes ``FILE.card.json`` for an exported file and returns its path."""
+    """Write ``FILE.card.json`` for an exported file and return its path."""
     path = report.path.with_name(report.path.name + ".card.json")
     card = data_card(report, form, selection, made_at)
     path.write_bytes(orjson.dumps(card, option=orjson.OPT_INDENT_2))
@@ -25,10 +25,11 @@ def write_card(report: ExportReport, form: str, selection: Selection, made_at: f
 def data_card(
     report: ExportReport, form: str, selection: Selection, made_at: float
 ) -> dict[str, Any]:
-    """The card as JSON-ready data; ``made_at`` in seconds since the epoch.
+    """Return the card as JSON-ready data; ``made_at`` is in seconds since the epoch.
 
-    ``sessions_sha256`` is over the sorted ids of the sessions, one per line: equal cards were made
-    of the same sessions. It names no store, whose URL may hold a password.
+    ``sessions_sha256`` is the hash of the sorted ids of the sessions, one per line, so that cards
+    of the same sessions have the same value. The card names no store, whose URL may hold a
+    password.
     """
     return {
         "file": report.path.name,

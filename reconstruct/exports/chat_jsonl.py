@@ -20,12 +20,12 @@ from bridle.store.reading.queries import Reader
 def export_chat(
     reader: Reader, path: str | Path, selection: Selection | None = None
 ) -> ExportReport:
-    """Writes the selected sessions to ``path``, one at a time."""
+    """Write the selected sessions to ``path``, one at a time."""
     return export_lines(reader, path, chat_rows, selection)
 
 
 def chat_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """One line."""
+    """Yield one line."""
     exported.require_messages()
     messages = []
     for entry in exported.messages:
@@ -40,7 +40,7 @@ def chat_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As it was recorded, but for the name of the reasoning and the newlines around it."""
+    """Return the recorded message with the reasoning renamed and the newlines around it removed."""
     plain = dict(message)
     plain.pop("reasoning", None)
     if (thought := reasoning(message)) is not None:

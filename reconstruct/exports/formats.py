@@ -1,4 +1,4 @@
-"""Every format by its name, as ``bridle export --format`` knows it."""
+"""The export formats by their names in ``bridle export --format``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bridle.store.reading.queries import Reader
 
 
 class ExportFormat(StrEnum):
-    """What a file is written as."""
+    """The format of an exported file."""
 
     CHAT = "chat"
     """OpenAI fine-tuning JSONL, with tools."""
@@ -56,7 +56,7 @@ def export(
     selection: Selection | None = None,
     builder: str = "tree",
 ) -> ExportReport:
-    """Writes the selected sessions; ``builder`` makes the samples of ``tokens``."""
+    """Write the selected sessions; ``builder`` makes the samples of ``tokens``."""
     report = _export(reader, path, form, selection, builder)
     account = account_of_sessions(reader, report.session_ids)
     report.account = {line.label: line.tokens for line in account_lines(account.fates)}

@@ -1,4 +1,4 @@
-"""Conversations as lines of JSON: what every conversational format writes, and in which order.
+"""Conversations as lines of JSON: the rules that all conversational formats share.
 
 A line ends with a reply that no other trained call continues. A reply is trained in the first line
 that holds it and that the format can express, and is context in later ones. Replies that the rules
@@ -31,12 +31,13 @@ from bridle.store.reading.queries import CallRow, Reader
 
 
 class Inexpressible(BridleError, ValueError):
-    """A format cannot express a conversation; the message is the reason it is counted by."""
+    """A format cannot express a conversation. The message is the reason under which it is
+    counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedConversation:
-    """A conversation of a session, and which of its replies are trained."""
+    """A conversation of a session, and the replies in it that are trained."""
 
     session: LoadedSession
     leaf: ReplyId
@@ -45,7 +46,8 @@ class ExportedConversation:
 
     @property
     def id(self) -> str:
-        """Unique in the store: the last reply's call, with its choice where it is not the first."""
+        """An id that is unique in the store: the last reply's call, and its choice unless it is the
+        first."""
         return self.leaf.call_id + (f".{self.leaf.choice}" if self.leaf.choice else "")
 
     @property
@@ -60,17 +62,17 @@ class ExportedConversation:
         return message.reply in self.trained
 
     def require_messages(self) -> None:
-        """Raises :class:`Inexpressible` where a bare prompt was completed."""
+        """Raise :class:`Inexpressible` if a bare prompt was completed."""
         if completes_prompt(self.last_call):
             raise Inexpressible("prompt_without_messages")
 
 
 Rows = Callable[[ExportedConversation], Iterable[Mapping[str, Any]]]
-"""A format: a conversation's lines. Raises :class:`Inexpressible`."""
+"""A format: a function that returns a conversation's rows. It raises :class:`Inexpressible`."""
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
-    """A row as a line of JSON."""
+    """Return a row as a line of JSON."""
     return orjson.dumps(row) + b"\n"
 
 
@@ -83,8 +85,8 @@ def export_lines(
     encode: Callable[[Mapping[str, Any]], bytes] = json_line,
     heading: bytes = b"",
 ) -> ExportReport:
-    """Writes the selected sessions to ``path``, one session at a time: ``heading``, then each row
-    as ``encode`` writes it."""
+    """Write the selected sessions to ``path``, one session at a time: ``heading``, then each row as
+    ``encode`` writes it."""
     selection = selection or Selection()
     report = ExportReport(Path(path))
     report.path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +124,8 @@ def export_lines(
 def _conversations(
     session: LoadedSession, decided: Mapping[ReplyId, Ruling], report: ExportReport
 ) -> Iterator[ExportedConversation]:
-    """The conversations of one session, in the order in which their last calls began, each with all
-    of its replies that are trained whole."""
+    """Yield the conversations of one session, in the order in which their last calls began, each
+    with all of its replies that are trained whole."""
     whole = {reply: None for reply, ruling in decided.items() if ruling.whole}
     continued = {base(session.by_id[reply.call_id]) for reply in whole}
     for reply in whole:
@@ -144,7 +146,7 @@ def _account(
     lost: Mapping[ReplyId, str],
     report: ExportReport,
 ) -> None:
-    """Counts every sampled token of a session: trained, or not and why."""
+    """Count every sampled token of a session as trained, or as untrained by reason."""
     for reply, ruling in decided.items():
         if reply in trained:
             report.tokens += ruling.tokens
@@ -158,8 +160,8 @@ def _account(
 
 
 def _content(line: ExportedConversation) -> tuple[bytes, bytes]:
-    """The messages and which of them are trained; equal for equal conversations, although the ids
-    of their tool calls, minted for each, differ."""
+    """Return a serialisation of the messages and of which are trained. It is the same for equal
+    conversations, although each has tool call ids of its own."""
     names: dict[str, int] = {}
     messages = [[_unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
     last = line.last_call

@@ -1,8 +1,8 @@
 """A table of messages for spreadsheets: CSV with a row for each message of a conversation.
 
-What is not known is empty, never 0; tool calls and rewards are JSON in one cell. Recorded text is
-not trusted: a spreadsheet would compute a cell that begins like a formula, so such a text gets an
-apostrophe in front (:func:`inert`, undone by :func:`recorded`).
+An unknown value is an empty cell, never 0; tool calls and rewards are JSON in one cell. Recorded
+text is not trusted: a spreadsheet would compute a cell that begins like a formula, so such a text
+gets an apostrophe in front (:func:`inert`, undone by :func:`recorded`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS: Final = (
 
 
 def message_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """One row for each message, by :data:`COLUMNS`."""
+    """Yield one row for each message, with the columns of :data:`COLUMNS`."""
     exported.require_messages()
     record = exported.session.record
     for position, entry in enumerate(exported.messages):
@@ -59,24 +59,24 @@ def message_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 
 
 def csv_line(row: Mapping[str, Any]) -> bytes:
-    """A row of :data:`COLUMNS` as RFC 4180 writes it."""
+    """Return a row of :data:`COLUMNS` as a line of CSV (RFC 4180)."""
     line = io.StringIO()
     csv.writer(line).writerow([inert(row[column]) for column in COLUMNS])
     return line.getvalue().encode()
 
 
 _FORMULA: Final = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""A text that spreadsheets take for a formula (OWASP, CSV Injection), the full-width forms of the
-signs included; or one that begins with apostrophes before that."""
+"""The beginning of a text that spreadsheets take for a formula (OWASP, CSV Injection), the
+full-width forms of the signs included. Leading apostrophes are allowed before it."""
 
 
 def inert(cell: Any) -> Any:
-    """``cell`` with an apostrophe in front if it is a text that begins like a formula."""
+    """Return ``cell`` with an apostrophe in front if it is a text that begins like a formula."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def recorded(cell: str) -> str:
-    """The text that :func:`inert` wrote as ``cell``."""
+    """Return the text that :func:`inert` wrote as ``cell``."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 

@@ -22,7 +22,7 @@ _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A call of a tool, its arguments parsed."""
+    """A tool call with its arguments parsed."""
 
     id: str
     name: str
@@ -30,7 +30,7 @@ class ParsedToolCall:
 
 
 def text(message: ChatMessage) -> str:
-    """The message's text. Raises :class:`Inexpressible` for pictures, sound and files."""
+    """Return the message's text. Raise :class:`Inexpressible` for pictures, sound and files."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         if any(part.get("type") not in ("text", "input_text", "output_text") for part in content):
@@ -42,15 +42,15 @@ def text(message: ChatMessage) -> str:
 
 
 def reasoning(message: ChatMessage) -> str | None:
-    """The model's reasoning before the message; empty where it opened and closed its thoughts at
-    once, ``None`` without any."""
+    """Return the model's reasoning before the message, or ``None`` if it has none. It is empty if
+    the model opened and closed its reasoning at once."""
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     return thought.removeprefix("\n").removesuffix("\n") if thought else None
 
 
 def tool_calls(message: ChatMessage) -> list[ParsedToolCall]:
-    """Raises :class:`Inexpressible` where the sampled arguments are no JSON object, or hold an
-    integer that is too long to be written exactly."""
+    """Return the message's tool calls. Raise :class:`Inexpressible` if the sampled arguments are
+    not a JSON object, or hold an integer that is too long to be written exactly."""
     return [
         ParsedToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
         for call in message.get("tool_calls") or ()

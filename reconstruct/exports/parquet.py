@@ -31,7 +31,7 @@ def export_parquet(
     selection: Selection | None = None,
     builder: str = "tree",
 ) -> ExportReport:
-    """Writes the selected sessions' samples to ``path``; memory holds a few sessions at a time."""
+    """Write the selected sessions' samples to ``path``; memory holds a few sessions at a time."""
     selection = selection or Selection()
     report = ExportReport(Path(path))
     report.path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def export_parquet(
 
 
 def _trained(session: LoadedSession, samples: Sequence[Sample]) -> list[CallRow]:
-    """The calls of which a sample trains a token, in the order of their start."""
+    """Return the calls of which a sample trains a token, in the order of their start."""
     found = {
         sample.call_ids[index]
         for sample in samples

@@ -1,4 +1,4 @@
-"""Which sessions an export takes, and its report: what was written and what was left out."""
+"""The selection of sessions for an export, and the report of what was written and left out."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ ExportPart = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Every condition must hold; ``None`` means any."""
+    """Conditions on sessions, all of which must hold; ``None`` means any."""
 
     sessions: tuple[str, ...] = ()
-    """Ids of the only sessions that are looked at; empty: all."""
+    """Ids of the only sessions that are considered; empty for all."""
     run: str | None = None
     group: str | None = None
     task: str | None = None
     harness: str | None = None
     split: str | None = None
-    """Of the session's task."""
+    """The split of the session's task."""
     outcome: str | None = None
-    """:data:`OPEN` for the sessions that are not sealed."""
+    """The session's outcome; :data:`OPEN` for sessions that are not sealed."""
     since: float | None = None
     until: float | None = None
     limit: int | None = None
-    """Sessions looked at, before rewards are compared."""
+    """The number of sessions that are considered, before rewards are compared."""
     reward: str | None = None
-    """The name of the reward that the two bounds look at; ``None``: the session's number
-    (:mod:`bridle.reconstruct.rewards`)."""
+    """The name of the reward to which the two bounds apply. If ``None``, they apply to the
+    session's number (:mod:`bridle.reconstruct.rewards`)."""
     min_reward: float | None = None
     max_reward: float | None = None
     reward_sources: tuple[str, ...] | None = None
-    """Whose rewards count; ``None``: as the sessions' runs state
+    """The sources whose rewards count. If ``None``, those that the sessions' runs state
     (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
     rules: SampleRules = DEFAULT_RULES
-    """Which replies of the sessions are trained; the others stay as context."""
+    """The rules that decide which replies of the sessions are trained; the others stay as
+    context."""
     where: tuple[Condition, ...] = ()
-    """On any column of the session, its task, labels and rewards; for calls see ``rules``."""
+    """Conditions on columns of the session, its task, labels and rewards; for calls see
+    ``rules``."""
     sql: str | None = None
     """An SQL condition on the columns of ``sessions``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
     part: ExportPart | None = None
-    """Only the tasks of this part of the split that ``eval_share`` makes."""
+    """The part of the split by ``eval_share`` whose tasks are taken; ``None`` for both."""
     eval_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Selection:
                 raise ValueError(f"{condition}: a condition on calls is one of the rules")
 
     def as_data(self) -> dict[str, Any]:
-        """The set fields as JSON-ready data, for the data card."""
+        """Return the fields that are set as JSON-ready data, for the data card."""
         plain = {known.name: getattr(self, known.name) for known in fields(self)}
         plain |= {"where": [str(condition) for condition in self.where]}
         given = {name: value for name, value in plain.items() if value != _DEFAULTS[name]}
@@ -76,7 +78,7 @@ _DEFAULTS: Final = {known.name: known.default for known in fields(Selection)} | 
 
 @dataclass(slots=True)
 class ExportReport:
-    """What an export wrote, of what, and what it left out.
+    """The counts of what an export wrote and left out.
 
     Every sampled token of the taken sessions is in ``tokens`` or in ``untrained``.
     """
@@ -85,26 +87,26 @@ class ExportReport:
     sessions: int = 0
     rows: int = 0
     tokens: int = 0
-    """Tokens that a trainer of the file trains, as many as were sampled."""
+    """Tokens that a trainer of the file trains, counted as they were sampled."""
     untrained: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that no row trains, by reason."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sessions, conversations and rows by reason."""
+    """Numbers of sessions, conversations and rows by reason."""
     taken: dict[str, Counter[str]] = field(default_factory=dict)
     """The taken sessions by run, task, harness and outcome; their calls by model and version."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    """Of the sessions that have a row, by name."""
+    """Rewards of the sessions that have a row, by name."""
     session_ids: list[str] = field(default_factory=list)
     account: dict[str, int] = field(default_factory=dict)
-    """Where the sampled tokens of the taken sessions went in the store, whatever the file holds of
-    them: the table of ``bridle audit``."""
+    """The fates in the store of the sampled tokens of the taken sessions, whatever the file holds
+    of them: the table of ``bridle audit``."""
     _digests: set[bytes] = field(default_factory=set)
 
     def leave_out(self, reason: str, count: int = 1) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
     def take(self, session: SessionRecord) -> None:
-        """Counts a session that is exported."""
+        """Count a session that is exported."""
         self.sessions += 1
         self.session_ids.append(session.id)
         for name in ("run_id", "task_id", "harness", "outcome"):
@@ -113,7 +115,7 @@ class ExportReport:
                 self.taken.setdefault(name, Counter())[value] += 1
 
     def take_rows(self, count: int, session: LoadedSession, trained: Iterable[CallRow]) -> None:
-        """Counts a session's rows; where it has any, also its rewards and the trained calls."""
+        """Count a session's rows and, if it has any, its rewards and its trained calls."""
         if not count:
             return
         self.rows += count
@@ -126,7 +128,7 @@ class ExportReport:
                 self.taken.setdefault("policy_version", Counter())[str(call.version_start)] += 1
 
     def repeats(self, *content: bytes) -> bool:
-        """Whether an earlier row had this content."""
+        """Record a row's content. Return whether an earlier row had the same."""
         digest = hashlib.sha256()
         for piece in content:
             digest.update(len(piece).to_bytes(8, "big") + piece)
@@ -136,7 +138,7 @@ class ExportReport:
 
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
-    """The sessions to export; those that are refused are counted in the report."""
+    """Yield the sessions to export; refused ones are counted in the report."""
     found = reader.sessions(
         run=selection.run,
         group=selection.group,
@@ -177,9 +179,9 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
 
 
 def part_of(session: SessionRecord, eval_share: float) -> ExportPart:
-    """The part that a session's task falls into, whatever else the store holds.
+    """Return the part to which a session's task belongs, whatever else the store holds.
 
-    A session without a task goes by its group, and without a group by its own id.
+    A session without a task is assigned by its group, and without a group by its own id.
     """
     key = session.task_id or session.group_id or session.id
     place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64

@@ -25,7 +25,7 @@ _FROM: Final = {
 
 
 def sharegpt_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """One line; results that follow one another are one ``tool`` turn."""
+    """Yield one line; consecutive tool results become one ``tool`` turn."""
     exported.require_messages()
     turns: list[dict[str, Any]] = []
     for entry in exported.messages:

@@ -5,9 +5,10 @@ mix up between rows. Arguments are objects and reasoning is ``reasoning_content`
 expect them.
 
 TRL has no weight on a message, and trains either every assistant message or the completion. So the
-conversational format holds the conversations in which every assistant message is trained; the
-prompt-completion format holds a row for each trained reply: of messages, or of two texts where a
-bare prompt was completed. TRL takes one kind in a file: ``--where call.dialect=completions``.
+conversational format holds the conversations in which every assistant message is trained. The
+prompt-completion format holds a row for each trained reply, which consists of messages, or of two
+texts where a bare prompt was completed. A file for TRL must hold one of these kinds, which
+``--where call.dialect=completions`` selects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
 
 
 def conversational_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """``{"messages": […], "tools": "…"}``: for ``assistant_only_loss=True``."""
+    """Yield ``{"messages": […], "tools": "…"}`` for ``assistant_only_loss=True``."""
     exported.require_messages()
     for entry in exported.messages:
         if entry.message.get("role") == "assistant" and not exported.is_trained(entry):
@@ -32,7 +33,7 @@ def conversational_rows(exported: ExportedConversation) -> Iterator[dict[str, An
 
 
 def prompt_completion_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
-    """``{"prompt": […], "completion": […], "tools": "…"}`` for each reply that is trained."""
+    """Yield ``{"prompt": […], "completion": […], "tools": "…"}`` for each reply that is trained."""
     if completes_prompt(exported.last_call):
         yield {"prompt": _prompt(exported), "completion": text(exported.messages[-1].message)}
         return

@@ -1,8 +1,8 @@
-"""Why nothing trains, why a conversation became several rows, why a run is slow: answers from the
-record, each with its evidence and a remedy.
+"""Diagnoses from the record, such as why nothing trains, why a conversation became several rows or
+why a run is slow. Each has its evidence and a remedy.
 
-:func:`findings` is a pure function of :class:`bridle.store.reading.facts.Facts`. What causes the
-others comes first: a call without token ids has no trainable token, whatever else is wrong.
+:func:`findings` is a pure function of :class:`bridle.store.reading.facts.Facts`. Causes come before
+their consequences: a call without token ids has no trainable token, whatever else is wrong.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     training.growing_gap,
     training.slow,
 )
-"""Causes before what they cause."""
+"""Checks in the order of their findings: causes come before their consequences."""
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """All that the record shows to be wrong, causes before what they cause."""
+    """Return all problems that the record shows, causes before their consequences."""
     return [found for check in _CHECKS if (found := check(facts)) is not None]
 
 
 def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
-    """Raises :class:`bridle.store.errors.NotFound`."""
+    """Return the findings of a session. Raise :class:`bridle.store.errors.NotFound` if there is
+    none."""
     reader.session(session_id)
     return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
 
 
 def findings_of_run(reader: Reader, run_id: str) -> list[Finding]:
-    """Raises :class:`bridle.store.errors.NotFound`."""
+    """Return the findings of a run. Raise :class:`bridle.store.errors.NotFound` if there is
+    none."""
     return findings(read_facts(reader, CountedRewards(reader).number, run=reader.run(run_id)))
 
 
 def findings_of(reader: Reader, name: str) -> list[Finding]:
-    """Of the session or the run with this id.
+    """Return the findings of the run or the session with this id.
 
-    Raises :class:`bridle.store.errors.NotFound` when there is neither.
+    Raise :class:`bridle.store.errors.NotFound` if there is neither.
     """
     try:
         return findings_of_run(reader, name)

@@ -1,4 +1,4 @@
-"""One answer, and what the checks that give it have in common."""
+"""The type of a finding, and functions that the checks share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from bridle.store.reading.facts import Facts
 
 MOST: Final = 0.5
-"""From this share on what is wrong with calls or sessions explains the whole."""
+"""The share from which on a problem with calls or sessions explains the whole."""
 SOME: Final = 0.1
 
 
@@ -24,16 +24,16 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer."""
+    """A problem that the record shows, with its cause, evidence and remedy."""
 
     name: str
-    """Stable snake_case word."""
+    """A stable snake_case word."""
     severity: Severity
     cause: str
     evidence: str
     remedy: str
     calls: tuple[str, ...] = ()
-    """Some of the calls, or sessions, that it rests on."""
+    """Ids of some of the calls, or sessions, that show it."""
 
 
 def share_of(part: int, whole: int) -> float:
@@ -45,5 +45,5 @@ def listed(counts: Mapping[str, int]) -> str:
 
 
 def summed(facts: Facts, name: str) -> float:
-    """A number of the run summed over its steps."""
+    """Return the sum of a metric of the run over its steps."""
     return sum(metric.value for metric in facts.metrics.get(name, ()))

@@ -1,4 +1,4 @@
-"""What may be wrong with the recorded calls: none came, they failed, they lack ids, they break."""
+"""Checks of the recorded calls: none came, they failed, they lack ids, or they break."""
 
 from __future__ import annotations
 

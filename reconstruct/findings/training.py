@@ -1,4 +1,4 @@
-"""What may be wrong with what is learned: rewards, groups, weights, stale tokens, time."""
+"""Checks of training: rewards, groups, weights, stale tokens and time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bridle.store.reading.facts import Facts
 from bridle.store.schema.accounts import HELD_OUT
 
 LARGEST_GAP: Final = 0.05
-"""Mean |engine logprob − trainer logprob| in nats from which on the weights are taken to differ.
+"""The mean |engine logprob − trainer logprob| in nats above which the weights are taken to differ.
 Equal weights in other kernels and precisions differ by 0.001 to 0.02."""
 SLOW_SHARE: Final = 0.7
-"""Share of a step's time from which on a stage is named as what the run waits for."""
+"""The share of a step's time from which on the run is reported to wait for that stage."""
 _OTHER_FINDINGS: Final = frozenset({HELD_OUT.reason, "stale", "version_stale", "zero_variance"})
 
 
@@ -55,7 +55,7 @@ def other_weights(facts: Facts) -> Finding | None:
 
 
 def no_reward(facts: Facts) -> Finding | None:
-    """A missing reward is wrong only where something was to give one."""
+    """Report missing rewards, but only if something was supposed to give them."""
     if not facts.scored:
         return None
     ended = sum(number for name, number in facts.outcomes.items() if name != "open")
@@ -84,7 +84,7 @@ _COSTS: Final = {
 
 
 def guarded(facts: Facts) -> Finding | None:
-    """Findings that guards, verifiers or the operator recorded of sessions."""
+    """Report the findings that guards, verifiers or the operator recorded of sessions."""
     if not facts.findings:
         return None
     each = [
@@ -153,7 +153,8 @@ def equal_rewards(facts: Facts) -> Finding | None:
 
 
 def _no_spread(facts: Facts) -> Finding | None:
-    """Of a run that trained the sessions of others, by the groups that the trainer counted."""
+    """Report groups without spread in a run that trained the sessions of other runs, from the
+    groups that the trainer counted."""
     equal, taken = summed(facts, "groups/zero_variance"), summed(facts, "groups/collected")
     if not taken or equal / taken < MOST:
         return None
@@ -168,7 +169,8 @@ def _no_spread(facts: Facts) -> Finding | None:
 
 
 def stale(facts: Facts) -> Finding | None:
-    """By the rules' account, and by what the trainer masked and dropped itself."""
+    """Report stale tokens by the rules' account, and by what the trainer itself masked and
+    dropped."""
     stale = sum(
         tokens for (_, reason), tokens in facts.account.fates.items() if reason == "version_stale"
     )
@@ -207,8 +209,8 @@ def stale(facts: Facts) -> Finding | None:
 
 
 def nothing_trained(facts: Facts) -> Finding | None:
-    """Held-out sessions are no loss, and stale tokens and equal rewards are findings by
-    themselves."""
+    """Report excluded tokens. Held-out sessions are no loss, and stale tokens and equal rewards
+    have findings of their own."""
     account = facts.account
     left_out = {
         fate.reason: tokens

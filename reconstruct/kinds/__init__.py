@@ -1,4 +1,5 @@
-"""What each call was for: ``main``, ``subagent``, ``compaction``, ``side``, ``retry``, ``unknown``.
+"""The kind of each call: ``main``, ``subagent``, ``compaction``, ``side``, ``retry`` or
+``unknown``.
 
 ``classify`` gives a verdict with its evidence for every call of a session.
 """

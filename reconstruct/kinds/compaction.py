@@ -16,7 +16,7 @@ _SHORTENED: Final = (BreakReason.COMPACTED, BreakReason.EDITED)
 
 
 def compactions(calls: Sequence[CallRow], handed_on: Collection[str]) -> set[str]:
-    """The ids of the calls that summarise, and of those that asked for the same in vain.
+    """Return the ids of the calls that summarise, and of those that asked for the same in vain.
 
     ``handed_on`` are the first calls of delegated conversations: the texts that they quote are
     their tasks.
@@ -39,7 +39,7 @@ class _Quoter(NamedTuple):
     head: tuple[bytes, bytes]
     begins: bool
     as_assistant: bool
-    """The quoting message is the assistant's."""
+    """Whether the quoting message is the assistant's."""
 
     def may_quote(self, reply: CallRow) -> bool:
         same_head = digests(reply) == self.head
@@ -49,7 +49,7 @@ class _Quoter(NamedTuple):
 
 
 class _Candidates:
-    """Replies that no call continues: any of them may be a summary.
+    """Replies that no call continues, each of which may be a summary.
 
     A text that many shortened conversations repeat is compared with each reply once.
     """
@@ -57,14 +57,15 @@ class _Candidates:
     def __init__(self) -> None:
         self._summaries: list[tuple[CallRow, list[str]]] = []
         self._compared: dict[tuple[str, _Quoter], tuple[int, set[str]]] = {}
-        """By text: how many replies it was compared with, and which of them it quotes."""
+        """The number of replies that each text was compared with, and those that it quotes."""
 
     def add(self, call: CallRow) -> None:
         if summaries := _summaries(call):
             self._summaries.append((call, summaries))
 
     def quoted_by(self, call: CallRow, begins: bool) -> set[str]:
-        """The calls whose reply is a summary in the messages of ``call``."""
+        """Return the ids of the calls whose reply is quoted as a summary in the messages of
+        ``call``."""
         found: set[str] = set()
         if self._summaries:
             for role in ("user", "system", "assistant"):
@@ -84,13 +85,14 @@ class _Candidates:
 
 
 def _summaries(call: CallRow) -> list[str]:
-    """What a later conversation may quote of a reply, if that is a summary."""
+    """Return the texts by which a later conversation may quote a reply, if it is a summary."""
     message = first_reply(call)
     return [] if message.tool_calls else quotable(str(message.content or ""))
 
 
 def _same_question(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:
-    """Calls of the same parent as a summariser that end with the same instruction."""
+    """Return the ids of the calls that have the same parent as a summariser and end with the same
+    instruction."""
     asked = {(call.parent_call_id, _last_given(call)) for call in summarisers}
     if not asked:
         return set()

@@ -11,24 +11,24 @@ from bridle.store.reading.queries import CallRow
 from bridle.store.records import ToolCall
 
 TASK_LENGTH: Final = 16
-"""A tool call's argument of at least so many characters that opens a new conversation, as a user
-message of its own, is a delegated task."""
+"""The least number of characters of a delegated task: an argument of a tool call that opens a new
+conversation, as a user message of its own."""
 
 _ROLE_ARGUMENTS: Final = ("subagent_type", "agent_type", "agent_name", "agent")
 """Arguments in which the harnesses' delegating tools name the sub-agent."""
 
 
 class Delegation(NamedTuple):
-    """A tool call that hands on a task."""
+    """A tool call that delegates a task."""
 
     first_call_id: str
-    """Of the conversation in which the tool was called."""
+    """The first call of the conversation in which the tool was called."""
     call_id: str
     role: str
 
 
 def delegated(calls: Iterable[tuple[CallRow, str]]) -> dict[str, Delegation]:
-    """By the first call of each delegated conversation, where its task came from.
+    """Return the source of each delegated conversation's task, by the conversation's first call.
 
     ``calls`` pairs each call, in the order of their start, with the first call of its conversation.
     """
@@ -47,7 +47,7 @@ def delegated(calls: Iterable[tuple[CallRow, str]]) -> dict[str, Delegation]:
 
 
 def _tasks(tool_call: ToolCall) -> Iterator[tuple[str, str]]:
-    """The longer texts among a tool call's arguments, each with the name of the sub-agent."""
+    """Yield the longer texts among a tool call's arguments, each with the name of the sub-agent."""
     try:
         arguments = json.loads(tool_call.arguments)
     except ValueError:

@@ -1,10 +1,10 @@
 """The kind of each recorded call, from the record alone.
 
 A session's calls form *lines*: a call and every call that continues it, up to where lineage saw a
-conversation begin. The line that does the work is ``main``. A line beside it needs evidence to be
-anything else; without evidence it is ``unknown``, which is trained, since nothing shows that the
-policy did not act there. A recorded kind is kept. A kind that a person set (``bridle kind``) counts
-before everything else, also as evidence for other calls.
+conversation begin. The line that does the work is ``main``. Any other line needs evidence for its
+kind. Without evidence it is ``unknown``, which is trained, since nothing shows that the policy did
+not act there. A recorded kind is kept. A kind that a person set (``bridle kind``) overrides
+everything else, also as evidence for other calls.
 
 Each verdict carries its evidence, which ``bridle show`` prints.
 """
@@ -22,7 +22,7 @@ from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
 _CODEX_COMPACTIONS: Final = ('"request_kind":"compaction"', '"request_kind":"compact"')
-"""Codex's own words in its ``x-codex-turn-metadata``."""
+"""Codex's words for it in its ``x-codex-turn-metadata``."""
 
 _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 """The statuses of calls whose client got the whole reply."""
@@ -30,7 +30,7 @@ _ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A call's kind, and why."""
+    """A call's kind, and the reason for it."""
 
     kind: CallKind
     evidence: str
@@ -41,7 +41,7 @@ class Verdict:
 def with_kinds(
     calls: Sequence[CallRow], verdicts: Mapping[str, Verdict] | None = None
 ) -> list[CallRow]:
-    """The calls of one session with the kinds of :func:`classify`, in the same order."""
+    """Return the calls of one session with the kinds of :func:`classify`, in the same order."""
     verdicts = classify(calls) if verdicts is None else verdicts
     return [_with_kind(call, verdicts[call.id]) for call in calls]
 
@@ -55,7 +55,7 @@ def _with_kind(call: CallRow, verdict: Verdict) -> CallRow:
 
 
 def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
-    """The kind of every call of one session, by call id; earlier rules win."""
+    """Return the verdict on every call of one session, by call id; earlier rules win."""
     lines = _lines(calls)
     verdicts = {call.id: stated for call in calls if (stated := _stated_kind(call)) is not None}
     tasks = delegated(_by_line(calls, lines)) if len(lines) > 1 else {}
@@ -86,7 +86,7 @@ _UNKNOWN: Final = Verdict(CallKind.UNKNOWN, "")
 
 
 class _Line:
-    """The call that began a conversation, and every call that continues it."""
+    """A line: the call that began a conversation, and every call that continues it."""
 
     def __init__(self, first: CallRow) -> None:
         self.calls = [first]
@@ -97,7 +97,7 @@ class _Line:
 
     @property
     def instructions(self) -> bytes:
-        """Digest of the instructions that it began with."""
+        """Digest of the instructions with which the line began."""
         return digests(self.first)[0]
 
     @property
@@ -110,7 +110,7 @@ class _Line:
 
 
 def _lines(calls: Sequence[CallRow]) -> list[_Line]:
-    """Lines in the order in which they began."""
+    """Return the lines in the order in which they began."""
     lines: list[_Line] = []
     line_of: dict[str, _Line] = {}
     for call in calls:
@@ -125,13 +125,14 @@ def _lines(calls: Sequence[CallRow]) -> list[_Line]:
 
 
 def _by_line(calls: Sequence[CallRow], lines: Sequence[_Line]) -> list[tuple[CallRow, str]]:
-    """The calls in the order of their start, each with the first call of its line."""
+    """Return the calls in the order of their start, each with the first call of its line."""
     first_of = {call.id: line.first.id for line in lines for call in line.calls}
     return [(call, first_of[call.id]) for call in calls]
 
 
 def _stated_kind(call: CallRow) -> Verdict | None:
-    """The kind that a person set, the proxy recorded, or the harness stated in its headers."""
+    """Return the kind that a person set, the proxy recorded, or the harness stated in its
+    headers."""
     if call.kind_set is not None:
         return Verdict(call.kind_set, f"set by {call.kind_by}", call.role_set)
     if call.kind is not CallKind.UNKNOWN:
@@ -149,14 +150,14 @@ def _stated_kind(call: CallRow) -> Verdict | None:
 
 
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
-    """Calls that ended badly and that another call repeats."""
+    """Return the ids of the calls that did not complete and that another call repeats."""
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
     return bad & {repeats(call) for call in calls} if bad else bad
 
 
 def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
-    """Lines of one call without tools, under instructions that no line with tools began with,
-    beside a line that goes on."""
+    """Return the lines of one call without tools whose instructions differ from those of every line
+    with tools. There must be a line with more than one call."""
     if not any(len(line.calls) > 1 for line in lines) or len(lines) == 1:
         return []
     worked = {line.instructions for line in lines if line.uses_tools}
@@ -172,9 +173,9 @@ def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
-    """Calls that leave a conversation under another head, while it goes on without them. A reply
-    that was cut and that nothing continues is no such going on: the call under another head may
-    resume what was interrupted."""
+    """Return the calls that leave a conversation with other tools or instructions while it goes on
+    without them. A reply that was cut and that nothing continues does not count as going on,
+    because such a call may resume what was interrupted."""
     children: dict[str, list[CallRow]] = {}
     for call in calls:
         if call.parent_call_id is not None:
@@ -195,7 +196,9 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
-    """The one line without a verdict did the work; of several, those that began alike."""
+    """Give ``main`` to the only line without a verdict that does not begin with a compaction, or to
+    all such lines if they began alike. A line that begins with a compaction gets it if the work
+    continues from its summary."""
     unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
     resumed = [line for line in unsettled if _kind(verdicts, line.first) is CallKind.COMPACTION]
     begun = [line for line in unsettled if _kind(verdicts, line.first) is not CallKind.COMPACTION]

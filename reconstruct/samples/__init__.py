@@ -1,5 +1,5 @@
-"""From a session's token tree to training samples, and the account of every sampled token.
+"""Training samples from a session's token tree, and the account of every sampled token.
 
-``rules`` decides which tokens are trained, for everyone; ``builders`` lays branches out as samples;
-``sample_store`` keeps samples in the store.
+``rules`` decides for all readers which tokens are trained; ``builders`` turns branches into
+samples; ``sample_store`` keeps samples in the store.
 """

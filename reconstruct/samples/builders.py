@@ -1,13 +1,13 @@
-"""From branches to samples: three builders, one assembly, one account of every sampled token.
+"""Builders of samples from branches: three of them, with one assembly and one token account.
 
 ``tree`` (the default)
     Each branch is a sample. A sampled token that several branches share is trained in the first of
     them (in the order in which their last calls began) and is context in the others.
 ``merged``
-    Each chain of calls that continue one another token by token is a sample: what trainers do that
+    Each chain of calls that continue one another token by token is a sample, as in trainers that
     merge a rollout's turns by prefix. A second continuation of the same call starts a new sample.
 ``per_call``
-    Each call is a sample: what trainers do that do not merge at all.
+    Each call is a sample, as in trainers that do not merge at all.
 
 A branch on which the rules allow nothing to be trained makes no sample. The weight of a sample is
 its share of the session's trained tokens, so that a session weighs 1 and its tokens weigh the same.
@@ -31,29 +31,30 @@ from bridle.store.reading.queries import SpanRow
 from bridle.store.records import DEFAULT_POLICY, SpanKind
 
 BUILDER_VERSION: Final = 2
-"""Changes when the same session and rules would give other samples."""
+"""The version of the builders. It changes when the same session and rules would give other
+samples."""
 
 
 SamplePlans = Iterable[tuple[Branch, Mapping[str, int]]]
-"""A branch for each sample; by span, the token from which on this sample trains it, as far as the
-branch reaches. Spans that are not named are context."""
+"""A branch for each sample, and the position from which on this sample trains each span, by span
+id. Spans that are not named are context."""
 Builder = Callable[[SessionTree], SamplePlans]
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A session's samples, and where its sampled tokens went."""
+    """A session's samples, and the account of its sampled tokens."""
 
     samples: tuple[Sample, ...]
     conservation: Conservation
     branches: tuple[Branch, ...]
-    """Of each sample."""
+    """The branch of each sample."""
 
 
 def build(session: LoadedSession, rules: SampleRules, builder: str = "tree") -> Built:
-    """The session's samples under the rules.
+    """Build the session's samples under the rules.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
+    Raise :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
     tree, decided = session.tree, rulings(session, rules)
     branches: list[Branch] = []
@@ -78,7 +79,7 @@ def build(session: LoadedSession, rules: SampleRules, builder: str = "tree") -> 
 
 
 def not_built(session: LoadedSession) -> Conservation:
-    """The account of a session whose tree is broken: all of its tokens are dropped."""
+    """Return the account of a session whose tree is broken: all of its tokens are dropped."""
     captured = session.captured
     return Conservation(captured, 0, dropped={"tree_broken": captured} if captured else {})
 
@@ -100,7 +101,8 @@ def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
 
 
 def plan_tree(tree: SessionTree) -> SamplePlans:
-    """Every branch; a shared sampled token belongs to the first branch that reaches it."""
+    """Plan a sample for every branch. A shared sampled token belongs to the first branch that
+    reaches it."""
     reached: dict[str, int] = {}
     for branch in tree.branches():
         starts: dict[str, int] = {}
@@ -113,7 +115,7 @@ def plan_tree(tree: SessionTree) -> SamplePlans:
 
 
 def plan_merged(tree: SessionTree) -> SamplePlans:
-    """One sample per unbroken chain of calls."""
+    """Plan one sample per unbroken chain of calls."""
     chains: dict[str, tuple[SpanRow, dict[str, int]]] = {}
     for row in tree.attached():
         above = _continues(tree, row)
@@ -124,7 +126,7 @@ def plan_merged(tree: SessionTree) -> SamplePlans:
 
 
 def plan_per_call(tree: SessionTree) -> SamplePlans:
-    """One sample per sampled span."""
+    """Plan one sample per sampled span."""
     return [(tree.branch(row), {row.span.id: 0}) for row in tree.attached()]
 
 
@@ -136,7 +138,7 @@ BUILDERS: Final[Mapping[str, Builder]] = {
 
 
 def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
-    """Lays a branch's spans end to end."""
+    """Build a sample by laying a branch's spans end to end."""
     leaf = branch[-1]
     call, length = tree.calls[leaf.span.call_id], leaf.span.start + leaf.take
     token_ids = np.empty(length, dtype=np.uint32)
@@ -184,10 +186,10 @@ def _account(
     shown: Mapping[str, int],
     trained: Mapping[str, int],
 ) -> Conservation:
-    """Where every sampled token of the session went.
+    """Return the account of every sampled token of the session.
 
-    Every builder trains all tokens that the rules allow, so those missing here are counted as
-    ``not_delivered``: the audit fails on it.
+    Every builder trains all tokens that the rules allow. Any that are missing here are counted as
+    ``not_delivered``, on which the audit fails.
     """
     captured = 0
     masked: Counter[str] = Counter()
@@ -208,7 +210,8 @@ def _account(
 
 
 def _continues(tree: SessionTree, row: SpanRow) -> str | None:
-    """The sampled span nearest above, when all of it is on this span's path."""
+    """Return the id of the nearest sampled span above if all of it is on this span's path, else
+    ``None``."""
     end, link = row.span.start, row.span.parent_id
     while link is not None:
         above = tree.rows[link].span

@@ -1,9 +1,9 @@
-"""Which sampled tokens are trained: stated rules, and the one function that applies them.
+"""The rules that decide which sampled tokens are trained, and the one function that applies them.
 
-Samples, every export, supervised fine-tuning, the ablation and the audit all ask :func:`trainable`.
+Samples, every export, supervised fine-tuning, the ablation and the audit all use :func:`trainable`.
 Each token that is not trained has exactly one reason. A format that can only train a whole message
-trains a reply whose every sampled token is trained (:attr:`Ruling.whole`); all other replies are
-context there, also those of which samples train a part.
+trains a reply whose every sampled token is trained (:attr:`Ruling.whole`). All other replies are
+context in it, also those of which samples train a part.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ SamplerRule = Literal["scored", "any"]
 Excluded = tuple[int, int, str]
 """Start and end of a range of tokens that are not trained, and the reason."""
 LOGPROB_MISSING: Final = "logprob_missing"
-"""The reason for a token of which the engine gave no usable logprob."""
+"""The reason for a token without a usable logprob from the engine."""
 
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
-"""How the templates of Qwen, Hermes, Mistral and Llama models open a tool call: left in the text
-where a call could not be parsed."""
+"""The texts with which the templates of Qwen, Hermes, Mistral and Llama models open a tool call.
+They stay in the text if a call could not be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """The default trains what the agent's own model did in calls that ended well.
+    """The conditions under which tokens are trained. The default trains what the agent's own model
+    did in calls that ended well.
 
-    ``length`` finishes are trained: the tokens were sampled and their logprobs hold; whether an
-    answer that was cut deserves its reward is the trainer's filter to decide.
+    ``length`` finishes are trained, because the tokens were sampled and their logprobs hold. The
+    trainer's filters decide whether a cut answer deserves its reward.
     """
 
     kinds: frozenset[CallKind] = frozenset(
         {CallKind.MAIN, CallKind.SUBAGENT, CallKind.RETRY, CallKind.UNKNOWN}
     )
-    """Sub-agents share the policy's weights; a retry is the call that went well after one that was
-    cut; an unknown kind is not evidence of a side task."""
+    """Kinds of calls that are trained. Sub-agents share the policy's weights; a retry is the call
+    that went well after one that was cut; an unknown kind is not evidence of a side task."""
     partial: bool = False
-    """Train calls that were cut: their ends are not the policy's decision."""
+    """Train calls that were cut, whose ends are not the policy's decision."""
     finish_length: bool = True
     """Train replies that ended at the token limit."""
     parse_failed: bool = True
@@ -63,14 +64,15 @@ class SampleRules:
     (:func:`bridle.reconstruct.samples.samplers.unscored`). ``any``: train all, for imitation, which
     needs no distribution."""
     media: bool = False
-    """Train calls whose prompt holds an image, sound or a file: the trainer and exports of tokens
-    have the tokens that stand for it, and not what the engine saw."""
+    """Train calls whose prompt holds an image, sound or a file. The trainer and exports of tokens
+    have only the tokens that stand for it, not what the engine saw."""
     models: frozenset[str] | None = None
-    """Served models that are trained; ``None`` for all. A frozen model is one left out."""
+    """Names of the served models that are trained; ``None`` for all. A model that is left out
+    counts as frozen."""
     oldest_version: int | None = None
-    """Tokens of earlier policy versions are stale."""
+    """The oldest policy version that is trained; tokens of earlier versions are stale."""
     untrusted_versions: frozenset[int] = frozenset()
-    """Versions whose publish was never verified, or found wrong."""
+    """Policy versions whose publish was never verified, or was found wrong."""
     where: tuple[Condition, ...] = ()
     """Conditions on columns of the call, such as ``call.dialect=chat``; all must hold."""
     turn_reward: str | None = None
@@ -83,14 +85,14 @@ class SampleRules:
                 raise ValueError(f"{condition}: a rule is a condition on a call (call.NAME)")
 
     def as_data(self) -> dict[str, Any]:
-        """These rules as JSON-ready data, equal for equal rules."""
+        """Return these rules as JSON-ready data, equal for equal rules."""
         plain: dict[str, Any] = msgspec.to_builtins(self, order="sorted")
         return plain | {"where": [str(condition) for condition in self.where]}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> SampleRules:
-        """The rules of :meth:`as_data`. Raises ``TypeError`` for unknown fields, ``ValueError`` for
-        values that are none of the field's."""
+        """Return the rules that :meth:`as_data` wrote. Raise ``TypeError`` for unknown fields, and
+        ``ValueError`` for values that a field does not accept."""
         known = [known.name for known in fields(cls)]
         for name in data:
             if name not in known:
@@ -108,12 +110,12 @@ DEFAULT_RULES: Final = SampleRules()
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Which sampled tokens of one reply are trained, and why the others are not."""
+    """The decision about one reply: the tokens that are not trained, each range with its reason."""
 
     tokens: int
-    """How many were sampled; 0 also where the engine reported no ids."""
+    """Number of sampled tokens; 0 also if the engine reported no ids."""
     excluded: tuple[tuple[int, int, str], ...] = ()
-    """``(start, end, reason)`` of what is not trained, ascending."""
+    """Ranges ``(start, end, reason)`` of tokens that are not trained, ascending."""
 
     @property
     def whole(self) -> bool:
@@ -121,7 +123,7 @@ class Ruling:
         return not self.excluded
 
     def ranges(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """The trained part of ``[start, end)``, as ranges within the reply."""
+        """Return the trained part of ``[start, end)``, as ranges within the reply."""
         found: list[tuple[int, int]] = []
         at = start
         for low, high, _ in self.excluded:
@@ -133,7 +135,7 @@ class Ruling:
         return tuple(found)
 
     def reasons(self, start: int, end: int) -> Counter[str]:
-        """By reason, how many tokens of ``[start, end)`` are not trained."""
+        """Return the number of tokens of ``[start, end)`` that are not trained, by reason."""
         found: Counter[str] = Counter()
         for low, high, reason in self.excluded:
             overlap = min(end, high) - max(start, low)
@@ -142,7 +144,7 @@ class Ruling:
         return found
 
     def mask(self) -> NDArray[np.bool_]:
-        """``bool[tokens]``: true where a token is trained."""
+        """Return ``bool[tokens]``, true where a token is trained."""
         trained = np.ones(self.tokens, dtype=np.bool_)
         for start, end, _ in self.excluded:
             trained[start:end] = False
@@ -150,7 +152,7 @@ class Ruling:
 
 
 def rulings(session: LoadedSession, rules: SampleRules) -> dict[ReplyId, Ruling]:
-    """The rulings on all replies of a session, calls in the order of their start."""
+    """Return the rulings on all replies of a session, calls in the order of their start."""
     return {
         ReplyId(call.id, choice): ruling
         for call in session.calls
@@ -159,7 +161,7 @@ def rulings(session: LoadedSession, rules: SampleRules) -> dict[ReplyId, Ruling]
 
 
 def trainable(call: CallRow, session: LoadedSession, rules: SampleRules) -> dict[int, Ruling]:
-    """The ruling on each reply of a call, by choice."""
+    """Return the ruling on each reply of a call, by choice."""
     rows = session.sampled.get(call.id, ())
     reason = _excluded_call(call, session, rules)
     if rows:
@@ -190,7 +192,7 @@ def _ruling(call: CallRow, row: SpanRow, rules: SampleRules, reason: str | None)
 
 
 def _without_logprob(span: Span) -> list[Excluded]:
-    """The ranges of tokens for which the engine gave no logprob."""
+    """Return the ranges of tokens for which the engine gave no logprob."""
     if span.logprobs is None:
         return []
     missing = np.flatnonzero(np.isnan(span.logprobs))
@@ -201,8 +203,8 @@ def _without_logprob(span: Span) -> list[Excluded]:
 
 
 def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Excluded, ...]:
-    """Both lists as one, ascending and without overlaps: where both exclude a token, the reason is
-    that of the first."""
+    """Merge both lists into one, ascending and without overlaps. Where both exclude a token, the
+    reason of ``first`` is kept."""
     found = list(first)
     for start, end, reason in second:
         at = start
@@ -216,7 +218,8 @@ def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Exclu
 
 
 def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) -> str | None:
-    """Why no token of a call is trained; ``None`` where that depends on the reply."""
+    """Return the reason why no token of a call is trained, or ``None`` if that depends on the
+    reply."""
     if call.status is CallStatus.QUARANTINED:
         return "quarantined"
     if call.status is CallStatus.PARTIAL and not rules.partial:
@@ -246,7 +249,7 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
 def _excluded_reply(
     call: CallRow, choice: int, finish_reason: str | None, rules: SampleRules
 ) -> str | None:
-    """Why no token of one reply is trained."""
+    """Return the reason why no token of one reply is trained, or ``None``."""
     if not rules.finish_length and finish_reason == "length":
         return "finish_length"
     if not rules.parse_failed and parse_failed(call, choice):
@@ -255,7 +258,7 @@ def _excluded_reply(
 
 
 def _excluded_version(version: int, rules: SampleRules) -> str | None:
-    """Why tokens of a policy version are not trained."""
+    """Return the reason why tokens of a policy version are not trained, or ``None``."""
     if version in rules.untrusted_versions:
         return "version_untrusted"
     if rules.oldest_version is not None and version < rules.oldest_version:
@@ -264,8 +267,8 @@ def _excluded_version(version: int, rules: SampleRules) -> str | None:
 
 
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
-    """Whether a reply calls a tool in a way that cannot be parsed: arguments that are no JSON
-    object, or a call that the engine's parser left in the text."""
+    """Whether a reply has a tool call that cannot be parsed: its arguments are not a JSON object,
+    or the engine's parser left the call in the text."""
     if choice >= len(call.replies):
         return False
     message = call.replies[choice]

@@ -1,4 +1,4 @@
-"""A recorded session as the trainer sees it: samples with masks, and where every token went.
+"""A recorded session in the form that the trainer takes: samples with masks, and a token account.
 
 A sample is a branch of the session's token tree. Over all samples of a session every sampled token
 is trained at most once, and ``captured = trained + masked + dropped`` holds exactly.
@@ -49,34 +49,36 @@ class Sample:
     call_ids: tuple[str, ...]
     """The branch's calls, root first."""
     weight: float
-    """Share of its session's trained tokens under the rules: the weights of a session's samples sum
-    to 1 (or all are 0). The trainer spreads a session's weight over the tokens that it trains."""
+    """The sample's share of its session's trained tokens under the rules. The weights of a
+    session's samples sum to 1 (or all are 0). The trainer spreads a session's weight over the
+    tokens that it trains."""
     samplers: tuple[Sampler | None, ...] = ()
-    """Of each of ``call_ids``, what its tokens were drawn from; ``None``: not recorded."""
+    """The sampler of each of ``call_ids``; ``None`` if it was not recorded."""
     roles: tuple[str | None, ...] = ()
-    """Of each of ``call_ids``: the call's own role."""
+    """The role of each of ``call_ids``."""
     policies: tuple[str, ...] = ()
-    """Of each of ``call_ids``: the name of the policy that was asked."""
+    """The name of the policy that was requested in each of ``call_ids``."""
     leaf_choice: int = 0
-    """Which choice of the leaf call ends the branch."""
+    """The choice of the leaf call that ends the branch."""
 
 
 def sample_logprobs(logprobs: Logprobs) -> Logprobs:
-    """``float32[T]``: recorded logprobs as a sample has them, with 0 for a missing one (NaN)."""
+    """Return recorded logprobs (``float32[T]``) in the form of a sample: 0 for a missing one
+    (NaN)."""
     missing = np.isnan(logprobs)
     return np.where(missing, np.float32(0), logprobs) if missing.any() else logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Conservation:
-    """Where a session's sampled tokens went."""
+    """The account of a session's sampled tokens."""
 
     captured: int
     trained: int
     masked: Mapping[str, int] = field(default_factory=dict)
-    """Kept in a sample as context, not trained: tokens by reason."""
+    """Tokens that a sample keeps as untrained context, by reason."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """In no sample: tokens by reason."""
+    """Tokens in no sample, by reason."""
 
     @property
     def untrained(self) -> Counter[str]:
@@ -88,15 +90,15 @@ class Conservation:
         return self.captured == self.trained + self.untrained.total()
 
     def by_fate(self, kept: Fate) -> dict[tuple[str, str], int]:
-        """Tokens by fate and reason; ``kept`` names what is not masked or dropped: ``TRAINABLE``
-        where only rules have judged."""
+        """Return tokens by fate and reason. ``kept`` is the fate of tokens that are neither masked
+        nor dropped: ``TRAINABLE`` if only rules have judged."""
         counted = {kept: self.trained}
         counted |= {Fate("masked", reason): tokens for reason, tokens in self.masked.items()}
         counted |= {Fate("dropped", reason): tokens for reason, tokens in self.dropped.items()}
         return {fate: tokens for fate, tokens in counted.items() if tokens}
 
     def __add__(self, other: Conservation) -> Conservation:
-        """The account of two sessions."""
+        """Return the account of two sessions."""
         return Conservation(
             self.captured + other.captured,
             self.trained + other.trained,
@@ -107,28 +109,29 @@ class Conservation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a call of a session came to, as filters judge it."""
+    """The result of a call of a session, for filters."""
 
     call_id: str
     kind: CallKind
     status: CallStatus
     reason: str | None = None
-    """Why a call failed: ``budget``, ``context_overflow`` or a fault of the engine."""
+    """The reason for which a call failed: ``budget``, ``context_overflow`` or a fault of the
+    engine."""
     finish_reason: str | None = None
     tool_calls: int = 0
     has_text: bool = False
-    """Whether the reply says something besides reasoning and tool calls."""
+    """Whether the reply has text besides reasoning and tool calls."""
     parse_failed: bool = False
-    """Whether it has a tool call that cannot be read."""
+    """Whether it has a tool call that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A session as the trainer takes it: its samples, its rewards, its account of tokens."""
+    """A session in the form that the trainer takes: its samples, rewards and token account."""
 
     session: SessionRecord
     samples: tuple[Sample, ...]
     rewards: tuple[Reward, ...]
     conservation: Conservation
     turns: tuple[Turn, ...] = ()
-    """The agent's calls in the order of their start; those on the side are left out."""
+    """The agent's calls in the order of their start; side calls are left out."""

@@ -28,9 +28,9 @@ from bridle.store.writing.fates import fate_rows
 def derive(
     session: LoadedSession, rules: SampleRules = DEFAULT_RULES, builder: str = "tree"
 ) -> Built:
-    """Makes a session's samples and stores them in place of those that the builder made before.
+    """Make a session's samples and store them in place of those that the builder made before.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
+    Raise :class:`bridle.reconstruct.tree.BrokenTree`, and ``KeyError`` for an unknown builder.
     """
     built = build(session, rules, builder)
     now = time.time()
@@ -61,7 +61,8 @@ def derive(
 def _store_account(
     connection: Connection, session: LoadedSession, built: Built, builder: str
 ) -> None:
-    """What became of the sampled tokens, and what each call was for: SQL reads both."""
+    """Store the account of the sampled tokens and the kind of each call, so that SQL can read
+    both."""
     place = {"session_id": session.id, "builder": builder, "run_id": ""}
     own = (token_fates.c[name] == value for name, value in place.items())
     connection.execute(delete(token_fates).where(*own))
@@ -77,7 +78,7 @@ def _store_account(
 
 
 def derive_again(session: LoadedSession) -> int:
-    """Makes a session's stored samples again, each set under its own rules; returns how many."""
+    """Make a session's stored samples again, each set under its own rules. Return their number."""
     sets = {row["builder"]: row["rules"] for row in _rows(session)}
     return sum(
         len(derive(session, SampleRules.from_data(rules), builder).samples)
@@ -88,9 +89,10 @@ def derive_again(session: LoadedSession) -> int:
 def stored_samples(
     session: LoadedSession, builder: str = "tree"
 ) -> tuple[SampleRules | None, list[Sample]]:
-    """The session's stored samples and their rules; ``None`` when there are none.
+    """Return the session's stored samples and their rules, or ``None`` and no samples if there are
+    none.
 
-    Raises :class:`bridle.reconstruct.tree.BrokenTree` when a span that they need is missing.
+    Raise :class:`bridle.reconstruct.tree.BrokenTree` if a span that they need is missing.
     """
     rows = [row for row in _rows(session) if row["builder"] == builder]
     if not rows:
@@ -121,5 +123,5 @@ def _rows(session: LoadedSession) -> list[Any]:
 
 
 def _choice(row: Any) -> int:
-    """The choice that ends the sample."""
+    """Return the choice that ends the sample."""
     return int(row["segments"][-1][0].rsplit(".s", 1)[1])

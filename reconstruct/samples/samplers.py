@@ -1,4 +1,4 @@
-"""Which samplers the trainer can score tokens at, and what stands against the others.
+"""The samplers at which the trainer can score tokens, and the reasons against the others.
 
 The trainer computes temperature, min-p, top-k and top-p again, with its own logits. It has neither
 the counts of penalties nor the state of a grammar.
@@ -13,12 +13,12 @@ from bridle.store.records import Sampler
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _TRUNCATION: Final = ("temperature", "top_p", "top_k", "min_p")
 GREEDY_BELOW: Final = 1e-5
-"""Temperatures below it mean the likeliest token, as engines have it."""
+"""The temperature below which engines sample the likeliest token."""
 
 
 def unscored(sampler: Sampler | None) -> str | None:
-    """Why tokens of ``sampler`` cannot be trained against what they were drawn from; ``None`` when
-    they can."""
+    """Return the reason why tokens of ``sampler`` cannot be trained against the distribution that
+    they were drawn from, or ``None`` if they can."""
     if sampler is None:
         return "sampler_not_recorded"
     if sampler.grammar:

@@ -1,7 +1,7 @@
 """Markup in replies: tool calls and reasoning are taken out of a reply's text as it arrives.
 
-Each markup that our own engines read has a file with its grammar; ``readers`` finds the grammar
-for what a model's template writes.
+Each markup that our own engines read has a module with its grammar; ``readers`` finds the grammar
+for the markup of a model's template.
 """
 
 from bridle.engine.serve.markup.readers import READ, ReplyMarkup, reader, reply_markup

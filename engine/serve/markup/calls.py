@@ -1,4 +1,5 @@
-"""What grammars share: numbering the calls of a reply, and reading calls that are JSON objects."""
+"""Parts that grammars share: the numbering of a reply's calls, and a reader of JSON objects as
+calls."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Calls:
         }
 
     def begin(self, name: str, id: str | None = None) -> ToolName:
-        """``id``: the one that the model has given to the call, if any."""
+        """Begin a call; ``id`` is the one that the model has given to it, if any."""
         self._index += 1
         return ToolName(self._index, name, id)
 
@@ -45,7 +46,8 @@ class Calls:
         return (ToolArguments(self._index, text),) if text else ()
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
-        """The JSON types that a tool's schema names for a parameter; empty when it names none."""
+        """Return the JSON types that a tool's schema names for a parameter; empty if it names
+        none."""
         schema = self._schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         return _types(properties.get(parameter)) if isinstance(properties, Mapping) else frozenset()
@@ -78,18 +80,18 @@ def is_name(text: str) -> bool:
 class JsonCall:
     """A call that is written as ``{"name": …, "arguments": {…}}``.
 
-    The name is emitted when the arguments' object opens, then the arguments as they arrive: they
-    are the model's own text. A body in another order of keys is a call when it is whole. Any other
-    body is the content that it was, between ``before`` and what :meth:`end` is given.
+    The name is emitted when the arguments' object opens, then the arguments as they arrive, in the
+    model's own text. A body in another order of keys becomes a call when it is complete. Any other
+    body is emitted as content, between ``before`` and the text that is passed to :meth:`end`.
     """
 
     def __init__(self, calls: Calls, before: str = "") -> None:
         self.shown: bool | None = None
-        """Whether it is a call; ``None`` while that is open."""
+        """Whether it is a call; ``None`` while that is not known."""
         self._calls = calls
         self._before = before
         self._body = ""
-        """All of its text, until it is known what it is; then nothing is kept."""
+        """The text so far; kept only until it is known whether it is a call."""
         self._arguments = BracketScanner()
 
     def push(self, text: str) -> Iterable[Delta]:
@@ -133,7 +135,7 @@ class JsonCall:
 
 
 def _whole_call(body: str) -> tuple[str, str] | None:
-    """Name and arguments of a body in any key order; ``None`` when it is not a call."""
+    """Return name and arguments of a body in any key order, or ``None`` if it is not a call."""
     found = parsed(body)
     if not isinstance(found, dict) or not is_text(found.get("name")):
         return None
@@ -146,13 +148,13 @@ def _whole_call(body: str) -> tuple[str, str] | None:
 
 
 def written(value: Any) -> str:
-    """JSON text that UTF-8 can carry."""
+    """Return JSON text that UTF-8 can carry."""
     text = json.dumps(value, ensure_ascii=False)
     return text if is_text(text) else json.dumps(value)
 
 
 def parsed(text: str) -> Any:
-    """Parsed JSON, or ``None`` when it is none."""
+    """Return parsed JSON, or ``None`` if ``text`` is not JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -164,7 +166,8 @@ def _refuse(constant: str) -> None:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """A non-empty string that UTF-8 can carry (JSON escapes can spell lone surrogates)."""
+    """Whether ``value`` is a non-empty string that UTF-8 can carry (JSON escapes can spell lone
+    surrogates)."""
     if not isinstance(value, str) or not value:
         return False
     try:

@@ -34,7 +34,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
 
 
 def _call(feed: Feed, calls: Calls, shown: str) -> Reading[bool]:
-    """Read what stands behind ``shown``; whether it is a call."""
+    """Read the text after ``shown``. Return whether it is a call."""
     name, tag = yield from feed.until((SEPARATOR, CALL_END, CALL, CALLS_END))
     shown += name + tag
     if tag == SEPARATOR:

@@ -1,5 +1,5 @@
-"""DeepSeek's elements since V3.2: ``<｜DSML｜invoke name="NAME">`` with parameters that say whether
-they are text."""
+"""DeepSeek's elements since V3.2: ``<｜DSML｜invoke name="NAME">`` with parameters that state
+whether they are text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTRIBUTES: Final = re.compile(r'\s*name="([^"]*)"(?:\s+string="(true|false)")?
 
 
 def read(feed: Feed, calls: Calls, block: str) -> Reading[None]:
-    """``block``: the name of the element around a reply's calls."""
+    """Read a reply; ``block`` is the name of the element around its calls."""
     opening, closing = f"<{MARK}{block}>", f"</{MARK}{block}>"
     called = False
     while True:

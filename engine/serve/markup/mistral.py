@@ -27,7 +27,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
 
 
 def read_array(feed: Feed, calls: Calls, before: str) -> Reading[None]:
-    """The calls of a JSON array whose bracket, with what stands before it, is ``before``."""
+    """Read the calls of a JSON array whose bracket, with the text before it, is ``before``."""
     while opened := (yield from feed.accept("{")):
         feed.unread("{")
         call = JsonCall(calls, before + opened[:-1])

@@ -1,4 +1,4 @@
-"""Arguments that are written as one element for each parameter: their JSON object as it arrives."""
+"""The JSON arguments, as they arrive, of calls whose markup has one element for each parameter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from bridle.engine.serve.markup.calls import Calls, parsed, written
 from bridle.engine.serve.markup.reading import Feed, Reading
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
-"""How templates write the values that Python and JSON spell differently."""
+"""The values of words that Python and JSON spell differently, or that templates write in lower
+case."""
 
 
 class ArgumentsWriter:
-    """Writes the arguments of one call of ``tool``, parameter by parameter."""
+    """A writer of the arguments of one call of ``tool``, parameter by parameter."""
 
     def __init__(self, calls: Calls, tool: str) -> None:
         self._calls = calls
@@ -24,10 +25,12 @@ class ArgumentsWriter:
     def parameter(
         self, feed: Feed, name: str, ends: Sequence[str], *, string: bool | None = None
     ) -> Reading[str]:
-        """Read a parameter's value up to one of ``ends``, which is returned.
+        """Read a parameter's value up to one of ``ends``. Return that end, or "" if the reply ends
+        before it.
 
-        ``string``: whether it is text; ``None``: as the tool's schema says. Text is emitted as it
-        comes. Any other value is emitted when it is whole; one that is no JSON is text after all.
+        ``string`` states whether the value is text; if it is ``None``, the tool's schema decides.
+        Text is emitted as it comes. Any other value is emitted when it is complete, and as text if
+        it is not JSON.
         """
         types = self._calls.types(self._tool, name)
         if string is None and types:

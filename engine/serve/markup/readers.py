@@ -1,4 +1,4 @@
-"""Which grammar reads which markup."""
+"""The grammar for each markup."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ READ: Final[Mapping[str, Grammar]] = {
     "qwen_xml": qwen.read,
     "seed_oss": partial(qwen.read, opening="<seed:tool_call>", closing="</seed:tool_call>"),
 }
-"""By the markup's name in ``engine/contract/markup.py``."""
+"""Grammars by the markup's name in ``engine/contract/markup.py``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyMarkup:
-    """What a model's replies are written in."""
+    """The markup of a model's replies."""
 
     tools: str | None
-    """A key of :data:`READ`; ``None``: the template has no tool calls, or none that are read."""
+    """A key of :data:`READ`, or ``None`` if the template has no tool calls, or none that are
+    read."""
     reasoning: ReasoningMarkup | None
-    """``None``: reasoning stays in the content."""
+    """The markup of reasoning, or ``None`` if reasoning stays in the content."""
     token_ids: frozenset[int]
-    """Special tokens that belong to the markup: readers need to see them in the text, and calls
-    that nobody reads must not lose them."""
+    """Special tokens that belong to the markup. Readers need to see them in the text, and calls
+    that no reader takes out must not lose them."""
 
 
 def reply_markup(tokenizer: Tokenizer, *, parse_thinking: bool) -> ReplyMarkup:
-    """What the model's template writes its replies in."""
+    """Return the markup of replies in the model's template."""
     tools = tool_markup(tokenizer)
     reasoning = (reasoning_markup(tokenizer) or THINK) if parse_thinking else None
     delimiters = [*(tools.delimiters if tools else ())]
@@ -71,6 +72,7 @@ def reply_markup(tokenizer: Tokenizer, *, parse_thinking: bool) -> ReplyMarkup:
 
 
 def reader(markup: str, tools: Sequence[Mapping[str, Any]] = ()) -> MarkupReader:
-    """A reader of one reply in ``markup``, a key of :data:`READ`; ``tools`` are the request's."""
+    """Return a reader of one reply in ``markup``, a key of :data:`READ`; ``tools`` are the
+    request's."""
     calls = Calls(tools)
     return MarkupReader(lambda feed: READ[markup](feed, calls))

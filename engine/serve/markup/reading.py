@@ -1,8 +1,8 @@
 """Reading markup as it arrives: a grammar takes text from a feed and waits where it needs more.
 
-A grammar is a generator over a :class:`Feed`. It yields deltas, and ``None`` where the text that
-has come does not decide what follows. What it yields in sum does not depend on how the text was
-cut, because no method of the feed decides on less text than it needs.
+A grammar is a generator over a :class:`Feed`. It yields deltas, and ``None`` where it needs more
+text to decide what follows. The deltas as a whole do not depend on how the text was cut, because no
+method of the feed decides on less text than it needs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bridle.engine.serve.stopping import partial_suffix
 
 T = TypeVar("T")
 Reading = Generator[Delta | None, None, T]
-"""Part of a grammar: yields deltas and waits, and returns what it found."""
+"""A part of a grammar, which yields deltas, waits, and returns a result."""
 Emit = Callable[[str], Iterable[Delta]]
-"""Deltas for the next piece of a text."""
+"""A function that returns the deltas for the next piece of a text."""
 
 
 _BLANKS: Final = re.compile(r"\s*")
@@ -36,10 +36,10 @@ def content(text: str) -> Iterable[Delta]:
 
 
 class Feed:
-    """The text of a reply that has come and is not yet read.
+    """The text of a reply that has arrived and is not yet read.
 
-    What has been read is passed over by an index and dropped when more comes: a long text is not
-    copied again for each tag in it.
+    An index passes over the text that was read, which is dropped when more arrives: a long text is
+    not copied again for each tag in it.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,9 @@ class Feed:
         self._at -= len(text)
 
     def until(self, tags: Sequence[str], emit: Emit | None = None) -> Reading[tuple[str, str]]:
-        """Read up to the first of ``tags``, and the tag: the text and the tag, which is empty at
-        the end of the reply. With ``emit`` the text is emitted piece by piece and not returned."""
+        """Read up to the first of ``tags``, and the tag. Return the text and the tag, which is
+        empty at the end of the reply. With ``emit`` the text is emitted piece by piece and not
+        returned."""
         read: list[str] = []
         first = _first_of(tuple(tags)) if tags else None
         while True:
@@ -79,8 +80,8 @@ class Feed:
             yield None
 
     def accept(self, *starts: str, blanks: bool = True) -> Reading[str]:
-        """Read one of ``starts`` and, with ``blanks``, white space before it; what was read is
-        returned. When none of them comes next, nothing is read."""
+        """Read one of ``starts`` and, with ``blanks``, white space before it. Return the text that
+        was read. If none of them comes next, nothing is read."""
         while True:
             blank = _BLANKS.match(self._text, self._at) if blanks else None
             at = self._at if blank is None else blank.end()
@@ -95,8 +96,8 @@ class Feed:
             yield None
 
     def value(self, emit: Emit) -> Reading[bool]:
-        """Read a JSON object or array, which must come next, and emit it piece by piece; whether
-        it was closed before the reply ended."""
+        """Read a JSON object or array, which must come next, and emit it piece by piece. Return
+        whether it was closed before the reply ended."""
         scanner = BracketScanner()
         while True:
             start, self._at = self._at, scanner.end(self._text, self._at)
@@ -107,12 +108,12 @@ class Feed:
             yield None
 
     def rest(self) -> Reading[None]:
-        """Everything that is left is content."""
+        """Emit everything that is left as content."""
         yield from self.until((), emit=content)
 
 
 class BracketScanner:
-    """Passes text on until the JSON object or array that it opens with has closed."""
+    """A filter that passes text on until the JSON object or array at its beginning has closed."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -149,7 +150,7 @@ class BracketScanner:
 
 
 class MarkupReader:
-    """Folds the text of a reply into deltas by a grammar.
+    """A reader that turns the text of a reply into deltas by a grammar.
 
     White space before the first call, between calls and after the last one is markup, unless
     content stands beside it.
@@ -159,7 +160,7 @@ class MarkupReader:
         self._feed = Feed()
         self._reading = grammar(self._feed)
         self._blank = ""
-        """White space that is markup or content, by what follows."""
+        """White space that is markup or content, depending on what follows."""
         self._called = False
         self._spoken = False
         """Whether content has come since the beginning, or since the last call."""
@@ -169,7 +170,8 @@ class MarkupReader:
         return self._run()
 
     def flush(self) -> list[Delta]:
-        """The end of the reply: an unfinished call is judged as it stands."""
+        """Return the remaining deltas at the end of the reply. An unfinished call is judged as it
+        stands."""
         self._feed.ended = True
         deltas = self._run()
         if not self._called:

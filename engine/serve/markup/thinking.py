@@ -17,10 +17,11 @@ class _Place(Enum):
 
 
 class ThinkingParser:
-    """Splits a reply's text into reasoning and the rest.
+    """A parser that splits a reply's text into reasoning and the rest.
 
-    ``already_open``: the prompt itself ended in the opening tag, so the reply begins inside. Text
-    that does not begin with that tag (after blanks) is content as a whole.
+    With ``already_open``, the prompt itself ended in the opening tag, so the reply begins with
+    reasoning. Otherwise, text that does not begin with that tag (after blanks) is content as a
+    whole.
     """
 
     def __init__(self, markup: ReasoningMarkup = THINK, *, already_open: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""Tool parsers for markup that vLLM's own parsers do not read, or misread, by Bridle's readers.
+"""Tool parsers, by Bridle's readers, for markup that vLLM's own parsers do not read, or misread.
 
-Loaded by vLLM with ``--tool-parser-plugin``. vLLM 0.32 has no parser for ``<TOOLCALL>`` and
+vLLM loads them with ``--tool-parser-plugin``. vLLM 0.32 has no parser for ``<TOOLCALL>`` and
 ``<function=NAME>{…}``, reads a ``[CALL_ID]`` of Mistral's as a part of the name, and does not start
 its Llama parser without the token ``<|python_tag|>``. The readers are those of Bridle's other
-engines (``engine/serve/markup``); of Bridle nothing else is imported.
+engines (``engine/serve/markup``); nothing else of Bridle is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARKUP = ("llama_json", "mistral", "nemotron_v2", "functionary")
 
 
 def _import_bridle() -> None:
-    """Makes the package around this file importable, whatever environment has installed it."""
+    """Make the package around this file importable, whatever environment it is installed in."""
     if "bridle" in sys.modules:
         return
     root = Path(__file__).parents[3]
@@ -49,7 +49,7 @@ from bridle.engine.serve.markup import reader  # noqa: E402
 
 
 class BridleToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not installed here
-    """One per reply when streaming."""
+    """A tool parser. When streaming, vLLM makes one per reply."""
 
     markup = ""
 

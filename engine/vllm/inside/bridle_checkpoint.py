@@ -1,4 +1,4 @@
-"""Whether weights are a version of the model that is served, before a layer is touched."""
+"""A check that weights are a version of the served model, made before a layer is touched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def check_directory(served: Path, directory: Path) -> None:
     """Raise ValueError unless ``directory`` holds the tensors that ``served`` holds.
 
-    Names and shapes must be equal; an output layer may be left out, or be there, where the
+    Names and shapes must be equal, except that an output layer may be left out, or be there, if the
     embeddings are tied. Without files in ``served`` (a hub name, a pruned version) there is nothing
     to compare with.
     """
@@ -27,8 +27,8 @@ def check_directory(served: Path, directory: Path) -> None:
 def check_shapes(served: Path, shapes: Shapes) -> None:
     """Raise ValueError unless tensors of these shapes are a version of the model in ``served``.
 
-    As :func:`check_directory`, but there must be something to compare with: what comes from a
-    directory was written by something that knew the model.
+    The comparison is that of :func:`check_directory`, but ``served`` must have files to compare
+    with. A directory can do without, because a program that knew the model wrote it.
     """
     _compare(checkpoint_shapes(served), shapes, served, served, "what was announced")
 
@@ -50,7 +50,8 @@ def _compare(expected: Shapes, shapes: Shapes, config_in: Path, served: Path, wh
 
 
 def checkpoint_shapes(directory: Path) -> Shapes:
-    """Shape of each tensor of a safetensors checkpoint, from the files' headers."""
+    """Return the shape of each tensor of a safetensors checkpoint, from the files' headers. Raise
+    ValueError if there are no files, or if one cannot be read."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{directory} holds no safetensors files; the weights were not changed")

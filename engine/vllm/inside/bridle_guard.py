@@ -1,7 +1,8 @@
-"""Middleware of vLLM's server: every route asks for the key, not the API's alone.
+"""Middleware for vLLM's server that requires the key on every route, not only below ``/v1``.
 
-vLLM checks ``--api-key`` below ``/v1``. Its control routes (pause, weights, ``collective_rpc``) are
-open to all who reach the port, and with them the policy. ``/health`` answers without a key.
+vLLM checks ``--api-key`` only below ``/v1``. Its control routes (pause, weights,
+``collective_rpc``) are open to all who reach the port, and with them the policy. ``/health``
+answers without a key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class RequireKey:
-    """Answers 401 to what does not send ``Authorization: Bearer $VLLM_API_KEY``."""
+    """A middleware that answers 401 to requests without ``Authorization: Bearer $VLLM_API_KEY``."""
 
     def __init__(self, app: App) -> None:
         self._app = app

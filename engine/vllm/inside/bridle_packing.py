@@ -1,8 +1,9 @@
-"""On CPU, vLLM packs each linear weight into oneDNN's layout when it is loaded.
+"""Packing of weights that layers share, after a reload on CPU.
 
-A reload repeats that for each layer that a tensor in the checkpoint loads. An output layer tied to
-the embedding has no such tensor, keeps its old packed copy, and would go on predicting with the
-previous version's output matrix.
+On CPU, vLLM packs each linear weight into oneDNN's layout when it is loaded. A reload repeats that
+for each layer that a tensor in the checkpoint loads. An output layer tied to the embedding has no
+such tensor, keeps its old packed copy, and would go on predicting with the previous version's
+output matrix.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 
 def repack_shared_weights(model: Any) -> None:
-    """Pack the weight of layers that share one parameter again, in each of them."""
+    """Pack again each weight that several layers share, in each of these layers."""
     sharing: dict[int, list[Any]] = {}
     for layer in model.modules():
         weight = layer._parameters.get("weight")

@@ -1,7 +1,7 @@
-"""Becomes vLLM's API server, which ends when the process that launched it does, however that ends.
+"""A script that becomes vLLM's API server, and ends when the process that launched it ends.
 
-Without this, vLLM would outlive a launcher that was killed: it holds the machine's memory, and
-serves a policy that nobody publishes to any more.
+Without it, vLLM would outlive a launcher that was killed: it would hold the machine's memory, and
+serve a policy to which nobody publishes any more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reasoning parsers for ``<think>`` as text, opened by the reply or by its prompt.
 
-Loaded by vLLM with ``--reasoning-parser-plugin``. vLLM's own parsers for ``<think>`` need it to be
-a token, and either take everything before ``</think>`` for reasoning, also when the reply never
+vLLM loads them with ``--reasoning-parser-plugin``. vLLM's own parsers for ``<think>`` need it to be
+a token. They either take everything before ``</think>`` for reasoning, also if the reply never
 opened it, or judge a stream and a whole reply differently. Here, as in Bridle's other engines, a
-reply reasons when it begins with ``<think>`` (after blanks), and else is content as a whole. Where
-the prompt ends in ``<think>``, a reply reasons until it closes it.
+reply reasons if it begins with ``<think>`` (after blanks), and else is content as a whole. If the
+prompt ends in ``<think>``, a reply reasons until it closes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BEFORE, INSIDE, AFTER = range(3)
 
 @ReasoningParserManager.register_module("bridle_thinking")
 class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not installed here
-    """One per reply when streaming."""
+    """A parser for replies that may open their reasoning. When streaming, vLLM makes one per
+    reply."""
 
     first_place = BEFORE
 
@@ -39,7 +40,7 @@ class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is no
         return CLOSE
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Never decided by a prompt: tags in it belong to earlier turns."""
+        """Return false, because tags in a prompt belong to earlier turns."""
         return False
 
     def is_reasoning_end_streaming(
@@ -81,11 +82,13 @@ class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is no
         return DeltaMessage(reasoning=reasoning or None, content=content or None)
 
     def get_streaming_fallback_content(self, text: str, request: Any) -> str | None:
-        """What is still held back at the end of a stream that never got beyond blanks."""
+        """Return the text that is still held back if the stream ended before anything but blanks
+        came."""
         return self._buffer if self._place == BEFORE else None
 
     def _push(self, text: str) -> tuple[str, str]:
-        """Reasoning and content that ``text`` settles; what it leaves open is buffered."""
+        """Return the reasoning and content that ``text`` settles; the undecided rest is
+        buffered."""
         self._buffer += text
         reasoning = ""
         if self._place == BEFORE:
@@ -112,11 +115,11 @@ class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is no
 
 @ReasoningParserManager.register_module("bridle_thinking_open")
 class BridleOpenThinkingParser(BridleThinkingParser):
-    """The prompt has opened the reasoning."""
+    """A parser for replies whose prompt has opened the reasoning."""
 
     first_place = INSIDE
 
 
 def _partial_close(text: str) -> int:
-    """Length of the longest end of ``text`` that begins ``</think>``."""
+    """Return the length of the longest end of ``text`` that begins ``</think>``."""
     return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)

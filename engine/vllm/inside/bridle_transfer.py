@@ -1,13 +1,15 @@
-"""Weights from the trainer's memory: vLLM's weight transfer interface, received whole before use.
+"""Weights from the trainer's memory, by vLLM's weight transfer interface, received whole before
+use.
 
 The trainer announces a transfer (``/init_weight_transfer_engine``), sends, asks whether all of it
 has come (``/start_weight_update``, ``/update_weights``), pauses, and has it loaded
-(``/finish_weight_update``). Until that last call nothing that is served is touched: what comes goes
-to the host's memory, in a thread, while the engine serves on. So whatever ends a transfer early, a
-sender that died or fell silent or tensors of another model, leaves the old weights in service. It
-costs one copy of the weights in each worker's host memory until they are loaded.
+(``/finish_weight_update``). Until that last call nothing that is served is touched: a thread
+receives the weights into the host's memory while the engine serves on. So a transfer that ends
+early leaves the old weights in service, whether the sender died or fell silent or the tensors are
+of another model. A transfer costs one copy of the weights in each worker's host memory until they
+are loaded.
 
-Loading itself cannot be undone. When it fails half-way this process ends, and with it the engine:
+Loading itself cannot be undone. If it fails half-way this process ends, and with it the engine:
 half-loaded weights must not serve.
 """
 
@@ -37,7 +39,7 @@ logger = init_logger("vllm.bridle_transfer")
 
 @dataclass
 class Arrived:
-    """``/update_weights`` says nothing more: everything was announced."""
+    """The body of ``/update_weights``. It has no fields, because everything was announced."""
 
 
 class Incoming:
@@ -55,14 +57,14 @@ class Incoming:
         self._thread.start()
 
     def give_up(self) -> None:
-        """What is still to come will not be waited for."""
+        """Stop waiting for the rest of the transfer."""
         self._given_up.set()
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """All tensors by name; raises ValueError when they did not come whole.
+        """Return all tensors by name. Raise ValueError if they did not come whole.
 
-        Waits for what the sender has sent already; it never waits long, since the thread ends when
-        the sender is gone or silent.
+        This waits for what the sender has sent already. It never waits long, since the thread ends
+        when the sender is gone or silent.
         """
         self._thread.join()
         if self._group is not None:
@@ -101,7 +103,8 @@ class Incoming:
 
 
 class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vLLM where types are checked
-    """The worker's end of transfers; ``--weight-transfer-config {"backend": "bridle"}``."""
+    """The worker's end of transfers; ``--weight-transfer-config {"backend": "bridle"}`` selects
+    it."""
 
     init_info_cls = Announcement
     update_info_cls = Arrived
@@ -110,7 +113,8 @@ class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vL
     _incoming: Incoming | None = None
 
     def init_transfer_engine(self, init_info: Announcement) -> None:
-        """Begin to receive; raises ValueError for what is no version of the served model."""
+        """Begin to receive. Raise ValueError if the tensors are not a version of the served
+        model."""
         check_shapes(Path(self.vllm_config.model_config.model), init_info.shapes)
         self.shutdown()
         parallel = self.parallel_config
@@ -122,11 +126,11 @@ class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vL
             raise ValueError("no transfer was announced; the weights were not changed")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which also waits for an accelerator that a CPU does not have."""
+        """Receive the weights, but do not wait for an accelerator, which the base class does."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Arrived) -> None:
-        """Return when all has come; raises ValueError, and forgets it, when it has not."""
+        """Return when all has come. Forget the transfer and raise ValueError if it has not."""
         try:
             self._require().tensors()
         except ValueError:
@@ -134,7 +138,7 @@ class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vL
             raise
 
     def finish_weight_update(self) -> None:
-        """Load what has come; ends the process when that fails half-way."""
+        """Load the received weights. End the process if that fails half-way."""
         tensors = self._require().tensors()
         try:
             self._load(tensors)

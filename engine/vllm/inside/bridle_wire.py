@@ -1,8 +1,8 @@
-"""What the two ends of a weight transfer agree on: the announcement, the bytes, and the group.
+"""The format that both ends of a weight transfer share: the announcement, the bytes, and the group.
 
-A checkpoint goes over the wire as one row of bytes, cut into *buckets* of one size whatever the
-tensors' sizes are, each of them one broadcast of a torch.distributed group. The group is made for
-one transfer through a store of its own: it is nobody's default group, no port listens between
+A checkpoint goes over the wire as one row of bytes. It is cut into *buckets* of one size, whatever
+the tensors' sizes are. Each bucket is one broadcast of a torch.distributed group. The group is made
+for one transfer through a store of its own: it is nobody's default group, no port listens between
 transfers, and an end that was restarted has nothing to remember.
 
 vLLM's worker imports this file as ``bridle_wire``, the trainer as
@@ -26,7 +26,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 BACKENDS = ("gloo", "nccl")
 ALIGNMENT = 64
-"""Bytes; a tensor begins at a multiple, so that its bytes can be looked at as its own type."""
+"""Bytes of which each tensor begins at a multiple, so that its bytes can be viewed as its own
+type."""
 POLL_SECONDS = 0.0005
 KEYS = "weights"
 
@@ -42,14 +43,14 @@ class Announcement:
     tensors: Sequence[tuple[str, str, Sequence[int]]]
     """Name, type (``float32``) and shape of each tensor of the checkpoint, in the order sent."""
     address: str
-    """Where the sender's store listens."""
+    """The address at which the sender's store listens."""
     port: int
     world_size: int
-    """The sender, which is rank 0, and all workers."""
+    """The number of members: the sender, which is rank 0, and all workers."""
     backend: str
     bucket_bytes: int
     stall_seconds: float
-    """Longest wait for the others to join, and for one bucket."""
+    """Maximum seconds to wait for the others to join, and for one bucket."""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -64,7 +65,7 @@ class Announcement:
 
     @property
     def offsets(self) -> list[int]:
-        """Where each tensor begins in the row of bytes, and where the last one ends."""
+        """The first byte of each tensor in the row of bytes, and the end of the last tensor."""
         offsets = [0]
         for _, kind, shape in self.tensors:
             end = offsets[-1] + math.prod(shape) * getattr(torch, kind).itemsize
@@ -72,7 +73,7 @@ class Announcement:
         return offsets
 
     def spans(self) -> list[tuple[int, int]]:
-        """First byte and end of each bucket."""
+        """Return the first byte and the end of each bucket."""
         total = self.offsets[-1]
         return list(pairwise([*range(0, total, self.bucket_bytes), total]))
 
@@ -80,10 +81,10 @@ class Announcement:
 def buckets(
     announcement: Announcement, tensors: Iterable[Tensor], device: torch.device
 ) -> Iterator[Tensor]:
-    """The buckets of ``tensors``, ``uint8`` on ``device``; each is good until the next is asked
-    for.
+    """Yield the buckets of ``tensors``, ``uint8`` on ``device``. Each is valid until the next is
+    requested.
 
-    ``tensors`` must be what was announced, in that order, on any device.
+    ``tensors`` must be the announced ones, in that order, on any device.
     """
     size, total = announcement.bucket_bytes, announcement.offsets[-1]
     buffer = torch.zeros(min(size, total), dtype=torch.uint8, device=device)
@@ -104,7 +105,7 @@ def buckets(
 
 
 def unpacked(announcement: Announcement, row: Tensor) -> list[tuple[str, Tensor]]:
-    """The tensors whose bytes are ``row``, by name; they share its memory."""
+    """Return the tensors whose bytes are ``row``, by name; they share its memory."""
     found = []
     for (name, kind, shape), offset in zip(
         announcement.tensors, announcement.offsets[:-1], strict=True
@@ -116,7 +117,7 @@ def unpacked(announcement: Announcement, row: Tensor) -> list[tuple[str, Tensor]
 
 
 def open_store(address: str, stall_seconds: float) -> tuple[TCPStore, int]:
-    """The sender's store, which listens on ``address`` alone, and its port."""
+    """Open the sender's store, which listens on ``address`` alone. Return it and its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port = int(listener.getsockname()[1])
@@ -133,7 +134,7 @@ def open_store(address: str, stall_seconds: float) -> tuple[TCPStore, int]:
 
 
 def find_store(announcement: Announcement) -> TCPStore:
-    """A worker's connection to the sender's store."""
+    """Connect a worker to the sender's store."""
     return TCPStore(
         announcement.address,
         announcement.port,
@@ -143,14 +144,16 @@ def find_store(announcement: Announcement) -> TCPStore:
 
 
 class Group:
-    """The members of one transfer; rank 0 sends. Made by all of them at the same time."""
+    """The members of one transfer, of which rank 0 sends. All of them create it at the same
+    time."""
 
     def __init__(
         self, announcement: Announcement, rank: int, store: Store, device: torch.device
     ) -> None:
         self._stall_seconds = announcement.stall_seconds
         self.on_host = announcement.backend == "gloo"
-        """Whether buckets must be in the host's memory, else in that of ``device``."""
+        """Whether buckets must be in the host's memory; if not, they must be in that of
+        ``device``."""
         keys = PrefixStore(KEYS, store)
         members = keys, rank, announcement.world_size
         make = _nccl if announcement.backend == "nccl" else _gloo
@@ -160,7 +163,8 @@ class Group:
             raise TransferBroken(f"the group did not form: {_first_line(error)}") from error
 
     def broadcast(self, bucket: Tensor, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Sends ``bucket`` from rank 0, or fills it elsewhere; raises :class:`TransferBroken`."""
+        """Send ``bucket`` from rank 0, or fill it elsewhere. Raise :class:`TransferBroken` if that
+        fails, is cancelled or takes too long."""
         try:
             work = self._backend.broadcast(bucket, 0)
             deadline = time.monotonic() + self._stall_seconds
@@ -207,7 +211,7 @@ def _nccl(members: tuple[Store, int, int], announcement: Announcement, device: t
 
 
 def _own_address(address: str, port: int) -> str:
-    """This machine's address on the way to ``address``."""
+    """Return this machine's address on the way to ``address``."""
     family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         # Connecting a datagram socket sends nothing; it picks the address of the way out.

@@ -7,7 +7,8 @@ PYTHONPATH and it may use nothing but vLLM and what vLLM itself needs. It change
 * A directory that cannot be loaded is refused before a layer is touched. vLLM 0.32 moves all layers
   to the meta device first, so that a reload that fails half-way kills the engine at the next step.
 * On CPU, layers that share one weight are packed again (:mod:`bridle_packing`).
-* What is served is written to ``BRIDLE_SERVED_FILE``, so that a restart begins with it.
+* The served directory and version are written to ``BRIDLE_SERVED_FILE``, so that a restart begins
+  with them.
 
 It also takes weights from the trainer's memory (:mod:`bridle_transfer`).
 """
@@ -38,12 +39,12 @@ class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where
     """vLLM's worker for this platform, with safe reloads."""
 
     _transferred = False
-    """Whether what is served came by a transfer of which no directory is known."""
+    """Whether the served weights came by a transfer and no directory of them is known."""
     _version: str | None = None
-    """Policy version of what is served, as far as it was said."""
+    """The policy version of the served weights; ``None`` until it is known."""
 
     def reload_weights(self, *args: Any, weights_path: str | None = None, **kwargs: Any) -> None:
-        """Load the checkpoint in ``weights_path`` in place; raises ValueError when it does not fit.
+        """Load the checkpoint in ``weights_path`` in place. Raise ValueError if it does not fit.
 
         After a ValueError the weights are those from before the call.
         """
@@ -58,32 +59,32 @@ class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where
             self._remember(directory=weights_path, version=None)
 
     def start_weight_update(self) -> None:
-        """Begin to take over what a transfer brought."""
+        """Begin to take over the weights that a transfer brought."""
         # A trainer that ended in mid-update has left it open, and nothing was loaded.
         self._weight_update_active = False
         super().start_weight_update()
 
     def finish_weight_update(self) -> None:
-        """Load what a transfer brought. There is no directory of it yet."""
+        """Load the weights that a transfer brought. There is no directory of them yet."""
         super().finish_weight_update()
         self.reset_encoder_cache()
         self.reset_mm_cache()
         self._transferred, self._version = True, None
 
     def remember_version(self, version: str) -> None:
-        """Note that the weights served now are policy version ``version``.
+        """Record that the weights served now are policy version ``version``.
 
-        Transferred ones are noted with their directory, once there is one: until then a restart
-        begins with the directory and version that were noted before.
+        The version of transferred weights is recorded with their directory, once there is one.
+        Until then a restart begins with the directory and version that were recorded before.
         """
         self._version = version
         if not self._transferred:
             self._remember(directory=self.model_config.model, version=version)
 
     def remember_directory(self, directory: str, version: str) -> None:
-        """Note that ``directory`` holds the transferred weights that are served as ``version``.
+        """Record that ``directory`` holds the transferred weights that are served as ``version``.
 
-        Raises ValueError when these are not served, or not to be read there.
+        Raise ValueError if these are not served, or cannot be read there.
         """
         if not self._transferred or self._version != version:
             raise ValueError(f"version {version} is not served from a transfer")
