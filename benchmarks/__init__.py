@@ -1,1 +1,2 @@
-"""What ``bridle bench`` measures; one file per benchmark, each makes a JSON-ready report."""
+"""The measurements of ``bridle bench``: one file per benchmark, each of which makes a JSON-ready
+report."""

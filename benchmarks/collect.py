@@ -1,8 +1,8 @@
-"""How busy sessions keep their slots while a policy trains, by the staleness that is allowed.
+"""A benchmark of the slots that sessions occupy while a policy trains, at each staleness bound.
 
-Sessions sleep for times that are lognormal with σ = 1, as those of agents roughly are: few take far
-longer than the others. The collector, its rule of capacity and the trainer's preparation are the
-real ones; a training step sleeps.
+Sessions sleep for lognormal times (σ = 1), roughly as those of agents: a few take far longer than
+the others. The collector with its capacity rule and the trainer's preparation are the real ones; a
+training step sleeps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from bridle.trainer.collection.collector import Collector
 from bridle.trainer.config import FilterConfig, GrpoConfig
 
 ENDLESS = 1_000_000
-"""Steps of a run that does not end: its last steps would leave slots free."""
+"""The configured number of steps, more than a run takes: the last steps of a run that ends would
+leave slots free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +35,41 @@ class CollectSettings:
     group_size: int = 8
     groups_per_step: int = 8
     steps: int = 40
-    """Steps that are measured."""
+    """Number of measured steps."""
     median_s: float = 0.2
-    """Of a session."""
+    """The median duration of a session."""
     train_s: float = 0.05
-    """Of a step's update and publish."""
+    """Seconds that the update and the publish of a step take."""
     seed: int = 0
     refill: float = 1.0
-    """Of the step's filters."""
+    """The ``refill`` setting of the step's filters."""
     half_degenerate: bool = False
-    """Every other group has equal rewards."""
+    """Whether every other group has equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectFigures:
-    """One run at one bound of staleness."""
+    """The figures of one run at one staleness bound."""
 
     max_staleness: int
     slot_use: float
     """Share of slot seconds in which a session ran."""
     staleness: int
-    """Most versions that a trained token lagged behind."""
+    """The largest number of versions by which a trained token lagged behind."""
     trained: float
-    """Share of the sessions taken that were trained; the others were too old."""
+    """Share of the collected sessions that were trained; the others were too old or taught
+    nothing."""
     seconds_per_step: float
     live: float
-    """Groups of a step of which something is trained, on average, for each group that it asks
-    for."""
+    """The mean number of groups with trained samples per step, divided by the number that a step
+    asks for."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class SleepingSessions:
-    """Groups of sessions that sleep, each in one of some slots."""
+    """Groups of sleeping sessions that share a fixed number of slots."""
 
     def __init__(self, settings: CollectSettings, version: Callable[[], int]) -> None:
         self._settings = settings
@@ -124,7 +126,7 @@ class SleepingSessions:
                 self._busy += time.perf_counter() - self._began.pop(name)
 
     def busy_seconds(self) -> float:
-        """Slot seconds in which a session has run so far."""
+        """Return the slot seconds in which a session has run so far."""
         now = time.perf_counter()
         with self._lock:
             return self._busy + sum(now - began for began in self._began.values())
@@ -152,7 +154,7 @@ class SleepingSessions:
 
 
 def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigures:
-    """Runs ``settings.steps`` steps at one bound."""
+    """Run ``settings.steps`` steps at one staleness bound."""
     config = GrpoConfig(
         steps=ENDLESS, max_staleness=max_staleness, filters=FilterConfig(refill=settings.refill)
     )

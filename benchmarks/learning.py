@@ -1,18 +1,19 @@
-"""How many sessions each estimator, loss and setting needs to learn a sparse task of ten steps.
+"""A benchmark of estimators, losses and settings: the sessions that each needs to learn a sparse
+task of ten steps.
 
 The task is made by rule. Ten places lie in a row before the goal, and a session begins at one of
-them, drawn by lot. In each of at most ten steps it sees the place where it is and chooses one of
-eight ways: one of them, another at every place, leads on; the others stay. The only reward is 1 for
-a session that comes to the goal, which ends it.
+them, drawn at random. In each of at most ten steps it sees its place and chooses one of eight ways.
+One of them, which differs from place to place, leads on; the others stay. The only reward is 1 for
+a session that reaches the goal, which ends it.
 
 So most of a reward is luck: random steps reach the goal from the last place in three sessions of
-four, and from the first in one of a thousand million. An estimator with one credit for a whole
-session compares sessions that began apart, and gives every step of a lucky one the same credit,
-though most of them were wrong. Places recur within a session and among those of a group, so that a
-step can be compared with others at its place.
+four, and from the first place in one of a thousand million. An estimator with one credit for a
+whole session compares sessions that began at different places, and gives every step of a lucky
+session the same credit, though most of its steps were wrong. Places recur within a session and
+among the sessions of a group, so that a step can be compared with others at its place.
 
 The policy is a table of logits, one row for each place, so that only credit, filters, losses and
-corrections are measured: those are the trainer's own, from
+corrections are measured. Those are the trainer's own, from
 :func:`bridle.trainer.batch.prepare.prepare` to the loss.
 """
 
@@ -40,18 +41,19 @@ from bridle.trainer.losses.losses import policy_loss
 from bridle.trainer.policy.model import TokenScores
 
 STEPS: Final = 10
-"""Of a session, at most."""
+"""The largest number of steps in a session."""
 WAYS: Final = 8
 PLACES: Final = 10
-"""Before the goal; the tokens of the ways come behind theirs."""
+"""Number of places before the goal. A place is its own token id; the ways have the ids that
+follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSettings:
     farthest: int = PLACES
-    """Places from the goal at which a session can begin."""
+    """The largest distance from the goal at which a session can begin, in places."""
     goal: float = 0.9
-    """Of the rewards, on average over the last ``window`` steps."""
+    """The mean reward over the last ``window`` steps that a run must reach."""
     window: int = 3
     groups: int = 4
     group_size: int = 16
@@ -59,7 +61,7 @@ class LearningSettings:
     seeds: int = 3
     first_seed: int = 0
     most: int = 400
-    """Steps after which a run has not reached the goal."""
+    """Number of steps after which a run counts as not having reached the goal."""
 
     @property
     def every_seed(self) -> range:
@@ -68,32 +70,34 @@ class LearningSettings:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured: how a run differs from the default."""
+    """One measured case: how a run differs from the default."""
 
     name: str
     config: GrpoConfig
     lag: int = 0
-    """Versions by which what samples is older than what is trained."""
+    """Number of versions by which the sampling policy is older than the trained one."""
     two_roles: bool = False
-    """Steps are taken in turn by a planner and a worker."""
+    """Whether a planner and a worker take the steps in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningFigures:
     name: str
     sessions: float | None
-    """Until the goal, the median over the seeds; ``None``: half of them have not reached it."""
+    """The median number of sessions until the goal over the seeds, or ``None`` if half of the seeds
+    have not reached it."""
     by_seed: list[int | None]
-    """Of each seed; ``None``: not reached."""
+    """Number of sessions until the goal for each seed, or ``None`` if the seed has not reached
+    it."""
     ratio: float | None
-    """Of the default's."""
+    """The number of sessions divided by that of the default case."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def cases() -> list[Case]:
-    """Those of the table; the first is the default."""
+    """Return the cases of the table; the first is the default."""
     default = GrpoConfig()
 
     def credit(name: str, **settings: Any) -> GrpoConfig:
@@ -125,7 +129,7 @@ def cases() -> list[Case]:
 
 
 class TablePolicy(nn.Module):
-    """A row of logits for each thing that a step sees."""
+    """A policy with one row of logits for each place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,13 +144,14 @@ class TablePolicy(nn.Module):
 
 
 def bench_learning(case: Case, settings: LearningSettings) -> list[int | None]:
-    """Sessions until the goal by seed; ``None`` where it is not reached."""
+    """Return the number of sessions until the goal by seed, or ``None`` for a seed that does not
+    reach it."""
     return [sessions_to_goal(case, settings, seed) for seed in settings.every_seed]
 
 
 def compared(needed: Mapping[str, Sequence[int | None]]) -> list[LearningFigures]:
-    """Each case's sessions beside those of the first. Medians: a run now and then forgets a place
-    for good, and takes several times as long as the others."""
+    """Compare each case's sessions with those of the first case, by medians: now and then a run
+    forgets a place for good, and takes several times as long as the others."""
     default = _median(next(iter(needed.values())))
     found = []
     for name, by_seed in needed.items():
@@ -162,7 +167,7 @@ def _median(by_seed: Sequence[int | None]) -> float | None:
 
 
 def sessions_to_goal(case: Case, settings: LearningSettings, seed: int) -> int | None:
-    """Of one run."""
+    """Return the number of sessions until one run reaches the goal, or ``None`` if it does not."""
     rng = np.random.default_rng(seed)
     right = rng.integers(0, WAYS, PLACES)
     policy = TablePolicy()
@@ -203,7 +208,7 @@ def _group(
     settings: LearningSettings,
     rng: np.random.Generator,
 ) -> list[Episode]:
-    """Sessions of one group, whose every step is a call of its own."""
+    """Play the sessions of one group. Every step is a call of its own."""
     scores = logits.log_softmax(-1).numpy()
     places = PLACES - 1 - rng.integers(0, settings.farthest, settings.group_size)
     steps: list[list[tuple[int, int, float]]] = [[] for _ in places]

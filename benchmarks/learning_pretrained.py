@@ -1,8 +1,9 @@
-"""How many sessions estimators and losses need to teach a pretrained model the demo's questions.
+"""A benchmark of estimators and losses: the sessions that each needs to teach a pretrained model
+the demo's questions.
 
-A case trains SmolLM2-135M-Instruct inside the demo's LangChain app, with the demo's settings but
-for the case's credit and loss. Sessions are two questions in one conversation, so that what tells
-the steps of a long session apart is not measured here.
+A case trains SmolLM2-135M-Instruct inside the demo's LangChain app. The settings are the demo's,
+except for the case's credit and loss. A session is two questions in one conversation, so that
+credit for the steps of a long session is not measured here.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from bridle.trainer.policy.smollm2 import smollm2_directory
 from bridle.trainer.report import StepReport
 
 CASES: Final = ("grpo", "leave_one_out", "mean", "gspo", "cispo", "importance mask")
-"""Those of :func:`bridle.bench.learning.cases` that are measured unless others are named."""
+"""The cases of :func:`bridle.bench.learning.cases` that are measured unless others are named."""
 LONGEST_S: Final = 1800.0
 SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
-"""As the demo's, without its checkpoints of 1.6 GB."""
+"""The demo's settings, without its checkpoints of 1.6 GB each."""
 
 
 def bench_pretrained(
     case: Case, settings: LearningSettings, device: str, say: Callable[[str], None]
 ) -> list[int | None]:
-    """Sessions until the goal by seed; ``None`` where it is not reached.
+    """Return the number of sessions until the goal by seed, or ``None`` for a seed that does not
+    reach it.
 
-    ``device``: PyTorch's name of what trains and serves.
+    ``device`` is PyTorch's name of the device that trains and serves.
     """
     needed = []
     for seed in settings.every_seed:
@@ -53,7 +55,7 @@ def bench_pretrained(
 def rewards_by_step(
     case: Case, settings: LearningSettings, seed: int, device: str, say: Callable[[str], None]
 ) -> list[float]:
-    """The mean reward of each step's sessions, until the goal or the demo's last step."""
+    """Return the mean reward of each step's sessions, until the goal or the demo's last step."""
     rewards: list[float] = []
 
     def on_step(report: StepReport) -> bool:
@@ -82,12 +84,12 @@ def rewards_by_step(
 
 
 def reached_goal(rewards: Sequence[float], settings: LearningSettings) -> bool:
-    """Over the last steps of a window."""
+    """Return whether the mean reward of the last ``settings.window`` steps is at the goal."""
     return len(rewards) >= settings.window and mean(rewards[-settings.window :]) >= settings.goal
 
 
 def table(found: Sequence[LearningFigures], settings: LearningSettings) -> str:
-    """Markdown."""
+    """Return the published table as Markdown."""
     size = SETTINGS.groups * SETTINGS.group_size
     lines = [
         "# What teaches a pretrained model how fast",

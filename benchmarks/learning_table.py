@@ -1,4 +1,4 @@
-"""The table that ``bridle bench learning --table`` writes: what learns how fast."""
+"""The table that ``bridle bench learning --table`` writes: how fast each case learns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REFILLS = (1.0, 8.0)
 
 
 def measured() -> tuple[list[CollectFigures], list[CollectFigures]]:
-    """Collection at each of :data:`BOUNDS`, and at each of :data:`REFILLS` where every other group
-    teaches nothing."""
+    """Measure collection at each of :data:`BOUNDS`, and at each of :data:`REFILLS` with equal
+    rewards in every other group."""
     bounds = [bench_collect(SLOW, bound) for bound in BOUNDS]
     degenerate = replace(SLOW, half_degenerate=True)
     return bounds, [bench_collect(replace(degenerate, refill=refill), 0) for refill in REFILLS]
@@ -27,7 +27,7 @@ def table(
     refills: Sequence[CollectFigures],
     settings: LearningSettings,
 ) -> str:
-    """Markdown."""
+    """Return the published table as Markdown."""
     size = settings.groups * settings.group_size
     lines = [
         "# What learns how fast",
@@ -70,7 +70,7 @@ def table(
 
 
 def rows(found: Sequence[LearningFigures], settings: LearningSettings) -> list[str]:
-    """The cases' own table."""
+    """Return the lines of the cases' own table."""
     lines = [
         f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
         "of the default's |",

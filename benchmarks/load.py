@@ -1,9 +1,10 @@
-"""A load generator: so many connections, each asking again as soon as it has been answered.
+"""A load generator: a number of connections, each of which sends its next request as soon as the
+last one is answered.
 
 ``python -m bridle.bench.load`` reads one :class:`Load` as JSON from standard input and prints one
-:class:`Measured`. Each worker starts a new session after ``SESSION_CALLS`` calls, as rollouts do:
-``{session}`` in the URL's path is filled in, so that a proxy which names sessions there sees them.
-Every request's last message is unique; what comes before it is the session's.
+:class:`Measured`. Each worker starts a new session after ``SESSION_CALLS`` calls, as rollouts do.
+``{session}`` in the URL's path is replaced by the session's name, for proxies that take it from
+there. The last message of every request is unique; the messages before it are the session's.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ SESSION_CALLS: Final = 32
 
 @dataclass(frozen=True)
 class Load:
-    """What to ask, and of whom."""
+    """The requests to make, and their target."""
 
     url: str
-    """Base URL with ``/v1``; may hold ``{session}``."""
+    """The base URL with ``/v1``; it may contain ``{session}``."""
     model: str
     concurrency: int
     request_bytes: int
     name: str
-    """Sessions are called ``{name}-{worker}-{number}``."""
+    """The prefix of session names, which are ``{name}-{worker}-{number}``."""
     seconds: float = 0.0
-    """How long new requests are made; the running ones are waited for."""
+    """Seconds in which new requests are made; those still running at the end are awaited."""
     calls: int = 0
-    """With ``seconds == 0``: so many requests per worker."""
+    """Number of requests per worker, if ``seconds`` is 0."""
     stream: bool = False
     ramp_s: float = 0.0
-    """The workers begin evenly spread over so many seconds, not all at once."""
+    """Seconds over which the starts of the workers are evenly spread; with 0 all start at once."""
     api_key: str = "bench"
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of each request."""
+    """Additional fields of each request."""
 
 
 @dataclass
 class Measured:
-    """What came of it."""
+    """The result of a load."""
 
     calls: int = 0
     failed: int = 0
@@ -57,11 +58,11 @@ class Measured:
     first: tuple[float, float] = (0.0, 0.0)
     """Milliseconds to the first byte of the body: 50th and 99th percentile."""
     whole: tuple[float, float] = (0.0, 0.0)
-    """To the last byte."""
+    """Milliseconds to the last byte: 50th and 99th percentile."""
 
 
 class Times:
-    """One value per answered request, in seconds."""
+    """The measured times in seconds, one value per answered request."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -70,7 +71,8 @@ class Times:
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The 50th and 99th percentile in milliseconds (nearest rank); zeros when there is no value."""
+    """Return the 50th and 99th percentile in milliseconds (nearest rank), or zeros if there are no
+    values."""
     ordered = sorted(seconds) or [0.0]
 
     def rank(share: float) -> float:
@@ -147,7 +149,8 @@ class Worker(asyncio.Protocol):
 
 
 def request_body(load: Load, session: str, number: int) -> bytes:
-    """A request of about ``request_bytes``: the session's history, then what is new."""
+    """Return the body of a request of about ``request_bytes``: the session's history, then a new
+    question."""
     turns = max(1, load.request_bytes // 8192)
     filler = "The quick brown fox jumps over the lazy dog. " * (load.request_bytes // turns // 45)
     messages = [{"role": "system", "content": f"Session {session}. {filler}"}]

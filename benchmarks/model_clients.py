@@ -1,7 +1,7 @@
 """A client of each dialect that leads a conversation step by step.
 
-Each sends its history as harnesses do: reasoning is dropped, arguments are parsed and written anew,
-results refer to the calls by the ids of the reply.
+Each sends its history as harnesses do. It drops reasoning, parses arguments and writes them anew,
+and refers to calls by the ids of the reply.
 """
 
 from __future__ import annotations

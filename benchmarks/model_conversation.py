@@ -1,9 +1,9 @@
-"""The conversation that a family is tried on, and an engine that plays the model in it.
+"""The conversation in which a family is tested, and an engine that plays the model in it.
 
-The engine renders messages as vLLM does, with the family's own template, and takes the given ids
-where the prompt is continued exactly. A reply is sampled as the family writes one: its text comes
-out of the template, its arguments are spelled as no serialiser would, and it ends with the
-family's own token. Every prompt is compared with the whole conversation rendered at once.
+The engine renders messages as vLLM does, with the family's own template. For an exactly continued
+prompt, it takes the given ids. A reply is sampled as the family writes one: its text comes from the
+template, its arguments are formatted unlike any serialiser's, and it ends with the family's own
+token. Every exact prompt is compared with the whole conversation rendered at once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ TOOL: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: what is new in its request, and what the model replies."""
+    """One call: the new part of its request, and the model's reply."""
 
     user: str | None
-    """``None``: the results of the calls before."""
+    """The new user message, or ``None`` if the request brings the results of the previous calls."""
     text: str = ""
     calls: int = 0
 
@@ -67,7 +67,8 @@ WITHOUT_TOOLS: Final = tuple(
 
 
 def steps_for(tools: bool, parallel: bool, *, bare: bool = True) -> tuple[Step, ...]:
-    """The conversation that a template can carry; ``bare``: with calls that have no text beside."""
+    """Return the longest conversation that a template supports. With ``bare``, calls may come
+    without text beside them."""
     if not tools:
         return WITHOUT_TOOLS
     return tuple(
@@ -85,20 +86,20 @@ def odd_arguments(word: str, at: int) -> str:
 
 
 def result(word: str) -> str:
-    """The tool's answer; it does not contain the word."""
+    """Return the tool's result, which does not contain the word."""
     return f"found{word[::-1]}: 12 cafés\n"
 
 
 @dataclass(slots=True)
 class PlayedModel:
-    """What is sampled at each step of a family's conversation."""
+    """A model that samples the scripted reply at each step of a family's conversation."""
 
     tokenizer: Tokenizer
     family: Family
     steps: tuple[Step, ...]
     thinks: bool = False
     differences: list[str] = field(default_factory=list)
-    """Prompts that differ from the whole rendering elsewhere than in what was sampled."""
+    """The prompts that differ from the whole rendering in other parts than the sampled ones."""
     refusals: list[str] = field(default_factory=list)
     _last: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
@@ -113,7 +114,7 @@ class PlayedModel:
                 return f"chatcmpl-tool-{at:015d}a{n:016d}"
 
     def message(self, at: int, *, reasoning: bool = True) -> dict[str, Any]:
-        """The reply as the engine parses it."""
+        """Return the reply as the engine parses it."""
         step = self.steps[at]
         made: dict[str, Any] = {"role": "assistant", "content": step.says(at) or None}
         if self.thinks and reasoning:
@@ -130,7 +131,8 @@ class PlayedModel:
         return made
 
     def request(self, at: int) -> list[dict[str, Any]]:
-        """The messages of the call's request as an engine that recorded nothing would get them."""
+        """Return the messages of a call's request, with the replies exactly as the engine sent
+        them."""
         messages: list[dict[str, Any]] = []
         for before in range(at + 1):
             step = self.steps[before]
@@ -159,7 +161,7 @@ class PlayedModel:
         return self.tokenizer.render(messages, self.tools, add_generation_prompt=not ends)
 
     def sampled(self, at: int, prompt: str) -> list[int]:
-        """The reply's ids, after a prompt of that text."""
+        """Return the ids of the reply that follows a prompt with this text."""
         message, step = self.message(at), self.steps[at]
         shown = self._written(at, message)
         for word in step.words(at):
@@ -181,7 +183,7 @@ class PlayedModel:
         return [*self.tokenizer.encode(shown), end_id]
 
     def _written(self, at: int, message: Mapping[str, Any]) -> str:
-        """The reply as the template writes it, without what ends it."""
+        """Return the reply as the template writes it, without its end token."""
         history = self.request(at)
         try:
             whole = self.render([*history, message], ends=True)
@@ -204,9 +206,10 @@ class PlayedModel:
         return [*step.words(at), *([step.says(at)] if step.text else [])]
 
     def reply(self, messages: Sequence[Mapping[str, Any]], given: list[int] | None) -> Any:
-        """The prompt's and the reply's ids and its message.
+        """Return the prompt's ids, the reply's ids, the message, and whether it has tool calls.
 
-        Raises :class:`TemplateError` when the template refuses the messages."""
+        Raise :class:`TemplateError` if the template refuses the messages.
+        """
         at = sum(message["role"] == "assistant" for message in messages)
         ids = self.tokenizer.encode(self.render(messages)) if given is None else given
         sampled = self.sampled(at, self.tokenizer.decode(ids[-40:]))
@@ -218,7 +221,7 @@ class PlayedModel:
         return ids, sampled, self.message(at), bool(self.steps[at].calls)
 
     def _native(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with the ids that the engine itself gave its calls."""
+        """Return the messages with the ids that the engine itself gave to its calls."""
         made, at, result_at = [], -1, 0
         for message in messages:
             copy = dict(message)
@@ -238,7 +241,8 @@ class PlayedModel:
     def _objection(
         self, at: int, messages: Sequence[Mapping[str, Any]], ids: list[int]
     ) -> str | None:
-        """What of the exact prompt is not what the whole rendering says after the last reply."""
+        """Return how an exact prompt differs from the whole rendering after the last reply, or
+        ``None`` if it does not."""
         before, sampled = self._last
         path = [*before, *sampled]
         if ids[: len(path)] != path:
@@ -284,14 +288,14 @@ class PlayedModel:
 
 
 def _without_special(tokenizer: Tokenizer, text: str) -> str:
-    """``text`` without the special token, if any, that it ends with."""
+    """Return ``text`` without trailing space and without the special token, if any, at its end."""
     added = tokenizer.backend.get_added_tokens_decoder().values()
     ends = [token.content for token in added if text.rstrip().endswith(token.content)]
     return text.rstrip().removesuffix(max(ends, key=len)) if ends else text.rstrip()
 
 
 def app_of(model: PlayedModel) -> Starlette:
-    """The routes of vLLM that the proxy uses."""
+    """Return an app with the routes of vLLM that the proxy uses."""
 
     async def chat(request: Request) -> Response:
         body = await request.json()

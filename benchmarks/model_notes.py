@@ -1,4 +1,4 @@
-"""The notes on model families, as a page: what is exact, which parsers, what to know."""
+"""The notes on model families as a page: what is exact, the parsers, and peculiarities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ docs/models.md` writes this page.
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures of :func:`bridle.bench.models.measure` as Markdown."""
+    """Return the figures of :func:`bridle.bench.models.measure` as Markdown."""
     rows = [
         f"| {name} | not fetched | | | | | | |\n" for name in found if "not_fetched" in found[name]
     ]

@@ -1,8 +1,9 @@
-"""Genuine tokenizers and templates through the proxy: what is exact, family by family.
+"""A benchmark of genuine tokenizers and templates through the proxy: what is exact, family by
+family.
 
 Each family's conversation of eight calls is led through the proxy in every dialect, once with exact
-continuation and once rendered. The verdicts of the probe are compared with what renderings of the
-same conversation show.
+continuation and once with rendered history. The verdicts of the proxy's template probe are compared
+with renderings of the same conversation.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from bridle.store.records import BreakReason, Continuation
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the template's renderings of the conversation show."""
+    """The properties of a template that its renderings of the conversation show."""
 
     system: bool
     tools: str
-    """``shown``, ``vanish`` or ``refused``."""
+    """The treatment of tool calls and results: ``shown``, ``vanish`` or ``refused``."""
     parallel: bool
     text_beside_calls: bool
     bare_calls: bool
     ids_refused: bool
-    """Whether it refuses ids as long as a client's."""
+    """Whether the template refuses ids as long as a client's."""
     thinks: bool
     prefix_preserving: bool
 
@@ -69,7 +70,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Outcome:
-    """One continuation mode over all dialects."""
+    """The results of one continuation mode over all dialects."""
 
     rows: int = 0
     sessions: int = 0
@@ -92,7 +93,8 @@ class Outcome:
 
 
 def measure(names: Iterable[str] = FAMILIES) -> dict[str, Any]:
-    """By family, its figures; ``{"not_fetched": REASON}`` where it cannot be had."""
+    """Return the figures by family, or ``{"not_fetched": REASON}`` for a family that cannot be
+    fetched."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -103,7 +105,7 @@ def measure(names: Iterable[str] = FAMILIES) -> dict[str, Any]:
 
 
 def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
-    """The figures of one model directory, played as ``family``."""
+    """Return the figures of one model directory, played as ``family``."""
     tokenizer = Tokenizer(directory)
     report = Continuer(tokenizer).report
     shown = look(tokenizer, family)
@@ -127,14 +129,15 @@ def measure_directory(directory: Path, family: Family) -> dict[str, Any]:
 
 
 def played(tokenizer: Tokenizer, family: Family, shown: Shown) -> PlayedModel:
-    """The family's model in a conversation that its template can carry."""
+    """Return the family's model in a conversation that its template supports."""
     parallel = shown.parallel or shown.tools == "vanish"
     steps = steps_for(shown.tools != "refused", parallel, bare=shown.bare_calls)
     return PlayedModel(tokenizer, family, steps, shown.thinks)
 
 
 def look(tokenizer: Tokenizer, family: Family) -> Shown:
-    """What the renderings of the conversation show; nothing of the product's probe is used."""
+    """Return what the renderings of the conversation show, without any part of the proxy's own
+    probe."""
     thinks = "think" in tokenizer.chat_template_source.lower()
     with_tools = PlayedModel(tokenizer, family, steps_for(True, True), thinks)
     single = PlayedModel(tokenizer, family, steps_for(True, False), thinks)
@@ -172,14 +175,15 @@ def look(tokenizer: Tokenizer, family: Family) -> Shown:
 
 
 def _grows(model: PlayedModel) -> bool:
-    """Whether each request's rendering, generation prompt included, begins the next one's."""
+    """Return whether each request's rendering, generation prompt included, is the beginning of the
+    next one's."""
     texts = [_try(model, model.request(at)) for at in range(len(model.steps))]
     kept = [text for text in texts if text is not None]
     return all(later.startswith(text.rstrip()) for text, later in itertools.pairwise(kept))
 
 
 def _refuses_long_ids(tokenizer: Tokenizer, family: Family) -> bool:
-    """Whether ids as an OpenAI client knows them are refused where short ones are not."""
+    """Return whether ids in the form of OpenAI's are refused while short ones are accepted."""
     kinds = {
         kind: PlayedModel(
             tokenizer,
@@ -207,7 +211,7 @@ def _wrong(report: TemplateReport, shown: Shown) -> list[str]:
 
 
 def _lead(model: PlayedModel, directory: Path, system: bool) -> tuple[Outcome, Outcome]:
-    """The conversation in every dialect, with exact continuation and rendered."""
+    """Lead the conversation in every dialect, with exact continuation and with rendered history."""
     outcomes = {mode: Outcome() for mode in Continuation}
     with tempfile.TemporaryDirectory() as scratch:
         store = f"sqlite:///{scratch}/bench.db"

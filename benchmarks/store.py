@@ -1,14 +1,15 @@
 """``bridle bench store``: bytes per token, growth, and commits per second.
 
-Sizes are those of the SQLite file after a checkpoint, less the file of an empty store; several
-sessions share a store until it holds at least 600 turns, so that the first page of every table and
-index, which an empty store has already, and half-filled pages weigh as they do in use. *Unique*
+Sizes are those of the SQLite file after a checkpoint, less the file of an empty store. Several
+sessions share a store until it holds at least 600 turns, so that half-filled pages, and the first
+page of every table and index, which an empty store has already, weigh as they do in use. *Unique*
 tokens are those of the token tree: prompts that repeat history count once.
 
-Beside it, the peers' way: a JSON object per call, as ``json.dumps`` writes it. It holds the request
-and the engine's reply in full and once: the prompt's ids, the sampled ids, a logprob object per
-token. ``json_traces_ratio`` compares with what rLLM's gateway writes for a call when it is to keep
-the bodies as well (``TraceRecord`` with ``capture_raw``), where messages and ids come twice.
+For comparison, the format of other projects is measured: one JSON object per call, as
+``json.dumps`` writes it. It holds the request and the engine's reply in full and once, with the
+prompt's ids, the sampled ids, and a logprob object per token. ``json_traces_ratio`` compares with
+what rLLM's gateway writes for a call when it also keeps the bodies (``TraceRecord`` with
+``capture_raw``); there, messages and ids occur twice.
 """
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ TURNS: Final = (10, 30, 100, 200, 300)
 _LEAST_TURNS: Final = 600
 
 _CONCURRENT: Final = 64
-"""Calls that wait for their commit at the same time, each in a session of its own."""
+"""Number of calls that wait for their commit at the same time, each in its own session."""
 
 _COMMIT_TURNS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What sessions of one length take."""
+    """The measured sizes of sessions of one length, in bytes."""
 
     tokens: int
     sessions: int
     size: int
     json_size: int
-    """One JSON object per call."""
+    """The size of one JSON object per call."""
     traces_size: int
-    """One rLLM trace per call, bodies included."""
+    """The size of one rLLM trace per call, bodies included."""
 
 
 def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict[str, Any]:
-    """All figures, by the keys that ``bridle bench store --json`` prints."""
+    """Return all figures, by the keys that ``bridle bench store --json`` prints."""
     stored = {length: measure_size(length) for length in turns}
     commits = {"sqlite": measure_commits(None)}
     if postgresql is not None:
@@ -88,9 +89,10 @@ def bench(turns: tuple[int, ...] = TURNS, postgresql: str | None = None) -> dict
 
 
 def measure_size(turns: int, *, apart: bool = False) -> Stored:
-    """Records enough sessions of ``turns`` turns and looks at the file.
+    """Record enough sessions of ``turns`` turns, and measure the file.
 
-    ``apart`` commits the beginning of every call before its end, as calls are that take a while.
+    With ``apart``, the beginning of every call is committed before its end, as for calls that take
+    a while.
     """
     sessions = max(1, -(-_LEAST_TURNS // turns))
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -121,7 +123,7 @@ def measure_size(turns: int, *, apart: bool = False) -> Stored:
 
 
 def one_json(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -> str:
-    """The peers' way: everything about one call, once, in an object of its own."""
+    """Return everything about one call, once, in one JSON object, as other projects write it."""
     return json.dumps(
         {
             "id": call.begun.id,
@@ -135,7 +137,7 @@ def one_json(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) ->
 
 
 def one_trace(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -> str:
-    """The fields of rLLM's ``TraceRecord``, whose raw request and response are kept as well."""
+    """Return the fields of rLLM's ``TraceRecord`` as JSON, with the raw request and response."""
     choice, ended = reply["choices"][0], call.ended
     return json.dumps(
         {
@@ -163,7 +165,8 @@ def one_trace(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -
 
 
 def engine_reply(call: BenchCall) -> dict[str, Any]:
-    """The call's chat completion as vLLM sends it with ``return_token_ids`` and ``logprobs``."""
+    """Return the call's chat completion as vLLM sends it with ``return_token_ids`` and
+    ``logprobs``."""
     ended = call.ended
     prompt = ended.prompt_token_ids
     return {
@@ -187,7 +190,7 @@ def engine_reply(call: BenchCall) -> dict[str, Any]:
 
 
 def _logprob_objects(choice: Choice) -> list[dict[str, Any]]:
-    """One for each sampled token, its text as bytes too."""
+    """Return one logprob object for each sampled token, with its text also as bytes."""
     pieces = corpus().pieces(choice.token_ids)
     return [
         {
@@ -212,9 +215,9 @@ class Rate:
 
 
 def measure_commits(url: str | None) -> Rate:
-    """Commits calls that each bring 2 KB that no earlier one had.
+    """Measure commits of calls that each bring 2 KB of new text.
 
-    SQLite writes with ``synchronous=FULL``, PostgreSQL as the server is set.
+    SQLite writes with ``synchronous=FULL``, PostgreSQL as the server is configured.
     """
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         address = url or str(Path(folder) / "bench.db")
@@ -240,7 +243,8 @@ async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> Rate:
 
 
 def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
-    """Calls that add 1.5 KB to the request and answer with 0.5 KB, and the tokens of both."""
+    """Yield calls that add 1.5 KB to the request and answer with 0.5 KB, with the tokens of
+    both."""
     random, text = np.random.default_rng(seed), corpus().code
     tree = TokenTree(session_id)
     at, prompt, parent, history = seed * 9_973 % len(text), np.empty(0, np.uint32), None, b"["

@@ -1,8 +1,8 @@
-"""What a training step costs by how its samples are packed: trees against rows.
+"""A benchmark of a training step by the layout of its samples: trees against padded rows.
 
-Samples are made by rule; what trains them is the trainer's own update, from packing to the
-optimizer's step. A speedup is the time of the step in padded rows, divided by its time in trees, of
-the same samples, the same policy and one budget of tokens a pack.
+Samples are made by rule; the trainer's own update trains on them, from packing to the optimizer's
+step. A speedup is the time of the step in padded rows, divided by its time in trees, for the same
+samples, the same policy and the same budget of tokens per pack.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_polic
 VOCABULARY: Final = 512
 SHAPE: Final = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=16_384)
 ENOUGH_S: Final = 10.0
-"""A step is timed again until it has been measured for so long, three times at most."""
+"""Seconds of measurement after which a step is not timed again; it is timed at most three times."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Sizes of the batches; tokens wherever nothing else is said."""
+    """The sizes of the batches, in tokens unless stated otherwise."""
 
     turns: int = 30
     question: int = 400
     thinking: int = 100
-    """Of a turn; the next turn's prompt is without it."""
+    """Thinking tokens of a turn; the next turn's prompt does not have them."""
     answer: int = 50
     result: int = 150
-    """Of the tool that a turn called."""
+    """Tokens of the result of the tool that a turn called."""
     sessions: int = 64
-    """That share a prompt."""
+    """Number of sessions that share a prompt."""
     prompt: int = 6_000
     tail: int = 300
     lines: int = 32
-    """Sessions that share nothing."""
+    """Number of sessions that share nothing."""
     line: int = 1_000
-    """The middling one; their lengths are lognormal, σ = 0.3."""
+    """The median length of those sessions, in tokens; the lengths are lognormal (σ = 0.3)."""
     max_tokens: int = 32_768
-    """Of a pack, in trees and in rows."""
+    """Maximum tokens per pack, in trees and in rows."""
     device: str = "cpu"
     precision: Precision = "float32"
     hidden: int = SHAPE.hidden
@@ -74,7 +74,8 @@ class TrainSettings:
 
     @property
     def shape(self) -> TinyShape:
-        """Of the policy: twice as many heads as it has of keys, of 128 numbers in a wide one."""
+        """The shape of the policy, with twice as many query heads as key heads, and heads of 128
+        numbers in a wide policy."""
         kv_heads = max(1, self.hidden // 256)
         return replace(
             SHAPE,
@@ -87,32 +88,34 @@ class TrainSettings:
 
     @property
     def hybrid(self) -> TinyShape:
-        """Three layers of Gated DeltaNet and one of attention, as every four of Qwen3.5."""
+        """The shape of the hybrid policy: three layers of Gated DeltaNet for each layer of
+        attention, as in Qwen3.5."""
         return replace(self.shape, layers=max(4, self.layers))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainFigures:
-    """One batch, in trees and in padded rows."""
+    """The figures of one batch, in trees and in padded rows."""
 
     batch: str
     model: str
     layout: Layout
-    """What the model is trained in when trees are asked for."""
+    """The layout in which the model is trained when trees are requested."""
     samples: int
     tokens: int
-    """Computed in trees."""
+    """Number of tokens that a step in trees computes."""
     tokens_ratio: float
-    """Tokens of the rows, without their padding, for each token of the trees."""
+    """Number of tokens in rows, without their padding, divided by the number in trees."""
     seconds: float
-    """Of a step in trees."""
+    """Seconds of a step in trees."""
     rows_seconds: float
     step_speedup: float
     peak_mib: float
-    """Of the step in trees, above what the model takes."""
+    """Peak memory of the step in trees, in MiB, beyond that of the model."""
     rows_peak_mib: float
     max_rel_grad_diff: float
-    """Largest difference of a gradient between the two, of the largest gradient of its tensor."""
+    """The largest difference of a gradient between the two layouts, relative to the largest
+    gradient of its tensor."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,11 +126,11 @@ class Batch:
     name: str
     items: tuple[TrainItem, ...]
     model: str = "qwen3"
-    """``qwen3`` or ``qwen3.5``."""
+    """The architecture of the policy, ``qwen3`` or ``qwen3.5``."""
 
 
 def batches(settings: TrainSettings) -> list[Batch]:
-    """Those of the bench, in its order."""
+    """Return the batches of the benchmark, in its order."""
     branching = branching_items(settings)
     return [
         Batch("branching", branching),
@@ -138,7 +141,8 @@ def batches(settings: TrainSettings) -> list[Batch]:
 
 
 def branching_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
-    """A session whose every turn thinks, and whose history has no thinking in it."""
+    """Return the turns of a session that thinks in every turn, and whose history has no
+    thinking."""
     rng = np.random.default_rng(1)
     history = _tokens(rng, settings.question)
     items = []
@@ -151,7 +155,7 @@ def branching_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
 
 
 def shared_prompt_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
-    """One question, and a short answer of each session."""
+    """Return one question with a short answer from each session."""
     rng = np.random.default_rng(2)
     prompt = _tokens(rng, settings.prompt)
     return tuple(
@@ -161,7 +165,7 @@ def shared_prompt_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
 
 
 def linear_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
-    """Sessions of which nothing can be shared."""
+    """Return sessions that share nothing."""
     rng = np.random.default_rng(3)
     lengths = (settings.line * rng.lognormal(0, 0.3, settings.lines)).astype(int)
     return tuple(
@@ -202,7 +206,8 @@ def _item(
 
 @contextmanager
 def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Module]]:
-    """Loads a policy by the model it is like; its weights are random and the same every time."""
+    """Yield a loader of policies by architecture. Their weights are random and the same every
+    time."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
         make_policy(made["qwen3"], settings.shape, vocab_size=VOCABULARY)
@@ -212,8 +217,9 @@ def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Modul
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
-    """Measures one batch in both layouts. On a CPU it has one thread, and its time is the thread's
-    own, so that what else the machine does is not counted. Elsewhere kernels are compiled first."""
+    """Measure one batch in both layouts. On a CPU, the time is that of the process, so that other
+    load on the machine does not count. On other devices, a first step, in which kernels are
+    compiled, is not timed."""
     asked = PackingConfig(layout="tree", max_tokens=settings.max_tokens)
     packing = exact_packing(model, asked)
     rows = replace(asked, layout="padded")
@@ -253,7 +259,7 @@ def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> Trai
 
 
 def fastest(steps: Sequence[Callable[[], object]], device: str) -> list[float]:
-    """Seconds of each step at its fastest, taking turns."""
+    """Return the seconds of the fastest run of each step; the steps take turns."""
     times: list[list[float]] = [[] for _ in steps]
     while not times[0] or (sum(map(sum, times)) < ENOUGH_S * len(steps) and len(times[0]) < 3):
         for step, found in zip(steps, times, strict=True):
@@ -279,13 +285,13 @@ def _config(packing: PackingConfig, rate: float) -> GrpoConfig:
 
 
 def one_step(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> UpdateStats:
-    """One update, which leaves the weights as they are."""
+    """Run one update, which leaves the weights as they are."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     return update_policy(model, optimizer, items, _config(packing, 0.0), step=0, version=0)
 
 
 class _Keeper(torch.optim.AdamW):
-    """Keeps the gradients of its last step."""
+    """An optimizer that keeps the gradients of its last step."""
 
     kept: list[Tensor]
 
@@ -308,7 +314,7 @@ def _gradients(
 
 
 def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> float:
-    """Most that a step has allocated at a time."""
+    """Return the peak of memory that a step has allocated at a time, in MiB."""
     if next(model.parameters()).device.type != "cpu":
         before = torch.accelerator.memory_allocated()
         torch.accelerator.reset_peak_memory_stats()
@@ -328,6 +334,6 @@ def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConf
 
 
 def one_thread() -> None:
-    """A CPU's other cores belong to whatever else runs."""
+    """Use one thread, because the other cores of a CPU belong to other programs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(1)

@@ -1,7 +1,8 @@
-"""TRL's own trainers on the bench's samples: ``GRPOTrainer``'s rows, ``AsyncGRPOTrainer``'s trees.
+"""A benchmark of TRL's own trainers on the samples of :mod:`bridle.bench.train`: rows of
+``GRPOTrainer`` and trees of ``AsyncGRPOTrainer``.
 
 Each computes its own loss of the same samples, advantages and logprobs, and the gradients. TRL's
-trees need FlashAttention 3, which no CPU has: there each of its segments is a call of PyTorch's
+trees need FlashAttention 3, which no CPU has. So each of its segments is a call of PyTorch's
 ``scaled_dot_product_attention``, as ours are.
 """
 
@@ -48,33 +49,33 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass
 class _NoRollouts:
-    """Stands where TRL's worker does; the samples are here already."""
+    """A replacement for TRL's worker, because the samples exist already."""
 
     rollout_buffer: queue.Queue[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TrlFigures:
-    """The branching batch, by ours and by TRL's."""
+    """The seconds per step of the branching batch, by our update and by TRL's trainers."""
 
     version: str
     seconds: float
-    """Of our step in trees."""
+    """Seconds of our step in trees."""
     rows_seconds: float
-    """Of ``GRPOTrainer``."""
+    """Seconds of a step of ``GRPOTrainer``."""
     trees_seconds: float
-    """Of ``AsyncGRPOTrainer``."""
+    """Seconds of a step of ``AsyncGRPOTrainer``."""
     step_speedup: float
-    """Against ``GRPOTrainer``."""
+    """The speedup of our step over ``GRPOTrainer``."""
     trees_step_speedup: float
-    """Against ``AsyncGRPOTrainer``."""
+    """The speedup of our step over ``AsyncGRPOTrainer``."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def bench_trl(settings: TrainSettings) -> TrlFigures:
-    """On a CPU, with one thread."""
+    """Measure our step and TRL's on the CPU."""
     items = branching_items(settings)
     packing_config = PackingConfig(max_tokens=settings.max_tokens)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -123,7 +124,8 @@ def _in_rows(
 
 
 def _rows(items: Sequence[TrainItem]) -> dict[str, Tensor]:
-    """As ``GRPOTrainer`` pads them: prompts on the left, completions on the right."""
+    """Return a batch padded as ``GRPOTrainer`` pads it: prompts on the left, completions on the
+    right."""
     parts: dict[str, list[Tensor]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "advantages", "old_per_token_logps")
     }
@@ -197,7 +199,8 @@ def _in_trees(
 
 
 class _SegmentAttention:
-    """FlashAttention's function for segments of different lengths, one after another."""
+    """A replacement for FlashAttention's function for segments of different lengths, one after
+    another."""
 
     @staticmethod
     def flash_attn_varlen_func(

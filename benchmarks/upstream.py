@@ -1,9 +1,9 @@
-"""A fast engine to measure proxies against: vLLM's reply shape, prepared in advance.
+"""A fast engine to measure proxies against: replies in vLLM's form, prepared in advance.
 
-``python -m bridle.bench.upstream`` prints its port and serves until it is ended. The model's name
-says what is asked for: ``bench-small`` (about 8 KB with ids and logprobs), ``bench-large`` (50,000
-prompt ids) and ``bench-stream`` (100 chunks, 10 ms apart). An :class:`asyncio.Protocol` on
-httptools, so that the engine is no part of what is measured.
+``python -m bridle.bench.upstream`` prints its port and serves until it is ended. The requested
+model's name chooses the reply: ``bench-small`` (about 8 KB with ids and logprobs), ``bench-large``
+(50,000 prompt ids) or ``bench-stream`` (100 chunks, 10 ms apart). The server is an
+:class:`asyncio.Protocol` on httptools, so that the engine adds little to the measured time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _logprobs(count: int) -> dict[str, Any]:
 
 
 def whole(model: str, prompt: int, sampled: int) -> bytes:
-    """A complete chat reply."""
+    """Return the body of a complete chat reply."""
     return orjson.dumps(
         {
             "id": _HEAD,
@@ -60,7 +60,8 @@ def whole(model: str, prompt: int, sampled: int) -> bytes:
 
 
 def stream_events() -> list[bytes]:
-    """The events of a streamed reply: the role, ``CHUNKS`` tokens, then the end with its usage."""
+    """Return the events of a streamed reply: the role, ``CHUNKS`` tokens, then the end with its
+    usage."""
 
     def event(choice: dict[str, Any] | None, **fields: Any) -> bytes:
         body = {

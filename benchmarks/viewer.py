@@ -1,6 +1,6 @@
-"""How long the viewer's pages take on a large store: until the first byte, and for list actions;
-and what a proxy adds to its calls while someone reads the pages of the store that it records into.
-"""
+"""A benchmark of the viewer's pages on a large store: the time to the first byte, for pages and for
+list actions. It also measures the latency that a proxy adds to its calls while someone reads the
+pages of the store that it records into."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from bridle.proxy.app import PAGES
 from bridle.run.environment import admin_key_for
 
 PAGE_MS: Final = 200.0
-"""The bar of a page's first byte."""
+"""The bar for a page's first byte, in milliseconds."""
 ACTION_MS: Final = 300.0
-"""The bar of what htmx asks for: a filter, an order, the next page of a list."""
+"""The bar for a request of htmx, in milliseconds: a filter, an order, the next page of a list."""
 ADDED_MS: Final = (1.0, 4.0)
-"""The proxy's bars for what it adds to p50 and p99 of one caller's calls."""
+"""The proxy's bars for the milliseconds that it adds to p50 and p99 of one caller's calls."""
 TURNS: Final = 4
 LONG: Final = 300
-"""Turns of one long session."""
+"""Number of turns of one long session."""
 RESTS_S: Final = 0.5
-"""A reader's pause between two pages."""
+"""Seconds that a reader pauses between two pages."""
 
 
 def measure(
@@ -47,9 +47,13 @@ def measure(
     record_s: float = 5.0,
     record_runs: int = 3,
 ) -> dict[str, Any]:
-    """Milliseconds of each page (median and largest of ``repeats``), on ``store`` or a new one of
-    ``sessions`` sessions; and of a proxy's calls, ``record_runs`` times for ``record_s`` seconds,
-    while the pages are read: from a viewer, and from the proxy itself."""
+    """Measure the pages, and a proxy's calls while the pages are read.
+
+    The report has the milliseconds of each page (median and largest of ``repeats``), on ``store``
+    or on a new store of ``sessions`` sessions. It has the milliseconds that recording adds,
+    measured ``record_runs`` times for ``record_s`` seconds, while the pages are read from a viewer,
+    and while they are read from the proxy itself.
+    """
     with TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = store or Path(folder) / "store.db"
         if not path.exists():
@@ -99,7 +103,7 @@ def measure(
 
 
 def over_bars(report: Mapping[str, Any]) -> list[str]:
-    """The names of what is above its bar."""
+    """Return the names of the figures that are above their bars."""
     bars = report["bars_ms"]
     slow = [n for kind in bars for n, ms in report[kind].items() if ms["median_ms"] > bars[kind]]
     recording = report["recording"]
@@ -111,7 +115,7 @@ def over_bars(report: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def _viewer(store: Path) -> Iterator[httpx.Client]:
-    """A client of the pages of ``store``."""
+    """Run a viewer of ``store``, and yield a client of its pages."""
     argv = [sys.executable, "-m", "bridle", "viewer", "--store", str(store), "--port", "0"]
     with subprocess.Popen([*argv, "--json"], stdout=subprocess.PIPE, text=True) as viewer:
         try:
@@ -168,7 +172,7 @@ def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
 
 
 def _linked(client: httpx.Client, listing: str, below: str) -> str:
-    """The first address below ``below`` that a list links to."""
+    """Return the first address below ``below`` to which a list links."""
     text = client.get(listing).raise_for_status().text
     return html.unescape(below + text.split(f'href="{below}', 1)[1].split('"', 1)[0])
 

@@ -1,9 +1,11 @@
-"""``bridle bench vllm``: tokens a second of vLLM through the recording proxy, beside direct.
+"""``bridle bench vllm``: tokens per second of vLLM through the recording proxy, compared with
+direct.
 
 Within each round the same streamed load is put on vLLM directly and through the proxy, in turns,
-because machines drift. Direct is what a client asks for that does not record: no token ids, no
-logprobs; what asking for those costs by itself is measured as ``direct_with_ids``. Replies have a
-fixed length, so that tokens are calls times length; the store must hold all of them afterwards.
+because machines drift. A direct request is that of a client that does not record: it asks for no
+token ids and no logprobs. The cost of asking for those is measured separately as
+``direct_with_ids``. Replies have a fixed length, so that the number of tokens is that of calls
+times the length; the store must hold all of them afterwards.
 """
 
 from __future__ import annotations
@@ -37,17 +39,18 @@ _REQUEST_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """The sizes of a measurement."""
 
     concurrency: int = 16
-    """Sessions at a time."""
+    """Number of concurrent sessions."""
     rounds: int = 3
     calls: int = 2
-    """Per session and round."""
+    """Number of calls per session and round."""
     tokens: int = 128
-    """Length of each reply."""
+    """The length of each reply, in tokens."""
     publishes: int = 0
-    """By directory and by transfer each, after the rounds; vLLM only."""
+    """Number of publishes by directory, and as many by transfer, after the rounds; for vLLM
+    only."""
 
     def __post_init__(self) -> None:
         if self.calls > SESSION_CALLS:
@@ -61,7 +64,8 @@ def measure(
     *,
     engine_kind: EngineKind = "vllm",
 ) -> dict[str, Any]:
-    """The report. ``policy`` is a model directory; by default one of 20 million weights is made."""
+    """Return the report. ``policy`` is a model directory; by default one of 20 million weights is
+    made."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
         policy = policy or make_bench_policy(folder / "policy")
@@ -156,13 +160,14 @@ def _report(
 
 
 def _ratio(speeds: Mapping[str, list[float]], other: str) -> float:
-    """Median over the rounds, each against its own direct."""
+    """Return the median over the rounds of the proxied speed, divided by the other target's in the
+    same round."""
     pairs = zip(speeds[PROXIED], speeds[other], strict=True)
     return statistics.median(own / bare for own, bare in pairs)
 
 
 def make_bench_policy(directory: Path) -> Path:
-    """Random weights of a size that keeps a core busy, as an engine should be."""
+    """Make a policy with random weights, large enough to keep a core busy as an engine should."""
     from bridle.trainer.policy.tiny import TinyShape, make_policy
     from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 

@@ -1,4 +1,5 @@
-"""Runs unmodified agents on tasks: adapters start them, sandboxes hold them, verifiers score them.
+"""The runners of unmodified agents on tasks: adapters start agents, sandboxes hold them, and
+verifiers score them.
 
 :mod:`bridle.harnesses.rollout` runs many sessions at once and speaks HTTP to the proxy.
 """

@@ -41,29 +41,29 @@ class ProxySilent(ProxyUnreachable):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A recorded session as the proxy hands it out. Its keys are shown once, here."""
+    """A recorded session as the proxy returns it. Its keys are shown only here, once."""
 
     id: str
     key: str
-    """The harness's own: it records calls of the session."""
+    """The harness's key, which records calls of the session."""
     base_urls: dict[str, str]
-    """``openai``, ``anthropic`` and ``google`` base URLs of this session."""
+    """The ``openai``, ``anthropic`` and ``google`` base URLs of this session."""
     environment: dict[str, str] = {}
-    """What to set for a harness that takes its base URL and key from the environment."""
+    """The variables for a harness that takes its base URL and key from the environment."""
     verifier_key: str = ""
-    """For the code that scores the session; an adapter never sees it."""
+    """The key for the code that scores the session. An adapter never sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The fields a session is created with; all are optional."""
+    """The fields with which a session is created. All are optional."""
 
     name: str | None = None
     run_id: str | None = None
     group_id: str | None = None
     harness: str | None = None
     continuation: str | None = None
-    """``exact`` or ``rendered``; the proxy's default when ``None``."""
+    """``exact`` or ``rendered``, or ``None`` for the proxy's default."""
     settings: Mapping[str, Any] | None = None
     labels: Mapping[str, Any] | None = None
     ttl_s: float | None = None
@@ -101,7 +101,10 @@ class Client:
         timeout_s: float = 30.0,
         given: GivenRewards | None = None,
     ) -> None:
-        """``given`` records the sessions that are created here, and the verifier's rewards."""
+        """Connect to the proxy at ``base_url``.
+
+        ``given`` records the sessions that are created here, and the verifier's rewards.
+        """
         self._given = given
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # The machine's HTTP proxy settings must not come between us and our own proxy.
@@ -133,8 +136,8 @@ class Client:
         status: str = "running",
         reason: str | None = None,
     ) -> None:
-        """Begins a run, which sessions then name; of one that has begun, sets how it ended, and
-        why in one line."""
+        """Begin a run, to which sessions then refer by its id. For a run that has begun, set how it
+        ended and, in one line, the reason."""
         more = {"name": name, "reason": reason}
         body = {"kind": kind, "status": status, **{k: v for k, v in more.items() if v}}
         await self._send("PUT", f"/runs/{run_id}", body)
@@ -146,13 +149,14 @@ class Client:
         return made
 
     async def new_verifier_key(self, session_id: str) -> str:
-        """A new verifier key of a session whose own is lost, which is void from now on."""
+        """Return a new verifier key for a session whose own key is lost. The old key is void from
+        then on."""
         reply = await self._send("POST", f"/sessions/{session_id}/verifier-key")
         return _read(reply, dict[str, str])["verifier_key"]
 
     async def private_files(self) -> list[Path]:
-        """The files of the proxy's machine that no session may see; none that an older proxy
-        names."""
+        """Return the files of the proxy's machine that no session may see, or none if the proxy is
+        too old to name them."""
         try:
             reply = await self._send("GET", "/private-files")
         except ControlError as error:
@@ -172,9 +176,10 @@ class Client:
         mode: FindingMode | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records a reward: the verifier's with the session's verifier key, else the operator's.
+        """Record a reward: the verifier's if ``verifier_key`` is given, else the operator's.
 
-        A ``kind`` of ``finding`` reports something about the session; ``mode`` is what it costs.
+        With the ``kind`` ``finding`` it reports something about the session, and ``mode`` is what
+        the finding costs.
         """
         body: dict[str, Any] = {"name": name, "value": value, "kind": kind}
         if mode is not None:
@@ -188,25 +193,25 @@ class Client:
     async def seal(
         self, session_id: str, outcome: str, seconds: Mapping[str, float] | None = None
     ) -> None:
-        """Ends the session; ``seconds`` by stage become its label of that name."""
+        """End the session. ``seconds`` by stage become its label ``seconds``."""
         body = {"outcome": outcome, **({"seconds": dict(seconds)} if seconds else {})}
         await self._send("POST", f"/sessions/{session_id}/seal", body)
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """A session's state; ``calls`` counts its calls by status, and ``fault`` says what the
-        engine or the proxy may have made its agent fail with."""
+        """Return a session's state. ``calls`` is the number of its calls by status. ``fault`` is
+        the reason why the engine or the proxy may have made its agent fail."""
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
     async def actions(self, session_id: str) -> list[Action]:
-        """The tool calls that a session's calls sampled."""
+        """Return the tool calls that a session's calls sampled."""
         return _read(await self._send("GET", f"/sessions/{session_id}/actions"), list[Action])
 
     async def policy(self) -> dict[str, Any]:
-        """The state of the policy, with its ``version``."""
+        """Return the state of the policy, with its ``version``."""
         return _read(await self._send("GET", "/policy"), dict[str, Any])
 
     async def engines(self) -> list[dict[str, Any]]:
-        """The state of each engine of the policy."""
+        """Return the state of each engine of the policy."""
         return _read(await self._send("GET", "/engines"), list[dict[str, Any]])
 
     async def _send(
@@ -236,7 +241,7 @@ class Client:
 
 
 def _reason(reply: httpx.Response) -> str:
-    """What an error reply says: the message in it, where it is one of Bridle's."""
+    """Return the message of an error reply if Bridle sent it, else the beginning of its text."""
     try:
         return str(msgspec.json.decode(reply.content)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -244,8 +249,8 @@ def _reason(reply: httpx.Response) -> str:
 
 
 def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:
-    """The reply's body. Raises :class:`ControlError` for a body that no Bridle proxy sends: another
-    web server may run at that address."""
+    """Return the reply's body. Raise :class:`ControlError` for a body that no Bridle proxy sends,
+    because another web server may run at that address."""
     try:
         return msgspec.json.decode(reply.content, type=kind)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""The environment a harness runs in: the caller's, without its provider keys and its home."""
+"""The environment in which a harness runs: the caller's, without its provider keys and its home."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without anything that could reach a provider past the proxy, or pay there.
+    """Return ``environment`` without anything that could reach a provider past the proxy, or pay
+    there.
 
-    Provider settings go by prefix, other secrets by the end of their name. An HTTP proxy of the
-    machine stays, but never for loopback, where the recording proxy is.
+    Provider settings are removed by prefix, other secrets by the end of their name. An HTTP proxy
+    of the machine stays, but never for loopback, where the recording proxy is.
     """
     return _loopback_direct(
         {name: value for name, value in environment.items() if not _leaves(name)}
@@ -50,17 +51,20 @@ _OVERRIDING = frozenset(
         "OPENAI_PROJECT_ID",
     }
 )
-"""What clients put before the variables that point them at the proxy, or send along."""
+"""The variables that override those that point a client at the proxy, or that a client sends
+along."""
 
 
 def redirected(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """A person's own ``environment`` with ``variables``, less what would override those."""
+    """Return a person's own ``environment`` with ``variables``, without those that would override
+    them."""
     kept = {name: value for name, value in environment.items() if name not in _OVERRIDING}
     return _loopback_direct({**kept, **variables})
 
 
 def home_at(home: PurePath) -> dict[str, str]:
-    """Settings that make ``home`` the home of a process, so that sessions share no state."""
+    """Return the variables that make ``home`` the home of a process, so that sessions share no
+    state."""
     return {
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),

@@ -1,4 +1,4 @@
-"""What happens inside an opened sandbox: the harness runs and the verifier scores, step by step."""
+"""One session inside an opened sandbox: the harness runs and the verifier scores, step by step."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, Verifier
 
 
 class Outcome(StrEnum):
-    """How a session ended."""
+    """The end of a session."""
 
     COMPLETED = "completed"
     """The harness exited with 0."""
     AGENT_ERROR = "agent_error"
-    """It exited otherwise; its answer counts as none."""
+    """The harness exited with another code. Its answer is empty."""
     TIMEOUT = "timeout"
     INFRASTRUCTURE = "infrastructure"
-    """The proxy, the sandbox or the verifier failed: nothing is known of the agent."""
+    """The proxy, the sandbox or the verifier failed, so nothing is known about the agent."""
     QUARANTINED = "quarantined"
-    """A guard found what the run keeps out of training."""
+    """A guard found something that the run keeps out of training."""
     CANCELLED = "cancelled"
-    """The rollout was stopped while it ran; only sealed with, never a result."""
+    """The rollout was stopped while the session ran. Sessions are sealed with it, but it is never a
+    result."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What came of a session's task."""
+    """The result of a session's task."""
 
     outcome: Outcome
-    """Of the first step that did not complete, else completed."""
+    """The outcome of the first step that did not complete, or else ``completed``."""
     scores: Scores
     seconds: float
-    """Of the harness, all steps together."""
+    """Seconds that the harness ran, in all steps together."""
     exit_code: int | None
     answer: str
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -66,12 +67,13 @@ class Episode:
     session: Session
     model: str
     timeout_s: float
-    """For a task that states no time of its own."""
+    """The time limit for a task that states none."""
     clock: StageClock
     _steps: list[Scores] = field(default_factory=list)
 
     async def run(self, task: Task) -> EpisodeResult:
-        """Raises what sandbox and verifier raise."""
+        """Run the steps of ``task``, and score each. Raise the errors of the sandbox and the
+        verifier."""
         seconds = 0.0
         outcome, answer = Outcome.COMPLETED, ""
         exit_code: int | None = 0
@@ -119,7 +121,7 @@ class Episode:
             )
 
     async def _harness(self, task: Task, step: Step) -> Launch:
-        """How the harness is started; its files are written."""
+        """Write the harness's files, and return the launch that starts it."""
         place = self.sandbox.place
         plan = self.adapter.plan(task, Access(self._reached_from_inside(), self.model), place)
         given = {place.workspace / name: text for name, text in task.files.items()}
@@ -136,8 +138,8 @@ class Episode:
         return _made(self.sandboxes, SandboxRequest(directory, self.request.urls, spec))
 
     def _reached_from_inside(self) -> Session:
-        """The session with the URLs by which a process in the sandbox reaches it, without the key
-        that scores it."""
+        """Return the session with the URLs by which a process in the sandbox reaches it, and
+        without the key that scores it."""
 
         def reached(values: Mapping[str, str]) -> dict[str, str]:
             return {
@@ -157,7 +159,7 @@ async def _made(sandboxes: SandboxProvider, request: SandboxRequest) -> AsyncIte
 
 
 def _one(task: Task, step: Step) -> Task:
-    """The task as the adapter and the verifier see it in one step."""
+    """Return the task as the adapter and the verifier see it in one step."""
     if not step.name:
         return task
     payload = {**task.payload, "step": step.name}
@@ -171,12 +173,13 @@ def outcome_of(finished: ProcessResult) -> Outcome:
 
 
 def reaches(scores: Scores, minimum: Mapping[str, float]) -> bool:
-    """Whether every named reward is there and at least its number."""
+    """Return whether every reward in ``minimum`` is there and at least its number."""
     return all(scores.get(name, float("-inf")) >= least for name, least in minimum.items())
 
 
 def combined(steps: Sequence[Scores], how: str) -> Scores:
-    """The session's rewards: the last step's, or the mean of each; one that is missing is 0."""
+    """Return the session's rewards: the last step's, or the mean over the steps, in which a missing
+    reward counts as 0."""
     if how == "final" or len(steps) == 1:
         return steps[-1]
     names = dict.fromkeys(name for scores in steps for name in scores)

@@ -1,7 +1,7 @@
-"""The rewards that a run gave in, kept apart from the store, to compare what the store returns.
+"""The rewards that a run reported, kept apart from the store, to verify what the store returns.
 
-A store can be changed by others: by a program with access to its file, or a trigger in it. A
-trainer that reads rewards from it compares them with these, and takes no step on a difference.
+Others can change a store: a program with access to its file, or a trigger in it. A trainer that
+reads rewards from the store compares them with these, and takes no step on a difference.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from bridle.errors import BridleError
 from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 GIVEN_FILE: Final = "given-rewards.jsonl"
-"""In the output folder of a training run."""
+"""The name of the file in the output folder of a training run."""
 
 
 class RewardsDiffer(BridleError):
-    """The store returns other rewards of a session than the run gave in."""
+    """The store returns rewards of a session that differ from those that the run reported."""
 
 
 Given = tuple[str, float, RewardKind, FindingMode | None, str | None, int | None]
-"""A reward's name, value, kind, mode of a finding, call and turn."""
+"""The name, value and kind of a reward, the mode of a finding, and the call and turn."""
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A session that was begun, or one of its rewards."""
+    """A line of the file: the beginning of a session, or one of its rewards."""
 
     session: str
     name: str | None = None
@@ -41,10 +41,10 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GivenRewards:
-    """The verifier's rewards by session, as they were given in; from any thread.
+    """The verifier's rewards by session, as the run reported them. It can be used from any thread.
 
-    With a ``file`` a resumed run knows those of its earlier attempts. The file is not for sessions
-    to see.
+    With a ``file``, a resumed run knows the rewards of its earlier attempts. Sessions must not see
+    the file.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class GivenRewards:
                 self._keep(_read(file, text))
 
     def begin(self, session_id: str) -> None:
-        """Has every reward of this session known from here on."""
+        """Begin a session, all of whose rewards are known from here on."""
         self._write(_Line(session_id))
 
     def add(
@@ -67,17 +67,18 @@ class GivenRewards:
         kind: RewardKind = RewardKind.SCORE,
         mode: FindingMode | None = None,
     ) -> None:
-        """Records a reward that is about to be given in."""
+        """Record a reward that is about to be reported."""
         reward = Reward(session_id, name, float(value), 0.0, kind=kind, mode=mode)
         self._write(_Line(session_id, name, reward.value, reward.kind, reward.mode))
 
     def knows(self, session_id: str) -> bool:
-        """Whether the session was begun by this run; nothing is known of others."""
+        """Return whether this run began the session; nothing is known about others."""
         return session_id in self._given
 
     def require(self, session_id: str, stored: Iterable[Reward]) -> None:
-        """Raises :class:`RewardsDiffer` unless the verifier's rewards among ``stored`` are those
-        that were given in, each by name, value, kind and mode, and for the whole session."""
+        """Raise :class:`RewardsDiffer` unless the verifier's rewards among ``stored`` are the
+        reported ones. Each must have the same name, value, kind and mode, and be for the whole
+        session."""
         if not self.knows(session_id):
             return
         given = Counter(self._given[session_id])

@@ -1,7 +1,7 @@
-"""Guards: what an agent did, by the record of its session, that its task does not mean it to do.
+"""Guards: checks of a session's record for actions that its task does not intend.
 
-A guard reads the tool calls that the policy sampled, never the workspace, so that it holds for any
-harness and any sandbox. Its finding has a name and the turns it was seen in.
+A guard reads the tool calls that the policy sampled, never the workspace, so that it works with any
+harness and any sandbox. Its finding has a name and the turns in which it was seen.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 GuardAction = Literal["warn", "zero", "quarantine"]
-"""What a finding costs a session: nothing, its rewards, or its place in training. It is recorded as
-the finding's :class:`bridle.store.records.FindingMode`, beside the scores as the verifier gave
-them."""
+"""The cost of a finding for a session: nothing, its rewards, or its place in training. The finding
+is recorded with the :class:`bridle.store.records.FindingMode` of this name, beside the verifier's
+unchanged scores."""
 
 _COMMAND: Final = r"(?:^|[\s;&|(\"'`])"
 _PATTERNS: Final[Mapping[str, re.Pattern[str]]] = {
@@ -50,24 +50,24 @@ class Action:
     """One tool call that the policy sampled."""
 
     turn: int
-    """The call of the session, from 1."""
+    """The number of the call in the session, from 1."""
     name: str
     arguments: Any
-    """As the model wrote them: text, or parsed JSON."""
+    """The arguments as the model wrote them, as text or as parsed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a guard saw."""
+    """A finding of a guard."""
 
     name: str
-    """``git_history``, ``test_edits``, ``network`` or ``reward_files``."""
+    """The name of the guard: ``git_history``, ``test_edits``, ``network`` or ``reward_files``."""
     turns: tuple[int, ...]
     example: str
 
 
 def findings(actions: Iterable[Action]) -> list[Finding]:
-    """What the guards see in ``actions``, one finding a name, in the order of their names."""
+    """Return the findings of the guards in ``actions``, one for each name, sorted by name."""
     seen: dict[str, list[tuple[int, str]]] = {}
     for recorded in actions:
         action = replace(recorded, arguments=_parsed(recorded.arguments))
@@ -86,7 +86,7 @@ def findings(actions: Iterable[Action]) -> list[Finding]:
 
 
 def _parsed(arguments: Any) -> Any:
-    """JSON text as what it says; anything else, such as a patch, as it is."""
+    """Return JSON text as its value, and anything else, such as a patch, unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -96,7 +96,7 @@ def _parsed(arguments: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """All strings of the arguments, a line each."""
+    """Return all strings in the arguments as text to search."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -107,7 +107,7 @@ def _text(value: Any) -> str:
 
 
 def _written(action: Action) -> str:
-    """The file that a tool for writing files was called with."""
+    """Return the file with which a tool for writing files was called, or ``""``."""
     if not _WRITING_TOOLS.search(action.name) or not isinstance(action.arguments, Mapping):
         return ""
     return next((str(action.arguments[k]) for k in _PATH_FIELDS if k in action.arguments), "")

@@ -1,4 +1,5 @@
-"""Where the pinned harnesses are: what the two ``install`` scripts put there, or the system's."""
+"""The locations of the harnesses: the pinned ones from the two ``install`` scripts, or the
+system's."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ BIN_DIRECTORIES = (NODE / "node_modules/.bin", NODE / "more/node_modules/.bin")
 
 
 def find_harness(command: str) -> str:
-    """Absolute path of the Node harness ``command``, the pinned one before any other on ``PATH``.
+    """Return the absolute path of the Node harness ``command``. The pinned one comes before any
+    other on ``PATH``.
 
-    Raises :class:`NotLaunchable` with what to install.
+    Raise :class:`NotLaunchable` with the command that installs it.
     """
     found = shutil.which(command, path=search_path(os.environ.get("PATH", os.defpath)))
     if found is None:
@@ -26,10 +28,10 @@ def find_harness(command: str) -> str:
 
 
 def find_python_harness(environment: str, command: str) -> str:
-    """Absolute path of ``command`` in the pinned ``environment``, else of the one on ``PATH``.
+    """Return the absolute path of ``command`` in the pinned ``environment``, or else on ``PATH``.
 
-    ``python`` is looked for in the environment only: any other lacks the harness. Raises
-    :class:`NotLaunchable` with what to install.
+    ``python`` is looked up in the environment only, because any other lacks the harness. Raise
+    :class:`NotLaunchable` with the command that installs it.
     """
     pinned = PYTHON / f".venv-{environment}/bin"
     places = [str(pinned)]
@@ -55,7 +57,8 @@ class HostPrograms:
 
 
 def pinned_version(package: str) -> str | None:
-    """The version of ``package`` that the install scripts put here; ``None`` for another's."""
+    """Return the version of ``package`` that the install scripts put here, or ``None`` if they do
+    not install it."""
     for manifest in (NODE / "package.json", NODE / "more/package.json"):
         pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
         if package in pins:
@@ -68,5 +71,6 @@ def pinned_version(package: str) -> str | None:
 
 
 def search_path(path: str) -> str:
-    """``path`` with the pinned binaries first, Node among them: harnesses are Node scripts."""
+    """Return ``path`` with the folders of the pinned programs in front. Node is among those
+    programs, because harnesses are Node scripts."""
     return os.pathsep.join([*(str(directory) for directory in BIN_DIRECTORIES), path])

@@ -1,8 +1,8 @@
-"""Agents that let nobody choose their base URL: their calls to a provider come to a session.
+"""Interception of agents with a fixed base URL: their calls to a provider go to a session.
 
-mitmproxy stands between the agent and everything it asks by HTTPS. It opens connections to the
-providers' addresses only, with a certificate authority that is made for this one command and goes
-with it, and sends what comes there to the session (``proxy/interception.py``).
+mitmproxy runs between the agent and everything that it reaches by HTTPS. It opens only the
+connections to the providers' addresses, with a certificate authority that is made for this one
+command and deleted afterwards, and sends their requests to the session (``proxy/interception.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOSTS: Final = (
 )
 VARIABLE: Final = "BRIDLE_MITMDUMP"
 ENVIRONMENT: Final = Path(".venv-intercept/bin/mitmdump")
-"""Where ``make intercept`` puts it, below the present folder."""
+"""The place where ``make intercept`` installs mitmdump, below the current folder."""
 ADDON: Final = Path(__file__).parents[1] / "proxy" / "interception.py"
 START_S: Final = 60.0
 STOP_S: Final = 10.0
@@ -45,7 +45,7 @@ class NoInterception(BridleError):
 
 
 def find_mitmdump() -> str:
-    """The program; raises :class:`NoInterception`."""
+    """Return the path of mitmdump. Raise :class:`NoInterception` if there is none."""
     named = os.environ.get(VARIABLE)
     found = named or (str(ENVIRONMENT) if ENVIRONMENT.exists() else shutil.which("mitmdump"))
     if found is None or shutil.which(found) is None:
@@ -58,9 +58,10 @@ def find_mitmdump() -> str:
 
 @contextmanager
 def intercepted(session: Session, hosts: Sequence[str] = HOSTS) -> Iterator[dict[str, str]]:
-    """The variables with which an agent's calls to ``hosts`` are the session's.
+    """Start mitmproxy, and yield the variables with which an agent's calls to ``hosts`` go to the
+    session.
 
-    Raises :class:`NoInterception`.
+    Raise :class:`NoInterception`.
     """
     program = find_mitmdump()
     with tempfile.TemporaryDirectory(prefix="bridle-intercept-") as made:
@@ -101,7 +102,8 @@ def intercepted(session: Session, hosts: Sequence[str] = HOSTS) -> Iterator[dict
 
 
 def _variables(directory: Path, url: str) -> dict[str, str]:
-    """What programs read to go through a proxy, and to believe its certificates beside others'."""
+    """Return the variables that make programs use the proxy, and trust its certificates beside the
+    known ones."""
     own = directory / _CERTIFICATE
     bundle = directory / "authorities.pem"
     known = Path(os.environ.get("SSL_CERT_FILE") or certifi.where())

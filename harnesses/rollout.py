@@ -1,9 +1,10 @@
-"""The rollout runner: create a session, have a fleet run it, reward, seal; many at a time.
+"""The rollout runner: it creates sessions, has a fleet run them, and rewards and seals them, many
+at a time.
 
-An agent that fails or runs out of time is a result like any other; only a failure of the machinery
-(proxy, machine, sandbox, verifier) is tried again, in a new session with the label ``retry_of``,
-while the failed one is sealed as ``infrastructure`` so that it is not trained on. A session is
-rewarded and sealed here alone, once, so that a machine that was taken for dead adds nothing.
+An agent that fails or runs out of time is a result like any other. Only a failure of the machinery
+(proxy, machine, sandbox, verifier) is retried, in a new session with the label ``retry_of``; the
+failed session is sealed as ``infrastructure``, so that it is not trained on. Only this module
+rewards and seals a session, and only once, so that a machine that was taken for dead adds nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, 
 log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 5.0
-"""The longest that the end of a failed or cancelled session waits for an answer of the proxy."""
+"""Maximum seconds that the end of a failed or cancelled session waits for the proxy's reply."""
 
 
 _OF_A_SESSION: Final = (ProxyUnreachable, SandboxLost, LaunchRefused, VerifierError)
 _OF_ITS_FILES: Final = (OSError, UnicodeError, RecursionError, MemoryError)
-"""Raised by files, names and outputs of a session that no part was ready for. They end it alone."""
+"""The errors of a session's files, names and outputs that no part handled. They end only that
+session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,65 +63,68 @@ class Job:
     task: Task
     group_id: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Session settings of this job, over those of the rollout."""
+    """Session settings of this job, which override those of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """The result of a job; of a job that was retried, its last session's."""
+    """The result of a job. For a job that was retried, it is that of its last session."""
 
     session_id: str | None
-    """``None`` when not even a session could be had."""
+    """The session's id, or ``None`` if no session could be created."""
     task_id: str
     group_id: str | None
     outcome: Outcome
     scores: Scores
-    """As the verifier gave them; what counts of them is for the reader of ``rewards``."""
+    """The verifier's scores, unchanged. The reader of ``rewards`` decides which of them count."""
     seconds: float
-    """Wall time of the harness."""
+    """Seconds of wall time that the harness ran."""
     exit_code: int | None
     answer: str = ""
     error: str = ""
-    """Why the outcome is ``infrastructure``."""
+    """The reason for the outcome ``infrastructure``."""
     attempts: int = 1
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     final: bool = True
     """Whether another attempt would end the same way."""
     rewards: tuple[Reward, ...] = ()
-    """What was recorded of the session: its scores, and what guards found."""
+    """The recorded rewards of the session: its scores, and the findings of guards."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How jobs are run."""
+    """The settings with which jobs are run."""
 
     directory: Path
-    """Of each machine of the fleet; holds the kept folders of sessions under their ids."""
+    """The folder on each machine of the fleet that holds the kept folders of sessions under their
+    ids."""
     parallel: int = 4
-    """Sessions that run at a time; on this machine as many are prepared and verified meanwhile."""
+    """Maximum sessions that run at a time. On this machine, as many are prepared and verified
+    meanwhile."""
     timeout_s: float = 600.0
-    """For one harness run."""
+    """The time limit of one harness run."""
     model: str = DEFAULT_MODEL
     run_id: str | None = None
     continuation: str | None = None
     session_settings: Mapping[str, Any] = field(default_factory=lambda: session_settings(POLICY))
-    """Handed to the proxy with each session: sampling pins, budgets. The default pins sampling to
-    the policy's own distribution."""
+    """Settings that the proxy receives with each session, such as sampling pins and budgets. The
+    default pins sampling to the policy's own distribution."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 1
-    """How often a job is tried again after an infrastructure failure."""
+    """Number of times that a job is retried after an infrastructure failure."""
     retry_wait_s: float = 1.0
     guards: GuardAction = "warn"
-    """What a finding of a guard (``guards.py``) costs a session."""
+    """The cost of a guard's finding (``guards.py``) for a session."""
     hidden: tuple[Path, ...] = ()
-    """Files and folders that no session may see, beside those that the proxy names."""
+    """Files and folders that no session may see, besides those that the proxy names."""
     keep_directories: bool = False
-    """Directories of sessions whose agent did not complete are kept in any case."""
+    """Whether the directories of completed sessions are kept. Those of other sessions are kept in
+    any case."""
 
 
 def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
-    """``size`` jobs per task, under a group id of their own."""
+    """Yield ``size`` jobs per task, with one group id for each task."""
     for task in tasks:
         group_id = new_id("grp")
         for _ in range(size):
@@ -127,7 +132,7 @@ def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
 
 
 class Rollout:
-    """Runs jobs of one harness against one proxy."""
+    """A runner of the jobs of one harness against one proxy."""
 
     def __init__(
         self,
@@ -137,7 +142,8 @@ class Rollout:
         settings: RolloutSettings,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
-        """``slots``: shared with other rollouts; ``None``: own ones, ``settings.parallel``."""
+        """Make a runner. ``slots`` may be shared with other rollouts; with ``None`` the rollout
+        makes its own by ``settings.parallel``."""
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
@@ -146,10 +152,10 @@ class Rollout:
         self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
-        """The result of one job, once a slot is free for it.
+        """Return the result of one job, once a slot is free for it.
 
-        ``began`` is called when it has one. Raises as :meth:`run` does; cancelled, it ends what
-        runs.
+        ``began`` is called when the job has a slot. Raise the same errors as :meth:`run`. When
+        cancelled, end the running session.
         """
         async with self._slots:
             began()
@@ -157,9 +163,10 @@ class Rollout:
             return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
-        """Results as they come, in no order. Leaving early ends what still runs.
+        """Yield results in the order in which they arrive. Leaving early ends the sessions that
+        still run.
 
-        Raises what no job can do anything about: ``NotLaunchable`` and :class:`ControlError`.
+        Raise the errors that affect every job: ``NotLaunchable`` and :class:`ControlError`.
         """
         waiting = iter(jobs)
         running: set[asyncio.Task[RolloutResult]] = set()
@@ -186,7 +193,8 @@ class Rollout:
         jobs: Iterable[Job],
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
-        """All results, in the order they came; ``progress`` is called with each."""
+        """Return all results in the order in which they arrived; ``progress`` is called with
+        each."""
         results = []
         stream = self.run(jobs)
         async with contextlib.aclosing(stream):
@@ -212,7 +220,7 @@ class Rollout:
         raise AssertionError("the loop returns")
 
     async def _attempt(self, job: Job, attempt: int, failed: str | None) -> RolloutResult:
-        """``failed``: the session of the attempt before."""
+        """Try a job once. ``failed`` is the session id of the previous attempt."""
         started = time.monotonic()
         session: Session | None = None
         try:
@@ -242,7 +250,8 @@ class Rollout:
             raise
 
     async def _new_session(self, request: SessionRequest) -> Session:
-        """Cancelled while the proxy makes the session, it waits for what is made and seals it."""
+        """Create a session. If cancelled while the proxy creates it, wait for the session and seal
+        it."""
         making = asyncio.ensure_future(self._client.create_session(request))
         try:
             return await asyncio.shield(making)
@@ -251,7 +260,8 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        """Seals the session of ``making``, if there is one; the cancellation is what is raised."""
+        """Seal the session of ``making``, if it is created. Failures are only logged, because the
+        cancellation is the error to raise."""
         await asyncio.wait([making], timeout=_CANCEL_S)
         if making.cancel() or making.cancelled():
             log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
@@ -308,14 +318,14 @@ class Rollout:
         )
 
     async def _hidden(self) -> tuple[Path, ...]:
-        """The files that no session may see; the proxy is asked once."""
+        """Return the files that no session may see. The proxy is asked only once."""
         if self._private is None:
             self._private = (*await self._client.private_files(), *self._settings.hidden)
         return self._private
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
-        """The outcome of a session, with what the record adds: whether an agent that failed was
-        failed by the engine or the proxy."""
+        """Return the session's outcome. Raise :class:`ProxyUnreachable` if the record shows that
+        the engine or the proxy made its agent fail."""
         if episode.outcome is Outcome.AGENT_ERROR:
             fault = (await self._client.session(session.id)).get("fault")
             if fault is not None:
@@ -323,7 +333,8 @@ class Rollout:
         return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
-        """Seals a session whose run has failed already; the first failure is the one to report."""
+        """Seal a session whose run has failed already. Failures are only logged, because the first
+        failure is the one to report."""
         try:
             await asyncio.wait_for(self._client.seal(session.id, outcome), _CANCEL_S)
         except (ProxyUnreachable, ControlError, TimeoutError) as error:
@@ -360,9 +371,11 @@ def _reported(session: Session, found: Finding, mode: FindingMode) -> Reward:
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
-    """Waits for ``ending`` however often it is cancelled: the client is closed right after.
+    """Wait for ``ending``, however often the wait is cancelled, because the client is closed right
+    after.
 
-    Only where an error is being raised already: a cancellation that comes meanwhile is lost.
+    Call it only while an error is being raised already, because a cancellation that arrives
+    meanwhile is lost.
     """
     task = asyncio.ensure_future(ending)
     while not task.done():

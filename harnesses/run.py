@@ -1,4 +1,4 @@
-"""``bridle run -- CMD``: any command as one recorded session, its terminal untouched."""
+"""``bridle run -- CMD``: any command as one recorded session, with its terminal left alone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIG
 
 
 def _outcome(exit_code: int | None) -> Outcome:
-    """Of a command with this exit code; ``None``: it could not be started."""
+    """Return the outcome of a command with this exit code, which is ``None`` if the command could
+    not be started."""
     if exit_code is None:
         return Outcome.INFRASTRUCTURE
     return Outcome.COMPLETED if exit_code == 0 else Outcome.AGENT_ERROR
 
 
 async def seal_session(client: Client, session: Session, exit_code: int | None) -> str:
-    """Seals the session; the reason as text when it cannot be: the command's result stands."""
+    """Seal the session. Return ``""``, or the reason if it cannot be sealed: the command's result
+    stands in either case."""
     try:
         await client.seal(session.id, _outcome(exit_code))
     except (ProxyUnreachable, ControlError) as error:
@@ -35,9 +37,9 @@ async def seal_session(client: Client, session: Session, exit_code: int | None) 
 
 
 def session_variables(session: Session) -> dict[str, str]:
-    """The variables by which the usual clients find the session.
+    """Return the variables by which the usual clients find the session.
 
-    The proxy's own suggestion wins; what it leaves out is derived from the base URLs.
+    The proxy's own suggestions win; the others are derived from the base URLs.
     """
     urls, key = session.base_urls, session.key
     variables: dict[str, str] = {}
@@ -57,13 +59,14 @@ def session_variables(session: Session) -> dict[str, str]:
 
 
 def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Runs ``argv`` in our place: same terminal, same directory, same process group.
+    """Run ``argv`` in our place, with the same terminal, directory and process group. Return its
+    exit code, or 128 + n if signal n ended it.
 
-    The environment is the caller's with ``variables``. Signals to us are forwarded, but for Ctrl-C
-    and Ctrl-\\ typed at the terminal, which the command gets from there. Returns its exit code,
-    128 + n when signal n ended it. To be called from the main thread.
+    The environment is the caller's with ``variables``. Signals to this process are forwarded,
+    except for Ctrl-C and Ctrl-\\ typed at the terminal, which the terminal sends to the command as
+    well. Only the main thread may call this.
 
-    Raises :class:`NotLaunchable` when it cannot be started.
+    Raise :class:`NotLaunchable` if the command cannot be started.
     """
     with _Forwarder() as forwarder:
         try:
@@ -76,7 +79,8 @@ def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
 
 
 class _Forwarder:
-    """While entered, hands the signals this process gets to the command; early ones wait for it."""
+    """A context that forwards this process's signals to the command. Signals that arrive before the
+    command has started are forwarded afterwards."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -107,7 +111,8 @@ class _Forwarder:
 
 
 def _owns_terminal() -> bool:
-    """Whether our process group, the command with it, is the terminal's foreground group."""
+    """Return whether our process group, which includes the command, is the terminal's foreground
+    group."""
     for stream in (0, 1, 2):
         try:
             return os.tcgetpgrp(stream) == os.getpgrp()

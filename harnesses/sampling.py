@@ -1,6 +1,6 @@
-"""What the policy's tokens are drawn from in the sessions of a run.
+"""The distribution from which the policy's tokens are drawn in the sessions of a run.
 
-A token is trained against the distribution that it was drawn from. The policy's own distribution
+A token is trained against the distribution from which it was drawn. The policy's own distribution
 is the robust choice, so sessions of a run are pinned to it, whatever their harness asks for.
 """
 
@@ -20,17 +20,17 @@ OWN_DISTRIBUTION: Final[Mapping[str, float]] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""The parameters with which tokens are drawn from the policy itself."""
+"""The parameters that draw tokens from the policy's own distribution."""
 POLICY: Final = "policy"
 AGENT: Final = "agent"
 
 
 def session_settings(sampling: str) -> Mapping[str, Any]:
-    """The settings of a run's sessions.
+    """Return the settings of a run's sessions.
 
-    ``sampling`` is ``policy`` (the policy's own distribution), ``agent`` (as the harness asks), or
-    parameters that differ from the policy's own: ``temperature=0.7,top_p=0.8``. Raises
-    :class:`bridle.errors.UsageError`.
+    ``sampling`` is ``policy`` (the policy's own distribution), ``agent`` (the harness's
+    parameters), or parameters that differ from the policy's own, such as
+    ``temperature=0.7,top_p=0.8``. Raise :class:`bridle.errors.UsageError`.
     """
     if sampling == AGENT:
         return {}

@@ -1,7 +1,8 @@
-"""The stages of a session, which overlap those of others, and the time that each takes.
+"""The stages of a session, which overlap those of other sessions, and the time that each takes.
 
-A session is prepared, run, verified and cleaned up. Each of the first three has as many slots as
-sessions may run at a time, so that sandboxes are opened and answers verified while others run.
+A session is prepared, run, verified and cleaned up. Each of the first three stages has as many
+slots as sessions may run at a time, so that some sandboxes are opened and some answers verified
+while other sessions run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, Literal
 
 Stage = Literal["prepare", "run", "verify", "clean"]
 STAGES: Final[tuple[Stage, ...]] = ("prepare", "run", "verify")
-"""Those with slots."""
+"""The stages that have slots."""
 NAMES: Final[Mapping[str, str]] = {
     "prepare": "preparing",
     "run": "running",
@@ -26,7 +27,7 @@ NAMES: Final[Mapping[str, str]] = {
 
 
 class StageSlots:
-    """As many slots for each stage; ``None``: any number."""
+    """The slots of each stage: ``count`` for each, or any number if it is ``None``."""
 
     def __init__(self, count: int | None = None) -> None:
         self._free = {name: asyncio.Semaphore(count) for name in STAGES} if count else {}
@@ -41,11 +42,11 @@ class StageClock:
     def __init__(self, slots: StageSlots) -> None:
         self._slots = slots
         self.seconds: dict[str, float] = {}
-        """By stage, and ``wait`` for slots."""
+        """Seconds by stage; ``wait`` is the time until slots were free."""
 
     @asynccontextmanager
     async def stage(self, name: Stage) -> AsyncIterator[None]:
-        """Waits for a slot of the stage, and holds it while the context is open."""
+        """Wait for a slot of the stage, and hold it while the context is open."""
         asked = time.monotonic()
         async with self._slots.of(name):
             began = time.monotonic()
@@ -61,11 +62,12 @@ class StageClock:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How fast sessions ended, and what bounded them."""
+    """The throughput of sessions, and the stage that limits it."""
 
     per_hour: float
     overlap: float
-    """Seconds of all stages to those of one slot: what is gained over one stage at a time."""
+    """Seconds of all stages divided by those of all slots of one stage. This is the gain over one
+    stage at a time."""
     busy: Mapping[str, float]
     """Share of a stage's slots that were taken, by stage."""
 
@@ -73,7 +75,8 @@ class Throughput:
     def of(
         cls, sessions: Iterable[Mapping[str, float]], seconds: float, parallel: int
     ) -> Throughput:
-        """Of sessions with these seconds by stage, which took ``seconds`` in all."""
+        """Return the throughput of ``sessions``, which are seconds by stage. They took ``seconds``
+        in all, with ``parallel`` slots per stage."""
         found = list(sessions)
         spent: dict[str, float] = {
             name: sum(one.get(name, 0.0) for one in found) for name in (*STAGES, "clean")

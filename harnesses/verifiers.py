@@ -1,7 +1,7 @@
-"""Verifiers score a session from what the agent left behind: its answer and its workspace.
+"""Verifiers, which score a session by what the agent left behind: its answer and its workspace.
 
 A verifier is an async callable from a :class:`Delivery` to named scores. It does not see the
-recorded calls, so a reward cannot depend on how the work looks.
+recorded calls, so that a reward cannot depend on the style of the work.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from bridle.harnesses.tasks.task import Task
 
 Scores = Mapping[str, float]
 Judgement = float | Scores
-"""What a function may return; a number is the reward."""
+"""The value that a verifier function may return. A number is the reward."""
 
 Returned = TypeVar("Returned")
 
 REWARD = "reward"
-"""The name under which the built-in verifiers report their score; what the trainer reads."""
+"""The name under which the built-in verifiers report their score, and which the trainer reads."""
 
 
 class VerifierError(BridleError):
-    """The verifier could not reach a verdict: not the agent's fault, and not a score of zero."""
+    """The verifier could not reach a verdict. This is not the agent's fault, and not a score of
+    zero."""
 
     retryable = True
 
@@ -47,42 +48,44 @@ class TaskUnfit(VerifierError):
 
 
 class NoVerdict(VerifierError):
-    """The task's own tests ended without one, as they would again."""
+    """The task's own tests ended without a verdict, and would do so again."""
 
     retryable = False
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What an agent left behind."""
+    """The result of an agent's work, as it left it behind."""
 
     task: Task
     answer: str
-    """Its final answer, ``""`` when it failed or gave none."""
+    """The agent's final answer, or ``""`` if it failed or gave none."""
     workspace: Path
-    """Its working directory; a function that verifies a container reads a copy of it."""
+    """The agent's working directory. A function that verifies a container reads a copy of it."""
     exit_code: int | None
-    """``None`` when it was killed at its time limit."""
+    """The agent's exit code, or ``None`` if it was killed at its time limit."""
     sandbox: Sandbox
     another: Callable[[ContainerSpec], AbstractAsyncContextManager[Sandbox]] | None = None
-    """Opens a second sandbox, to which nothing of the agent's comes by itself."""
+    """A function that opens a second sandbox, which receives nothing of the agent's by itself."""
 
     def open_another(self, spec: ContainerSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """Raises :class:`VerifierError` where there can be only one."""
+        """Open a second sandbox. Raise :class:`VerifierError` if there can be only one."""
         if self.another is None:
             raise VerifierError("this task is verified in a second container: none can be opened")
         return self.another(spec)
 
 
 class Verifier(Protocol):
-    """Scores a delivery. Raises :class:`VerifierError` when it reaches no verdict."""
+    """A verifier, which scores a delivery. It raises :class:`VerifierError` if it reaches no
+    verdict."""
 
     async def __call__(self, delivery: Delivery) -> Scores: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExactAnswer:
-    """1.0 when the answer equals ``payload[key]`` up to surrounding space and letter case."""
+    """A verifier that gives 1.0 if the answer equals ``payload[key]`` up to surrounding space and
+    letter case."""
 
     key: str = "answer"
 
@@ -93,7 +96,8 @@ class ExactAnswer:
 
 @dataclass(frozen=True, slots=True)
 class NumberAnswer:
-    """1.0 when the answer holds exactly one number and it equals ``payload[key]``.
+    """A verifier that gives 1.0 if the answer contains exactly one number and it equals
+    ``payload[key]``.
 
     An answer that lists several numbers is wrong, so naming them all does not pay. Thousands
     separators (``1,250``) and a trailing ``.0`` do not matter.
@@ -115,7 +119,8 @@ class NumberAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegexAnswer:
-    """1.0 when ``pattern`` (or the one in ``payload["pattern"]``) is found in the answer."""
+    """A verifier that gives 1.0 if ``pattern`` (or else ``payload["pattern"]``) matches in the
+    answer."""
 
     pattern: str | None = None
 
@@ -130,11 +135,12 @@ class RegexAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CommandVerifier:
-    """1.0 when a shell command in the workspace exits with 0, such as a test suite.
+    """A verifier that gives 1.0 if a shell command in the workspace, such as a test suite, exits
+    with 0.
 
-    Without ``command`` it runs ``payload["verify"]``. The command's environment holds no provider
-    key; it and everything it started is killed after ``timeout_s`` seconds, which scores 0. A
-    workspace that the agent has removed scores 0, too.
+    Without ``command`` it runs ``payload["verify"]``. The command's environment contains no
+    provider key. The command and everything that it started are killed after ``timeout_s`` seconds,
+    which scores 0. A workspace that the agent has removed scores 0, too.
     """
 
     command: str | None = None
@@ -159,11 +165,12 @@ class CommandVerifier:
 
 @dataclass(frozen=True, slots=True)
 class FunctionVerifier:
-    """Any function from a delivery to a number or to named scores; a plain one runs in a thread,
-    which cannot be stopped: one that still runs when it is cancelled is left behind.
+    """A verifier from any function that maps a delivery to a number or to named scores.
 
-    Whatever it raises is a :class:`VerifierError`, and so is a score that is not finite. A function
-    that takes more than ``timeout_s`` seconds reaches no verdict.
+    A plain function runs in a thread, which cannot be stopped: if the verifier is cancelled, the
+    function runs on. An exception of the function and a score that is not finite become a
+    :class:`VerifierError`. A function that takes more than ``timeout_s`` seconds reaches no
+    verdict.
     """
 
     function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
@@ -189,7 +196,8 @@ class FunctionVerifier:
 
 
 async def _with_copy(delivery: Delivery) -> Delivery:
-    """The delivery with a copy of its workspace on this machine; empty when there is none."""
+    """Return the delivery with a copy of its workspace on this machine. The copy is empty if there
+    is no workspace."""
     copy = delivery.sandbox.directory / "workspace"
     copy.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -205,8 +213,8 @@ async def _judged(
 
 
 async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:
-    """Not ``asyncio.to_thread``, whose threads a program waits for at its end: one that hangs
-    would let no Ctrl-C through."""
+    """Run a function in a daemon thread. A program waits at its end for the threads of
+    ``asyncio.to_thread``, so a function that hangs there would make Ctrl-C ineffective."""
     judged: Future[Returned] = Future()
     judged.set_running_or_notify_cancel()
 
@@ -229,7 +237,7 @@ _NUMBER = re.compile(
 
 
 def numbers_in(text: str) -> list[float]:
-    """Every number of ``text``, in order."""
+    """Return every number in ``text``, in order."""
     found = (number.replace(",", "").replace(_MINUS, "-") for number in _NUMBER.findall(text))
     return [float(number) for number in found]
 

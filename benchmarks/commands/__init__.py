@@ -1,4 +1,4 @@
-"""``bridle bench``: the figures that the documentation claims, measured again."""
+"""``bridle bench``: commands that measure again the figures in the documentation."""
 
 from __future__ import annotations
 

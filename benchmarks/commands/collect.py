@@ -1,4 +1,4 @@
-"""``bridle bench collect``: how busy sessions keep their slots while a policy trains."""
+"""``bridle bench collect``: the share of slots that sessions occupy while a policy trains."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def containers(
 ) -> None:
     """Measure sessions per second, in containers and as local processes.
 
-    Exits with 1 when the sessions left a container, a volume, a network or a folder behind.
+    Exit with 1 if the sessions left a container, a volume, a network or a folder behind.
     """
     from bridle.bench.containers import bench_containers
 

@@ -23,7 +23,8 @@ def harnesses(
     keep: Annotated[Path | None, typer.Option(help="Leave the recordings in this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run every installed harness, exact and rendered; exit with 1 when an exact one breaks."""
+    """Run every installed harness, exact and rendered; exit with 1 if an exact conversation
+    breaks."""
     from bridle.bench.harnesses import bench_harnesses, chosen, markdown
 
     try:

@@ -1,4 +1,5 @@
-"""``bridle bench learning``: what estimators, losses and settings need to learn a task."""
+"""``bridle bench learning``: the sessions that estimators, losses and settings need to learn a
+task."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def learning(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the sessions that each case needs to learn a sparse task of ten steps, made by rule, or
-    the demo's questions."""
+    """Count the sessions that each case needs to learn either a sparse task of ten steps, made by
+    rule, or the demo's questions."""
     require("torch", "train", "what learns is the trainer's")
     from bridle.bench.learning import LearningSettings, bench_learning, cases, compared
 

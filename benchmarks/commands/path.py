@@ -1,4 +1,4 @@
-"""``bridle bench path``: the length of one call's way through the recorder."""
+"""``bridle bench path``: the length of one call's path through the recorder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.extras import require
 
 
 def path(json: JsonOption = False) -> None:
-    """Modules, hops and function calls of one recorded chat call, counted by the profiler."""
+    """Count modules, hops and function calls of one recorded chat call with the profiler."""
     require("torch", "train", "this bench trains a small tokenizer beside the policy's code")
     from bridle.bench.path import measure
 

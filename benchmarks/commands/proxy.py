@@ -1,4 +1,4 @@
-"""``bridle bench proxy``: what the proxy costs, beside direct calls and other proxies."""
+"""``bridle bench proxy``: the cost of the proxy, compared with direct calls and other proxies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def proxy(
     case: Annotated[list[str] | None, typer.Option(help="Only this case. Repeatable.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Recorded calls a second, added latency, streams and memory of the proxy."""
+    """Measure recorded calls per second, added latency, streams and memory of the proxy."""
     from bridle.bench.proxy import CASES, measure
 
     require("aiohttp", "bench", "the floor is a pass-through on aiohttp")

@@ -21,7 +21,8 @@ def store(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Bytes per unique token, growth with the session's length, and durable commits a second."""
+    """Measure bytes per unique token, growth with the session's length, and durable commits per
+    second."""
     from bridle.bench.store import TURNS, bench
 
     with err.status("Recording sessions."):
@@ -33,7 +34,8 @@ def reconstruct(
     sessions: Annotated[int, typer.Option(min=1, help="Sessions in the store.")] = 1000,
     json: JsonOption = False,
 ) -> None:
-    """Unique tokens a second from the store to samples, and the memory that takes."""
+    """Measure unique tokens per second from the store to samples, and the memory that this
+    takes."""
     from bridle.bench.reconstruct import bench
 
     with err.status("Filling a store."):

@@ -1,4 +1,4 @@
-"""``bridle bench train``: what a training step costs in trees and in rows."""
+"""``bridle bench train``: the cost of a training step in trees and in rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bridle bench viewer``: how long the pages take on a large store."""
+"""``bridle bench viewer``: the time that the pages take on a large store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def viewer(
     record_runs: Annotated[int, typer.Option(min=1, help="Loads on the proxy.")] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Time the viewer's pages and list actions, and a proxy's calls while pages are read.
+    """Measure the viewer's pages and list actions, and a proxy's calls while pages are read.
 
-    Exits with 1 when something is over its bar.
+    Exit with 1 if a figure is over its bar.
     """
     from bridle.bench.viewer import measure, over_bars
 

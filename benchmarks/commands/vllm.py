@@ -1,4 +1,4 @@
-"""``bridle bench vllm``: what recording costs a real vLLM."""
+"""``bridle bench vllm``: the cost of recording for a real vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def vllm(
     ] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Tokens a second of vLLM through the recording proxy, beside direct."""
+    """Measure tokens per second of vLLM through the recording proxy, compared with direct
+    requests."""
     from bridle.bench.vllm import Plan, measure
 
     if model is None or publishes:

@@ -1,4 +1,5 @@
-"""How each harness is launched on a task, pointed at a session, and asked for its answer."""
+"""The adapters: how each harness is launched on a task, connected to a session, and asked for its
+answer."""
 
 from bridle.harnesses.adapters.base import Access, Adapter, Configurable
 from bridle.harnesses.adapters.claude_code import ClaudeCode
@@ -20,7 +21,7 @@ CODING_HARNESSES: dict[str, type[Adapter]] = {
     "gemini-cli": GeminiCli,
     "mini-swe-agent": MiniSweAgent,
 }
-"""Adapters that need no argument, by the name a command line gives them."""
+"""The adapters that need no argument, by their name on a command line."""
 
 PROGRAMS: dict[str, Configurable] = {
     "codex": Codex(),

@@ -1,7 +1,8 @@
-"""The adapter protocol: everything that is particular to one harness, and no process handling.
+"""The adapter protocol: everything that is particular to one harness, without process handling.
 
-An adapter returns what to start and which files to write, in paths of the sandbox, and reads the
-answer from what the finished process left there. Running, limits and clean-up are the sandbox's.
+An adapter returns the command to start and the files to write, in paths of the sandbox, and reads
+the answer from what the finished process left there. Running, limits and clean-up are the
+sandbox's.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ DEFAULT_MODEL = "policy"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a harness reaches the model: a session of the proxy, and the model name to ask for."""
+    """The access of a harness to the model: a session of the proxy, and the model name to
+    request."""
 
     session: Session
     model: str = DEFAULT_MODEL
 
     @property
     def openai(self) -> str:
-        """Base URL for OpenAI clients, ending in ``/v1``."""
+        """The base URL for OpenAI clients, ending in ``/v1``."""
         return self.session.base_urls["openai"]
 
     @property
     def anthropic(self) -> str:
-        """Base URL for Anthropic clients, without ``/v1``."""
+        """The base URL for Anthropic clients, without ``/v1``."""
         return self.session.base_urls["anthropic"]
 
     @property
     def google(self) -> str:
-        """Base URL for Gemini clients, without ``/v1beta``."""
+        """The base URL for Gemini clients, without ``/v1beta``."""
         return self.session.base_urls["google"]
 
 
@@ -49,18 +51,19 @@ class LaunchPlan:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """All of it; nothing else is inherited."""
+    """The whole environment; nothing else is inherited."""
     files: Mapping[PurePath, str | bytes] = field(default_factory=dict)
-    """Configuration to write first, absolute path -> content."""
+    """Configuration files to write first. Each absolute path maps to the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What points a harness at a session, whatever it is asked to do there."""
+    """The settings that connect a harness to a session, whatever its task is."""
 
     environment: Mapping[str, str]
     files: Mapping[PurePath, str] = field(default_factory=dict)
-    """Absolute path -> content, all below the home that the configuration was made for."""
+    """Configuration files, all below the home for which the configuration was made. Each absolute
+    path maps to the content."""
 
 
 class Configurable(Protocol):
@@ -70,29 +73,31 @@ class Configurable(Protocol):
     def name(self) -> str: ...
 
     def configuration(self, access: Access, home: PurePath) -> Configuration:
-        """Its settings, kept in ``home`` and not in the person's own."""
+        """Return the settings, to be kept in ``home`` and not in the person's own home."""
 
 
 class Adapter(Protocol):
-    """Launches one harness."""
+    """The launcher of one harness."""
 
     @property
     def name(self) -> str:
-        """The harness, as it is recorded with the session."""
+        """The name of the harness, as it is recorded with the session."""
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        """What to start for ``task``. Raises ``NotLaunchable`` when it is not installed.
+        """Return the process to start for ``task``. Raise ``NotLaunchable`` if the harness is not
+        installed.
 
-        Asked twice: before the session is opened, with one whose id, key and URLs are empty, only
-        for what it raises; then with the session, for what to start.
+        It is called twice. The first call comes before the session is opened, with a session whose
+        id, key and URLs are empty, only for the error that it may raise. The second call has the
+        session, and its result is started.
         """
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
-        """The final answer of a run that exited with 0, ``""`` when it gave none."""
+        """Return the final answer of a run that exited with 0, or ``""`` if it gave none."""
 
 
 def session_environment(access: Access, place: Place, **extra: str) -> dict[str, str]:
-    """The sandbox's environment with the session's, in a home of its own."""
+    """Return the sandbox's environment with the session's variables and a home of its own."""
     return {
         **place.environment,
         **home_at(place.home),
@@ -102,7 +107,7 @@ def session_environment(access: Access, place: Place, **extra: str) -> dict[str,
 
 
 async def text_of(sandbox: Sandbox, path: PurePath) -> str:
-    """The text of a file in the sandbox, ``""`` when there is none."""
+    """Return the text of a file in the sandbox, or ``""`` if there is none."""
     try:
         return (await sandbox.read(path)).decode("utf-8", "replace")
     except FileNotFoundError:
@@ -110,6 +115,6 @@ async def text_of(sandbox: Sandbox, path: PurePath) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line of ``text`` that is not blank, or ``""``."""
+    """Return the last line of ``text`` that is not blank, or ``""``."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""

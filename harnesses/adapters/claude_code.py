@@ -1,4 +1,4 @@
-"""Anthropic's Claude Code (Messages API)."""
+"""The adapter of Anthropic's Claude Code (Messages API)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Codex CLI (Responses API)."""
+"""The adapter of OpenAI's Codex CLI (Responses API)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _KEY_VARIABLE = "BRIDLE_SESSION_KEY"
 class Codex:
     """``codex exec`` with a configuration directory of its own.
 
-    The built-in provider would not let its transport be chosen, so the session gets a provider
-    entry. Codex's own sandbox is off: Bridle provides one.
+    The built-in provider does not let its transport be chosen, so the session gets a provider
+    entry. Codex's own sandbox is off, because Bridle provides one.
     """
 
     name: str = "codex"

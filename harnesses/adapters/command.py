@@ -1,4 +1,4 @@
-"""Any command line as a harness."""
+"""An adapter that runs any command line as a harness."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class Command:
-    """Runs ``argv`` with its placeholders filled in.
+    """A harness that runs ``argv`` with its placeholders filled in.
 
-    Placeholders: ``{prompt}``, ``{task_id}``, ``{workspace}``, ``{home}``, ``{model}``, ``{key}``,
-    ``{openai}``, ``{anthropic}``, ``{google}`` (base URLs); ``{{`` and ``}}`` are literal braces.
-    The base URLs and the key are in the environment as well. The answer is the last line printed.
+    The placeholders are ``{prompt}``, ``{task_id}``, ``{workspace}``, ``{home}``, ``{model}``,
+    ``{key}``, and the base URLs ``{openai}``, ``{anthropic}``, ``{google}``; ``{{`` and ``}}`` are
+    literal braces. The base URLs and the key are in the environment as well. The answer is the last
+    line printed.
     """
 
     argv: Sequence[str]
     name: str = "command"
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further variables; placeholders work here too."""
+    """Additional environment variables, in which placeholders work too."""
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         values = {

@@ -1,4 +1,4 @@
-"""The agent that a verifiers environment brings, played by the environment itself."""
+"""The adapter of the agent that a verifiers environment brings; the environment itself plays it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class EnvironmentPlayer:
-    """Plays a task of ``verifiers:NAME`` in the Python that has the environment."""
+    """A harness that plays a task of ``verifiers:NAME`` in the Python that has the environment."""
 
     name: str = "verifiers"
 

@@ -1,4 +1,4 @@
-"""Google's Gemini CLI (generateContent API)."""
+"""The adapter of Google's Gemini CLI (generateContent API)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SETTINGS = {
 class GeminiCli:
     """``gemini -p`` without confirmations.
 
-    The CLI knows its models by name and picks features by it, so it asks for ``model`` and not for
-    the rollout's model name; the proxy serves the policy under that name.
+    The CLI knows its models by name and chooses features by that name, so it requests ``model`` and
+    not the rollout's model name; the proxy serves the policy under that name.
     """
 
     name: str = "gemini-cli"

@@ -1,4 +1,4 @@
-"""mini-swe-agent (Chat completions, without streaming)."""
+"""The adapter of mini-swe-agent (Chat completions, without streaming)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.task import Task
 
 _LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""Else it fetches its price list from the network when it is imported."""
+"""The environment that keeps LiteLLM from fetching its price list from the network when it is
+imported."""
 
 
 _ATTEMPTS = "3"
-"""At a call, seconds apart. With its usual ten it goes on for minutes after an error that stays,
-such as a spent budget."""
+"""Number of attempts at a call, seconds apart. With its default of ten, mini-swe-agent retries for
+minutes after a permanent error such as a spent budget."""
 
 
 @dataclass(frozen=True)
 class MiniSweAgent:
-    """``mini`` with a task, without confirmations: the pinned one, or ``command`` on ``PATH``."""
+    """``mini`` with a task and without confirmations: the pinned one, or ``command`` on
+    ``PATH``."""
 
     name: str = "mini-swe-agent"
     command: str = "mini"
@@ -85,10 +87,11 @@ class MiniSweAgent:
         return str(trajectory.get("info", {}).get("submission") or "").strip()
 
     def sandboxes(self) -> SandboxProvider:
-        """LiteLLM alone takes seconds to import, so sessions are forked from a process that has.
+        """Return sandboxes whose sessions are forked from a process that has imported LiteLLM,
+        which takes seconds. If the harness's Python is not known, sessions are plain processes.
 
-        mini-swe-agent itself learns while it is imported where its configuration is, which is each
-        session's own.
+        mini-swe-agent itself is not imported there: at its import it reads the location of its
+        configuration, which differs between sessions.
         """
         try:
             python = interpreter_of(Path(find_python_harness("mini-swe-agent", self.command)))
@@ -101,7 +104,7 @@ class MiniSweAgent:
         )
 
     def warm_containers(self) -> SandboxProvider:
-        """The same, in one container for all sessions."""
+        """Return the same as :meth:`sandboxes`, in one container for all sessions."""
         return WarmContainerProvider(
             self.name, ["litellm"], fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
         )

@@ -1,4 +1,4 @@
-"""OpenCode (Chat completions)."""
+"""The adapter of OpenCode (Chat completions)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class OpenCode:
-    """``opencode run`` with one provider; its configuration lies in the session's home."""
+    """``opencode run`` with one provider. Its configuration is in the session's home."""
 
     name: str = "opencode"
     context_window: int = 131_072

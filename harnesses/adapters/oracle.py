@@ -1,4 +1,5 @@
-"""The solution that a Harbor task brings, in place of an agent: what its tests must accept."""
+"""An adapter that runs the solution of a Harbor task in place of an agent; the task's tests must
+accept it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class Oracle:
-    """Runs ``solution/solve.sh`` of the task, or of the step."""
+    """A harness that runs ``solution/solve.sh`` of the task, or of the step."""
 
     name: str = "oracle"
 

@@ -1,4 +1,4 @@
-"""Pi (Chat completions)."""
+"""The adapter of Pi (Chat completions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python agent script, such as a LangChain app, in the local or the warm sandbox."""
+"""An adapter of Python agent scripts, such as a LangChain app, in the local or the warm sandbox."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class PythonAgent:
-    """Runs ``python script *arguments prompt``; the answer is the last line it prints."""
+    """A harness that runs ``python script *arguments prompt``. The answer is the last line that it
+    prints."""
 
     script: Path
     arguments: Sequence[str] = ()
-    """Come before the prompt."""
+    """Arguments before the prompt."""
     name: str = "python"
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
     without_tls: bool = False
-    """The agent opens no TLS connection: the proxy is at a plain ``http`` URL and its tools stay
-    local. Spares each session the loading of the machine's certificate authorities (40 ms)."""
+    """Whether the agent opens no TLS connection, because the proxy is at a plain ``http`` URL and
+    its tools stay local. This saves each session the loading of the machine's certificate
+    authorities (40 ms)."""
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
         extra = {"OPENAI_MODEL": access.model, **self.environment}

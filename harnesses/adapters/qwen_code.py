@@ -1,4 +1,4 @@
-"""Qwen Code (Chat completions)."""
+"""The adapter of Qwen Code (Chat completions)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bridle.harnesses.tasks.task import Task
 
 _SETTINGS = {"security": {"auth": {"selectedType": "openai"}}}
 _NO_MEMORY = {"memory": {"enableManagedAutoMemory": False}}
-"""For a session, whose home is new: there is nothing to remember, and the memory's path would stand
-before most of the prompt."""
+"""The settings for a session, whose home is new. It has nothing to remember, and the memory's path
+would come before most of the prompt."""
 
 
 @dataclass(frozen=True)

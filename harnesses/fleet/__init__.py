@@ -1,4 +1,5 @@
-"""What runs many sessions at once: this machine's processes, or Ray on any number of nodes.
+"""Fleets, which run many sessions at once: in this machine's processes, or with Ray on any number
+of nodes.
 
 ``base`` has the protocol and a session's plan, ``local`` and ``ray`` the two fleets.
 """

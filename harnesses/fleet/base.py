@@ -1,9 +1,8 @@
-"""The protocol of fleets: start a session's plan, get its result, cancel it.
+"""The protocol of fleets, which start a session's plan, return its result, and can cancel it.
 
-A fleet runs the harness and the verifier, nothing else. Opening a session, its rewards and its seal
-stay with :mod:`bridle.harnesses.rollout`, so that whatever becomes of a machine of the fleet, the
-store holds one result of each session. A machine gets the keys of its sessions, never the admin
-key.
+A fleet runs the harness and the verifier, nothing else. :mod:`bridle.harnesses.rollout` opens,
+rewards and seals a session, so that the store has one result of each session whatever happens to a
+machine of the fleet. A machine receives the keys of its sessions, never the admin key.
 """
 
 from __future__ import annotations
@@ -20,45 +19,47 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """One session that is to be run. It can be pickled, and holds no key that scores."""
+    """The plan of one session to run. It can be pickled, and has no key that scores."""
 
     task: Task
     adapter: Adapter
     session: Session
-    """Recorded by the proxy; its URLs are reachable from every machine of the fleet."""
+    """The session as the proxy recorded it. Its URLs are reachable from every machine of the
+    fleet."""
     model: str
     timeout_s: float
-    """Of the harness, for a task that states no time of its own."""
+    """The time limit of the harness, for a task that states none."""
     directory: Path
-    """Absolute, of the machine that runs the session; receives its folder."""
+    """The absolute folder, on the machine that runs the session, that receives the session's
+    folder."""
     parallel: int = 0
-    """How many sessions of this machine may be in one stage at a time; 0: any number."""
+    """Maximum sessions of this machine in one stage at a time, or 0 for any number."""
     hidden: tuple[Path, ...] = ()
-    """Files and folders that the session may not see, where the machine has them."""
+    """Files and folders that the session may not see, if they exist on the machine."""
     keep_directory: bool = False
-    """Whether the folder of a session that completed stays."""
+    """Whether the folder of a completed session is kept."""
 
 
 class Fleet(Protocol):
-    """Runs sessions, any number at a time."""
+    """A runner of sessions, any number at a time."""
 
     overlap: int
-    """How many sessions to start for each that may run at a time: others are prepared and verified
-    meanwhile."""
+    """Number of sessions to start for each that may run at a time, because others are prepared and
+    verified meanwhile."""
 
     @property
     def host(self) -> str:
-        """This machine's address, as the fleet's machines reach it."""
+        """The address at which the fleet's machines reach this machine."""
 
     def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
-        """Raises what is known before there is a session, such as ``NotLaunchable``."""
+        """Raise the errors that are known before there is a session, such as ``NotLaunchable``."""
 
     async def run(self, plan: SessionPlan) -> EpisodeResult:
-        """Runs the plan to its end. Cancelling ends the session and everything that it started.
+        """Run the plan to its end. Cancelling ends the session and everything that it started.
 
-        Raises ``SandboxLost`` when its machine or its sandbox is gone, ``LaunchRefused``,
-        ``NotLaunchable``, and ``VerifierError``.
+        Raise ``SandboxLost`` if its machine or its sandbox is gone, ``LaunchRefused``,
+        ``NotLaunchable``, or ``VerifierError``.
         """
 
     async def close(self) -> None:
-        """Ends what is kept warm between sessions."""
+        """End everything that is kept warm between sessions."""

@@ -1,8 +1,8 @@
-"""Sessions on this machine, each in a sandbox of its own.
+"""A fleet for sessions on this machine, each in a sandbox of its own.
 
-Their paths stand in prompts (Codex includes its working directory and its home), so sessions run in
-numbered places, one after another under the same path: what is the same in their prompts is
-computed once, by an engine that caches prefixes and by a trainer that shares them.
+The paths of sessions appear in prompts (Codex includes its working directory and its home). So
+sessions run in numbered places, one after another under the same path. An engine that caches
+prefixes and a trainer that shares them then compute the equal parts of their prompts once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACE: Final = "place-"
 
 
 class LocalFleet:
-    """Runs plans in sandboxes of one kind, and verifies them."""
+    """A fleet that runs plans in sandboxes of one kind, and verifies them."""
 
     overlap = len(STAGES)
 
@@ -86,7 +86,8 @@ class LocalFleet:
 
 @contextlib.contextmanager
 def _place(directory: Path, session_id: str) -> Iterator[Path]:
-    """The first free place; what is in it afterwards is kept under the session's id.
+    """Take the first free place, and yield its folder. Afterwards, the folder is kept under the
+    session's id.
 
     A place is taken while its directory exists, also for other processes. The directory of a killed
     process stays.

@@ -1,9 +1,9 @@
-"""Sessions as Ray tasks, on any number of machines.
+"""A fleet for sessions as Ray tasks, on any number of machines.
 
-Each session is one task that takes the cores, the memory and the GPUs that its task states, and one
-``container`` where it needs one: ``ray start --resources='{"container": 16}'`` declares how many a
-machine runs. Ray retries nothing; the task of a machine that died raises
-:class:`~bridle.harnesses.sandboxes.base.SandboxLost`, which the rollout runner tries again. A
+Each session is one Ray task. It takes the cores, the memory and the GPUs that its task states, and
+one ``container`` if it needs one: ``ray start --resources='{"container": 16}'`` declares how many a
+machine runs. Ray retries nothing. The Ray task of a machine that died raises
+:class:`~bridle.harnesses.sandboxes.base.SandboxLost`, and the rollout runner retries the session. A
 process of a machine makes its parts once and keeps them warm for its next sessions.
 """
 
@@ -33,9 +33,9 @@ from bridle.harnesses.sandboxes.base import SandboxLost
 from bridle.harnesses.tasks.task import Task
 
 CONTAINER: Final = "container"
-"""The Ray resource of which a session in a container takes one."""
+"""The Ray resource of which every session in a container takes one."""
 _CANCEL_S: Final = 15.0
-"""The longest that a cancelled session is waited for."""
+"""Maximum seconds to wait for the end of a cancelled session."""
 
 
 class NoRay(BridleError):
@@ -45,7 +45,7 @@ class NoRay(BridleError):
 
 
 class RayFleet:
-    """Runs plans on the machines of a Ray cluster; one per process."""
+    """A fleet that runs plans on the machines of a Ray cluster; one per process."""
 
     overlap = 1
 
@@ -57,11 +57,13 @@ class RayFleet:
         cpus: float = 1.0,
         containers: bool = False,
     ) -> None:
-        """``make`` is pickled, hashable, and called once in each process that runs sessions.
+        """Connect to a cluster, or start one.
 
-        ``address`` is as for ``ray.init``: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``; without
-        it a cluster of this machine alone is started. ``cpus``: cores of a session whose task
-        states none. ``containers``: every session takes one. Raises :class:`NoRay`.
+        ``make`` is pickled, must be hashable, and is called once in each process that runs
+        sessions. ``address`` is that of ``ray.init``: ``HOST:PORT``, ``ray://HOST:PORT`` or
+        ``auto``; without it a cluster of this machine alone is started. ``cpus`` is the number of
+        cores for a session whose task states none. With ``containers``, every session takes a
+        container. Raise :class:`NoRay`.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {} if address else {"resources": {CONTAINER: float(os.cpu_count() or 1)}}
@@ -77,11 +79,13 @@ class RayFleet:
         self._make, self._cpus, self._containers = make, cpus, containers
         self._run = ray.remote(_run)
         self._ending: set[asyncio.Future[None]] = set()
-        """Cancelled sessions that are waited for, also when who cancelled them waits no longer."""
+        """The waits for cancelled sessions. A wait goes on even if its caller is cancelled
+        again."""
         self.host = _own_address(address)
 
     def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
-        """Only the machine that runs a session knows what is installed there."""
+        """Accept every task, because only the machine that runs a session knows its installed
+        harnesses."""
 
     async def run(self, plan: SessionPlan) -> EpisodeResult:
         running = self._run.options(max_retries=0, **self._needs(plan.task)).remote(
@@ -124,14 +128,14 @@ class RayFleet:
 
 
 def _end(running: Any) -> None:
-    """Cancels a task and waits for its end."""
+    """Cancel a Ray task and wait for its end."""
     ray.cancel(running)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.wait([running], timeout=_CANCEL_S)
 
 
 def _own_address(address: str | None) -> str:
-    """This machine's address on the network of the cluster's head."""
+    """Return this machine's address on the network of the cluster's head."""
     if address is None:
         return "127.0.0.1"
     if not address.startswith("ray://"):
@@ -154,7 +158,7 @@ _machine = functools.cache(_Machine)
 
 
 def _run(make: Callable[[], LocalFleet], plan: SessionPlan) -> EpisodeResult:
-    """The Ray task. Cancelled, it has ended the session when it raises."""
+    """Run a plan as the Ray task. When cancelled, end the session before raising."""
     machine = _machine(make)
     try:
         return machine.runner.run(machine.fleet.run(plan))

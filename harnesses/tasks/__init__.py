@@ -1,6 +1,6 @@
-"""Tasks and where they come from: one loader per file, chosen by :func:`tasks_from`.
+"""Tasks and their sources: one loader per file, chosen by :func:`tasks_from`.
 
-A source of tasks is any iterable of :class:`Task`: a list, a generator, a JSON-lines file, a
+A source of tasks is any iterable of :class:`Task`: a list, a generator, a JSON-lines file, or a
 function of the user's.
 """
 

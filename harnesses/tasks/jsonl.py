@@ -1,4 +1,4 @@
-"""Tasks in a JSON-lines file, one object per line."""
+"""The loader of tasks in a JSON-lines file, one object per line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIELDS: Final = frozenset(field.name for field in fields(Task))
 
 
 def read_tasks(path: str | Path) -> Iterator[Task]:
-    """Tasks of a JSON-lines file; blank lines are skipped.
+    """Yield the tasks of a JSON-lines file; blank lines are skipped.
 
-    Raises :class:`TaskError` with the line number for a line that is not a task, and for a task
+    Raise :class:`TaskError` with the line number for a line that is not a task, and for a task
     whose id an earlier line has.
     """
     if not Path(path).is_file():
@@ -44,7 +44,7 @@ def _task(given: Any) -> Task:
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
-    """Writes ``tasks`` as JSON lines; returns their number."""
+    """Write ``tasks`` as JSON lines; return their number."""
     count = 0
     with Path(path).open("wb") as out:
         for task in tasks:

@@ -1,4 +1,5 @@
-"""Tasks from a function of the user's: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
+"""The loader of tasks from a function of the user's: ``FILE.py:FUNCTION`` or
+``MODULE:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from bridle.user_code import describe, load_object
 
 
 def function_tasks(named: str) -> Iterator[Task]:
-    """Tasks that the function yields or returns; it takes no argument.
+    """Yield the tasks that the function yields or returns. The function takes no argument.
 
-    Raises :class:`TaskError`: at once when there is no such function, later when it fails.
+    Raise :class:`TaskError`: at once if there is no such function, later if it fails.
     """
     try:
         function: Callable[[], Iterable[Task]] = load_object(named)

@@ -1,4 +1,4 @@
-"""Which loader a task source on the command line means."""
+"""The choice of a loader for a task source on the command line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SOURCES: Final = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or 
 
 
 def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
-    """Tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH`` or
-    ``verifiers:NAME``.
+    """Return the tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``,
+    ``harbor:PATH`` or ``verifiers:NAME``.
 
-    ``split``: only tasks of that split; ``None``: all. Raises :class:`TaskError`, in the middle of
-    the tasks where the source fails there.
+    With ``split`` only the tasks of that split are returned, with ``None`` all. Raise
+    :class:`TaskError`; if the source fails in the middle of the tasks, it is raised there.
     """
     if source.startswith("harbor:"):
         tasks = harbor_tasks(source.removeprefix("harbor:"))

@@ -1,4 +1,4 @@
-"""One task: what an agent is asked to do, and what its verifier needs to know."""
+"""One task: the prompt for an agent, and the data for its verifier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.errors import UsageError
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 Identity = tuple[str, str, str]
-"""Suite, split and id of a task."""
+"""The suite, split and id of a task."""
 
 
 class TaskError(UsageError, ValueError):
@@ -26,7 +26,7 @@ class Step:
     prompt: str
     timeout_s: float | None = None
     user: str | None = None
-    """In a container; ``None``: the task's."""
+    """The agent's user in a container, or ``None`` for the task's."""
     setup: str | None = None
     """A folder of this machine that is copied into the workspace first; its ``setup.sh`` is run."""
     min_rewards: Mapping[str, float] = field(default_factory=dict)
@@ -45,15 +45,16 @@ class Task:
     payload: Mapping[str, Any] = field(default_factory=dict)
     """Data for the verifier, such as the expected answer. The agent never sees it."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Relative path -> text, written into the workspace before the agent starts."""
+    """Files that are written into the workspace before the agent starts. Each relative path maps to
+    the text."""
     container: ContainerSpec | None = None
-    """The container that the task needs; ``None``: it runs in any sandbox."""
+    """The container that the task needs, or ``None`` if it runs in any sandbox."""
     timeout_s: float | None = None
-    """Longest time of the agent; ``None``: the rollout's."""
+    """The time limit of the agent, or ``None`` for the rollout's."""
     steps: tuple[Step, ...] = ()
-    """When there are any, they are run in place of ``prompt``."""
+    """Steps that are run in place of ``prompt``, if there are any."""
     combine: Literal["mean", "final"] = "mean"
-    """How the rewards of steps become the session's."""
+    """The rule that combines the rewards of steps into the session's."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -64,7 +65,7 @@ class Task:
 
 
 def remember(known: set[Identity], task: Task) -> None:
-    """Adds a task's identity to ``known``; raises :class:`TaskError` for one that is in it."""
+    """Add a task's identity to ``known``. Raise :class:`TaskError` if it is in it already."""
     identity = task.suite, task.split, task.id
     if identity in known:
         raise TaskError(f"suite {task.suite!r} has a {task.split} task {task.id!r} already")

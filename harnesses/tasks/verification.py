@@ -1,4 +1,4 @@
-"""The verifier that a task brings itself."""
+"""The verifier that a task itself brings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bridle.harnesses.verifiers import CommandVerifier, Delivery, Scores, TaskUn
 
 @dataclass(frozen=True, slots=True)
 class TaskVerifier:
-    """The tests of a Harbor folder, what an environment gave, or the command in
-    ``payload["verify"]``."""
+    """A verifier that uses the tests of a Harbor folder, the rewards of an environment, or the
+    command in ``payload["verify"]``."""
 
     async def __call__(self, delivery: Delivery) -> Scores:
         payload = delivery.task.payload

@@ -1,6 +1,5 @@
-"""Environments of the ``verifiers`` package: ``loader.py`` lists their tasks, ``player.py`` is run
-by the Python that has them installed, ``rewards.py`` reads what it leaves.
-"""
+"""Environments of the ``verifiers`` package. ``loader.py`` lists their tasks, ``player.py`` is run
+by the Python that has them installed, and ``rewards.py`` reads the file that it leaves."""
 
 from bridle.harnesses.tasks.environments.loader import environment_tasks
 

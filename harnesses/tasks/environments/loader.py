@@ -1,4 +1,5 @@
-"""The tasks of a verifiers environment, listed by the Python that has it installed."""
+"""The loader of the tasks of a verifiers environment. The Python that has the environment installed
+lists them."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ from bridle.harnesses.tasks.task import Task, TaskError
 
 PLAYER: Final = Path(__file__).with_name("player.py")
 PLAYED: Final = "played.json"
-"""What it leaves beside the logs of a session."""
+"""The name of the file that the player leaves beside the logs of a session."""
 PYTHON_VARIABLE: Final = "BRIDLE_VERIFIERS_PYTHON"
 
 
 def environment_python() -> str:
-    """The interpreter that has verifiers and the environments: a named one, else this one."""
+    """Return the interpreter that has verifiers and the environments: the one in
+    ``BRIDLE_VERIFIERS_PYTHON``, or else this one."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 
 def environment_tasks(name: str) -> Iterator[Task]:
-    """The tasks of the environment ``name``, or of a TOML file with its ``[env]`` block.
+    """Yield the tasks of the environment ``name``, or of a TOML file with its ``[env]`` block.
 
-    An environment without an end is listed as far as it is read. Raises :class:`TaskError`.
+    An environment without an end is listed as far as its tasks are read. Raise :class:`TaskError`.
     """
     if name.endswith(".toml"):
         name = str(Path(name).expanduser().absolute())

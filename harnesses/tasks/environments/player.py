@@ -1,4 +1,4 @@
-"""Lists the tasks of a verifiers environment, or plays one of them through a session.
+"""A script that lists the tasks of a verifiers environment, or plays one of them in a session.
 
 It is run by the Python that has the environment installed, which need not have Bridle::
 
@@ -27,7 +27,8 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 
 def environment(name: str) -> Env[Any]:
-    """The environment, whose agents run as processes here unless its file says where."""
+    """Load the environment. Its agents run as processes here unless its file names another
+    runtime."""
     block: dict[str, Any] = {"taskset": {"id": name}}
     if name.endswith(".toml"):
         block = tomllib.loads(Path(name).read_text(encoding="utf-8"))["env"]
@@ -51,7 +52,8 @@ def show_tasks(name: str) -> None:
 
 
 async def play(name: str, index: int) -> dict[str, Any]:
-    """The rewards of the task at ``index``; ``reward`` is their weighted sum, as in verifiers."""
+    """Play the task at ``index`` and return its rewards and errors. ``reward`` is the weighted sum
+    of the rewards, as in verifiers."""
     env = environment(name)
     task: Task[Any, Any, Any] = next(itertools.islice(env.taskset, index, None))
     url = os.environ["OPENAI_BASE_URL"]

@@ -16,7 +16,7 @@ class _Played(msgspec.Struct):
 
 
 async def rewards_of(delivery: Delivery) -> Scores:
-    """Rewards and metrics by name. Raises :class:`NoVerdict` when the environment gave none."""
+    """Return rewards and metrics by name. Raise :class:`NoVerdict` if the environment gave none."""
     sandbox = delivery.sandbox
     try:
         data = await sandbox.read(sandbox.place.logs / PLAYED)

@@ -1,4 +1,4 @@
-"""``task.toml`` as typed values, and what it asks of a container.
+"""``task.toml`` as typed values, and the container that it asks for.
 
 The format is that of harbor 0.26 (``harbor/models/task/config.py``, schema 1.4). Fields that change
 nothing here, such as authors, are not read.
@@ -27,7 +27,7 @@ _NETWORKS: Final[Mapping[str, Network]] = {
 
 
 class Health(msgspec.Struct, frozen=True):
-    """``[environment.healthcheck]``."""
+    """The table ``[environment.healthcheck]``."""
 
     command: str
     interval_sec: float = 5.0
@@ -37,7 +37,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class EnvironmentTable(msgspec.Struct, frozen=True):
-    """``[environment]``, and the verifier's own one."""
+    """The table ``[environment]``, and the verifier's own one."""
 
     docker_image: str | None = None
     build_timeout_sec: float = 600.0
@@ -45,7 +45,7 @@ class EnvironmentTable(msgspec.Struct, frozen=True):
     memory_mb: int | None = None
     storage_mb: int | None = None
     memory: str | None = None
-    """Before schema 1.2, such as ``2G``."""
+    """The memory limit in the form before schema 1.2, such as ``2G``."""
     storage: str | None = None
     gpus: int | None = None
     env: dict[str, str] = {}
@@ -58,7 +58,7 @@ class EnvironmentTable(msgspec.Struct, frozen=True):
 
 
 class AgentTable(msgspec.Struct, frozen=True):
-    """``[agent]``."""
+    """The table ``[agent]``."""
 
     timeout_sec: float | None = None
     user: str | int | None = None
@@ -67,7 +67,7 @@ class AgentTable(msgspec.Struct, frozen=True):
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """``[[verifier.collect]]``: a command that runs before artifacts are collected."""
+    """An entry of ``[[verifier.collect]]``: a command that runs before artifacts are collected."""
 
     command: str
     service: str = "main"
@@ -76,7 +76,7 @@ class Collect(msgspec.Struct, frozen=True):
 
 
 class VerifierTable(msgspec.Struct, frozen=True):
-    """``[verifier]``."""
+    """The table ``[verifier]``."""
 
     timeout_sec: float = 600.0
     env: dict[str, str] = {}
@@ -87,20 +87,20 @@ class VerifierTable(msgspec.Struct, frozen=True):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """The stated mode, else the one that an environment of its own implies."""
+        """The stated mode, or else ``separate`` if the verifier has an environment of its own."""
         if self.environment_mode is None and self.environment is not None:
             return "separate"
         return self.environment_mode
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """What a separate verifier sees of the agent's container."""
+    """A path in the agent's container that a separate verifier receives."""
 
     source: str
 
 
 class StepTable(msgspec.Struct, frozen=True):
-    """``[[steps]]``."""
+    """An entry of ``[[steps]]``."""
 
     name: str
     agent: AgentTable = AgentTable()
@@ -110,19 +110,19 @@ class StepTable(msgspec.Struct, frozen=True):
 
 
 class Package(msgspec.Struct, frozen=True):
-    """``[task]``."""
+    """The table ``[task]``."""
 
     name: str
 
 
 class SolutionTable(msgspec.Struct, frozen=True):
-    """``[solution]``."""
+    """The table ``[solution]``."""
 
     env: dict[str, str] = {}
 
 
 class HarborConfig(msgspec.Struct, frozen=True):
-    """All of ``task.toml`` that decides how a task is run."""
+    """All parts of ``task.toml`` that decide how a task is run."""
 
     task: Package | None = None
     environment: EnvironmentTable = EnvironmentTable()
@@ -137,7 +137,7 @@ class HarborConfig(msgspec.Struct, frozen=True):
         return next((step for step in self.steps if step.name == name), None)
 
     def verifier_for(self, step: StepTable | None) -> VerifierTable:
-        """The step's verifier, its gaps filled from the task's."""
+        """Return the step's verifier, with its gaps filled from the task's."""
         whole = self.verifier
         if step is None:
             return whole
@@ -153,7 +153,7 @@ class HarborConfig(msgspec.Struct, frozen=True):
 
 
 def read_config(folder: Path) -> HarborConfig:
-    """The ``task.toml`` of a task's folder. Raises :class:`TaskError`."""
+    """Read the ``task.toml`` of a task's folder. Raise :class:`TaskError`."""
     file = folder / "task.toml"
     try:
         config = msgspec.toml.decode(file.read_bytes(), type=HarborConfig, strict=False)
@@ -165,9 +165,9 @@ def read_config(folder: Path) -> HarborConfig:
 
 
 def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> ContainerSpec:
-    """The container of an environment whose build folder, if it has one, is ``folder``.
+    """Return the container of an environment whose build folder, if it has one, is ``folder``.
 
-    Raises :class:`TaskError`.
+    Raise :class:`TaskError`.
     """
     compose = ("docker-compose.yaml", "docker-compose.yml")
     if any((folder / name).exists() for name in compose):
@@ -203,9 +203,9 @@ def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> Co
 
 
 def resolved(environment: Mapping[str, str]) -> dict[str, str]:
-    """``${VAR}`` and ``${VAR:-default}`` from this process's environment.
+    """Replace ``${VAR}`` and ``${VAR:-default}`` by values from this process's environment.
 
-    Raises :class:`TaskError` for a variable that is not set and has no default.
+    Raise :class:`TaskError` for a variable that is not set and has no default.
     """
     found = {}
     for name, value in environment.items():
@@ -221,19 +221,20 @@ def resolved(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def thresholds(value: float | dict[str, float] | None) -> dict[str, float]:
-    """The rewards that a step must reach by name; a number is for ``reward``."""
+    """Return the rewards that a step must reach, by name; a single number is for ``reward``."""
     if value is None:
         return {}
     return dict(value) if isinstance(value, dict) else {"reward": float(value)}
 
 
 def sources(entries: tuple[str | Artifact, ...]) -> list[str]:
-    """Paths in the container that artifacts are taken from."""
+    """Return the paths in the container from which artifacts are taken."""
     return [entry if isinstance(entry, str) else entry.source for entry in entries]
 
 
 def _network(table: EnvironmentTable, agent: AgentTable) -> tuple[Network, tuple[str, ...]]:
-    """Harbor's: the agent's own policy, else the environment's, else public."""
+    """Return the network as Harbor chooses it: the agent's own policy, else the environment's, else
+    public."""
     mode, hosts = agent.network_mode, agent.allowed_hosts
     if mode is None:
         mode, hosts = table.network_mode, table.allowed_hosts
@@ -255,5 +256,5 @@ def _megabytes(size: str | None) -> int | None:
 
 
 def payload_of(folder: Path) -> dict[str, Any]:
-    """What a task's verifier finds its folder by."""
+    """Return the payload by which a task's verifier finds its folder."""
     return {"harbor": str(folder)}

@@ -1,8 +1,9 @@
-"""Grades the output of a test run: copied into a task's ``tests`` folder, run by its ``test.sh``.
+"""The grader of a test run: it is copied into a task's ``tests`` folder and run by its ``test.sh``.
 
-``grade.py LOG EXPECTED.json REWARD.json``. ``LOG`` is what the tests printed, or a JUnit file.
-``EXPECTED`` has ``parser`` and the tests that must pass, ``FAIL_TO_PASS`` and ``PASS_TO_PASS``. The
-reward is 1 when all of them pass. It uses the standard library of Python 3.6 and later only.
+The arguments are ``grade.py LOG EXPECTED.json REWARD.json``. ``LOG`` is the output of the tests, or
+a JUnit file. ``EXPECTED`` has ``parser`` and the tests that must pass, ``FAIL_TO_PASS`` and
+``PASS_TO_PASS``. The reward is 1 if all of them pass. The script uses only the standard library of
+Python 3.6 and later.
 """
 
 import json
@@ -15,7 +16,8 @@ PASSING = ("PASSED", "XFAIL")
 
 
 def pytest_results(log: str) -> "dict[str, str]":
-    """``STATE name`` of the summary (-rA), and ``name STATE`` of verbose output."""
+    """Return pytest's states by test, from ``STATE name`` in the summary (-rA) and ``name STATE``
+    in verbose output."""
     found = {}
     for line in re.sub(r"\x1b\[[0-9;]*m", "", log).split("\n"):
         after = re.match(rf"({STATES}) (\S.*?)(?: - .*)?$", line.strip())
@@ -28,7 +30,8 @@ def pytest_results(log: str) -> "dict[str, str]":
 
 
 def unittest_results(log: str) -> "dict[str, str]":
-    """``name (module.Class) ... ok`` of verbose unittest and Django."""
+    """Return the states by test of verbose unittest and Django, from
+    ``name (module.Class) ... ok``."""
     found = {}
     for line in log.split("\n"):
         match = re.match(r"(.+?) \.\.\. (ok|FAIL|ERROR|skipped.*|expected failure)$", line.strip())
@@ -40,7 +43,7 @@ def unittest_results(log: str) -> "dict[str, str]":
 
 
 def sympy_results(log: str) -> "dict[str, str]":
-    """``name ok`` of sympy's own runner."""
+    """Return the states by test of sympy's own runner, from ``name ok``."""
     found = {}
     for line in log.split("\n"):
         match = re.match(r"(test_\w+) (ok|E|F|f|s)\b", line.strip())
@@ -51,7 +54,7 @@ def sympy_results(log: str) -> "dict[str, str]":
 
 
 def junit_results(log: str) -> "dict[str, str]":
-    """Test cases of a JUnit file, as ``classname::name``."""
+    """Return the states by test of a JUnit file, with ``classname::name`` as the test's name."""
     found = {}
     # The file is the task's own tests', and is read in their container.
     for case in xml.etree.ElementTree.fromstring(log).iter("testcase"):  # noqa: S314
@@ -71,7 +74,7 @@ PARSERS = {
 
 
 def rewards(results: "dict[str, str]", expected: "dict[str, list[str]]") -> "dict[str, float]":
-    """The reward, and the share of each list that passes."""
+    """Return the reward, and the share of each list that passes."""
     shares: dict[str, float] = {}
     for name in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         tests = expected[name]

@@ -1,4 +1,5 @@
-"""Tasks of Harbor folders: one folder, a dataset of them, or a ``dataset.toml`` that names them."""
+"""The loader of tasks in Harbor folders: one folder, a dataset of them, or a ``dataset.toml`` that
+names them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _CANARY: Final = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
 def harbor_tasks(reference: str) -> Iterator[Task]:
-    """The tasks at a path. Raises :class:`TaskError`."""
+    """Yield the tasks at a path. Raise :class:`TaskError`."""
     path = Path(reference).expanduser()
     if path.name == "dataset.toml":
         suite, folders = path.parent.resolve().name, list(_named(path))
@@ -41,7 +42,7 @@ def harbor_tasks(reference: str) -> Iterator[Task]:
 
 
 def harbor_task(folder: Path, suite: str) -> Task:
-    """The task in ``folder``. Raises :class:`TaskError`."""
+    """Return the task in ``folder``. Raise :class:`TaskError`."""
     config = read_config(folder)
     name = config.task.name if config.task else folder.name
     steps = tuple(_steps(folder, config))
@@ -74,7 +75,7 @@ def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
 
 
 def _instruction(folder: Path) -> str:
-    """``instruction.md`` without the marks that keep benchmarks out of training data."""
+    """Return ``instruction.md`` without the marks that keep benchmarks out of training data."""
     file = folder / "instruction.md"
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -88,7 +89,8 @@ def _instruction(folder: Path) -> str:
 
 
 def _named(manifest: Path) -> Iterator[Path]:
-    """Folders of the tasks that a ``dataset.toml`` lists, beside it or in its ``tasks``."""
+    """Yield the folders of the tasks that a ``dataset.toml`` lists, which are beside it or in its
+    ``tasks``."""
     try:
         listed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("tasks", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

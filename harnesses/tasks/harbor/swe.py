@@ -1,4 +1,4 @@
-"""Rows of SWE-bench and its kin as Harbor folders.
+"""A converter from rows of SWE-bench and similar datasets to Harbor folders.
 
 Sources: the data cards and harnesses of SWE-bench (and its version 5), SWE-smith, SWE-Gym,
 SWE-rebench and R2E-Gym. A row names an image with the repository in ``/testbed``, the tests that
@@ -28,7 +28,8 @@ _RUNNERS: Final = {
     ),
     "sympy/sympy": ("bin/test -C --verbose", "sympy"),
 }
-"""How the tests of a repository are run, and their output read, where it is not by pytest."""
+"""The command that runs a repository's tests, and the parser of its output, for repositories that
+do not use pytest."""
 _PARSERS: Final = (
     ("django", "unittest"),
     ("unittest", "unittest"),
@@ -40,43 +41,46 @@ _PARSERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SweTask:
-    """A row in the terms of a Harbor folder."""
+    """A row in the form of a Harbor folder."""
 
     id: str
     statement: str
     image: str
     command: str
-    """Runs the tests in ``/testbed`` and prints what the parser reads."""
+    """The command that runs the tests in ``/testbed`` and prints the output for the parser."""
     parser: str
     fail_to_pass: list[str]
     pass_to_pass: list[str]
     solution: str
-    """A patch."""
+    """The patch that solves the task."""
     reverse_solution: bool = False
-    """Whether the patch is undone instead."""
+    """Whether the patch must be undone instead of applied."""
     test_patch: str = ""
     base_commit: str = ""
     breaking_patch: str = ""
-    """Applied to the image before the agent sees it; the history goes."""
+    """A patch that is applied to the image before the agent sees it; the repository's history is
+    removed."""
     hidden: tuple[str, ...] = field(default=())
-    """Paths of the image that only its tests see."""
+    """Paths of the image that only the task's tests see."""
 
 
 def swebench(row: Row) -> SweTask:
-    """SWE-bench: of version 5 with ``image`` and ``eval_script``, or as before."""
+    """Convert a row of SWE-bench, either of version 5 with ``image`` and ``eval_script``, or
+    older."""
     name = _text(row, "instance_id")
     image = row.get("image") or _registry("swebench", name, "_1776_")
     return _with_test_patch(row, name, str(image))
 
 
 def swe_gym(row: Row) -> SweTask:
-    """SWE-Gym: rows as SWE-bench's, in images of its own."""
+    """Convert a row of SWE-Gym, which is like one of SWE-bench with another image."""
     name = _text(row, "instance_id")
     return _with_test_patch(row, name, _registry("xingyaoww", name, "_s_"))
 
 
 def swe_rebench(row: Row) -> SweTask:
-    """SWE-rebench: its ``install_config`` says how tests are run and read."""
+    """Convert a row of SWE-rebench, whose ``install_config`` has the test command and the log
+    parser."""
     name = _text(row, "instance_id")
     config = row.get("install_config") or {}
     config = json.loads(config) if isinstance(config, str) else config
@@ -86,7 +90,7 @@ def swe_rebench(row: Row) -> SweTask:
 
 
 def swe_smith(row: Row) -> SweTask:
-    """SWE-smith: ``patch`` brings the bug in; the solution is to undo it."""
+    """Convert a row of SWE-smith, whose ``patch`` adds the bug; the solution undoes it."""
     patch = _text(row, "patch")
     return SweTask(
         id=_text(row, "instance_id"),
@@ -103,7 +107,7 @@ def swe_smith(row: Row) -> SweTask:
 
 
 def r2e(row: Row) -> SweTask:
-    """R2E-Gym: the image holds the tests, which the agent must not see."""
+    """Convert a row of R2E-Gym, whose image contains the tests, which the agent must not see."""
     expected = row.get("expected_output_json") or "{}"
     expected = json.loads(expected) if isinstance(expected, str) else expected
     passing = [name for name, state in expected.items() if state == "PASSED"]
@@ -131,7 +135,7 @@ KINDS: Final[Mapping[str, Callable[[Row], SweTask]]] = {
 
 
 def rows_in(file: Path) -> Iterator[Row]:
-    """The rows of a ``.jsonl``, ``.json`` or ``.parquet`` file. Raises :class:`TaskError`."""
+    """Yield the rows of a ``.jsonl``, ``.json`` or ``.parquet`` file. Raise :class:`TaskError`."""
     try:
         if file.suffix == ".parquet":
             from pyarrow import parquet
@@ -148,9 +152,10 @@ def rows_in(file: Path) -> Iterator[Row]:
 
 
 def convert(kind: str, rows: Iterable[Row], target: Path) -> Iterator[Path]:
-    """Writes a folder below ``target`` for each row, and yields it.
+    """Write a folder below ``target`` for each row, and yield it.
 
-    Raises :class:`TaskError` for an unknown kind, and with its number for a row that lacks a field.
+    Raise :class:`TaskError` for an unknown kind, and with the row's number for a row that lacks a
+    field.
     """
     if kind not in KINDS:
         raise TaskError(f"{kind!r} is not one of {', '.join(KINDS)}")
@@ -162,7 +167,7 @@ def convert(kind: str, rows: Iterable[Row], target: Path) -> Iterator[Path]:
 
 
 def write(task: SweTask, target: Path) -> Path:
-    """Writes the Harbor folder of one task; it replaces an older one."""
+    """Write the Harbor folder of one task; it replaces an older one."""
     folder = target / re.sub(r"[^A-Za-z0-9._-]", "-", task.id)
     shutil.rmtree(folder, ignore_errors=True)
     separate = bool(task.hidden)
@@ -237,7 +242,8 @@ def _config(task: SweTask, separate: bool) -> str:
 
 
 def _restore(task: SweTask) -> str:
-    """Shell that takes the tests' files from the base, whatever the agent did to them."""
+    """Return shell commands that restore the tests' files from the base commit, whatever the agent
+    did to them, and apply the test patch."""
     if not task.test_patch:
         return ""
     files = " ".join(_quoted(name) for name in _files_of(task.test_patch))
@@ -277,7 +283,8 @@ def _with_test_patch(
 
 
 def _modules(files: str, repository: str) -> str:
-    """Django's runner takes the modules below ``tests``, the others take files."""
+    """Return the runner's arguments for test files: for Django the modules below ``tests``, for
+    others the files."""
     if repository != "django/django":
         return files
     names = (name.removeprefix("tests/").removesuffix(".py") for name in files.split())
@@ -285,7 +292,7 @@ def _modules(files: str, repository: str) -> str:
 
 
 def _files_of(patch: str) -> list[str]:
-    """Files that a patch changes or adds."""
+    """Return the files that a patch changes or adds."""
     return re.findall(r"^diff --git a/.+ b/(.+)$", patch, re.MULTILINE)
 
 
@@ -299,7 +306,7 @@ def _parser(stated: str) -> str:
 
 
 def _tests(row: Row, name: str) -> list[str]:
-    """A list of tests, which some rows hold as JSON."""
+    """Return a list of tests, which some rows have as JSON."""
     value = row.get(name)
     found = json.loads(value) if isinstance(value, str) else value
     if not isinstance(found, list):

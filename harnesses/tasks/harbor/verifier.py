@@ -1,7 +1,7 @@
-"""Runs the tests of a Harbor task and reads its rewards, as Harbor's own verifier does.
+"""The verifier that runs the tests of a Harbor task and reads its rewards, as Harbor's own does.
 
 Source: harbor 0.26, ``harbor/verifier/verifier.py`` and ``harbor/trial/``. The exit code of
-``test.sh`` is ignored; only the reward file counts, and a missing one is an error, not a zero.
+``test.sh`` is ignored. Only the reward file counts, and a missing one is an error, not a zero.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TIDY: Final = f"rm -rf {TESTS} {REWARDS}"
 
 @dataclass(frozen=True, slots=True)
 class HarborVerifier:
-    """Scores a session on a task whose payload names its Harbor folder."""
+    """A verifier of sessions on a task whose payload names its Harbor folder."""
 
     async def __call__(self, delivery: Delivery) -> Scores:
         folder = Path(str(delivery.task.payload["harbor"]))
@@ -72,14 +72,14 @@ class _Run:
     delivery: Delivery
 
     async def shared(self) -> Scores:
-        """In the agent's container; what the tests brought is removed afterwards."""
+        """Verify in the agent's container, and remove the files of the tests afterwards."""
         sandbox = self.delivery.sandbox
         scores = await self._verify(sandbox, self._test_folders())
         await self._root(sandbox, _TIDY)
         return scores
 
     async def separate(self) -> Scores:
-        """In a container of its own, to which only artifacts cross."""
+        """Verify in a container of its own, to which only artifacts are copied."""
         sandbox = self.delivery.sandbox
         for hook in self.table.collect:
             await self._shell(sandbox, hook.command, hook.timeout_sec, _user(hook.user))
@@ -96,7 +96,8 @@ class _Run:
             return await self._verify(fresh, [] if bundled else self._test_folders())
 
     def _definition(self) -> tuple[Path, bool]:
-        """The build folder of the separate container, and whether it brings the tests itself."""
+        """Return the build folder of the separate container, and whether its image contains the
+        tests."""
         candidates = []
         if self.step is not None:
             own = self.step.verifier.environment
@@ -108,7 +109,8 @@ class _Run:
         return self.folder / "environment", False
 
     async def _collect(self, sandbox: Sandbox) -> list[tuple[PurePosixPath, Path]]:
-        """Copies artifacts to this machine; a directory of theirs each, with where it came from."""
+        """Copy artifacts to this machine. Return each one's path in the container and its local
+        directory."""
         entries = (*self.config.artifacts, *(self.step.artifacts if self.step else ()))
         found = []
         for number, source in enumerate(dict.fromkeys((str(ARTIFACTS), *sources(entries)))):
@@ -129,7 +131,7 @@ class _Run:
         return found
 
     def _test_folders(self) -> list[Path]:
-        """Folders that become ``/tests``, the task's before the step's."""
+        """Return the folders that become ``/tests``, the task's before the step's."""
         folders = [self.folder / "tests"]
         if self.step is not None:
             folders.append(self.folder / "steps" / self.step.name / "tests")
@@ -180,9 +182,9 @@ class _Run:
 
 
 def rewards_in(folder: Path) -> Scores:
-    """The rewards in ``reward.json``, else the number in ``reward.txt``.
+    """Return the rewards in ``reward.json``, or else the number in ``reward.txt``.
 
-    Raises :class:`NoVerdict` when there is none, or one that is no finite number.
+    Raise :class:`NoVerdict` if there is none, or if one is not a finite number.
     """
     table, number = folder / "reward.json", folder / "reward.txt"
     file = table if os.path.lexists(table) else number
