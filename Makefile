@@ -41,11 +41,12 @@ test: $(READY)  ## The default test suite
 test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
 	$(PARALLEL) -m 'loop and not postgres and not long'
 
-check: $(READY)  ## Lint, format, types and the walls between the rooms
+check: $(READY)  ## Lint, format, types, language and the walls between the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/language.py
 
 $(VERIFIERS_READY): $(wildcard tests/harnesses/environments/*)
 	$(PYTHON) -m venv $(VERIFIERS)

@@ -46,7 +46,7 @@ class Feed:
         self.ended = False
         self._text = ""
         self._at = 0
-        """Where the unread text begins."""
+        """The index at which the unread text begins."""
 
     def add(self, text: str) -> None:
         """More of the reply."""
@@ -125,7 +125,7 @@ class BracketScanner:
         return text[: self.end(text, 0)]
 
     def end(self, text: str, start: int) -> int:
-        """Where the value ends in ``text[start:]``; the text's end when it goes on."""
+        """Return the index at which the value ends in ``text[start:]``, or the text's end if it goes on."""
         if self.closed:
             return start
         for position in range(start, len(text)):
