@@ -145,10 +145,10 @@ def test_each_role_is_compared_with_itself(recorded: str) -> None:
         (item.sample.session_id, item.sample.role): set(item.credit[item.sample.mask].tolist())
         for item in prepared.items
     }
-    sums = np.asarray([sum(pair) for pair in REWARDS])
-    steps = np.repeat(sums, (2, 2, 1, 1))
-    for role, seen in (("planner", sums), ("worker", steps)):
-        wanted = (sums - seen.mean()) / (seen.std(ddof=1) + 1e-6)
+    planner, worker = np.asarray(REWARDS).T
+    steps = np.repeat(worker, (2, 2, 1, 1))
+    for role, own, seen in (("planner", planner, planner), ("worker", worker, steps)):
+        wanted = (own - seen.mean()) / (seen.std(ddof=1) + 1e-6)
         for episode, value in zip(built, wanted, strict=True):
             (credit,) = found[episode.session.id, role]
             assert credit == pytest.approx(value, abs=1e-6)

@@ -248,7 +248,8 @@ def test_a_filter_that_fits_no_session_says_so(
         writer.add_sync(RunRecord("run_1", "train", 1.0))
     for command in (("sessions", "--run", "run_1"), ("audit", "--run", "run_1")):
         told = bridle(*command, "--store", store)
-        assert (told.exit_code, told.stdout) == (0, "No session matches.\n"), command
+        assert told.exit_code == 0, command
+        assert told.stdout.endswith("No session matches.\n"), command
     path = tmp_path / "x.jsonl"
     for filters in (
         ("--run", "run_1"),

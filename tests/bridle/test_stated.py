@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, update
 
-from bridle.reconstruct.rewards import Aggregation
+from bridle.reconstruct.rewards import VERIFIER_ALONE, Aggregation
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.report import training_figures
 from bridle.run.training import rules_of, stated
@@ -24,7 +24,9 @@ def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str)
         writer.configure_run("run_1", stated(GrpoConfig(steps=3, advantages=advantages)))
         config = reader.run("run_1").config
     assert SampleRules.from_data(config["samples"]["rules"]) == DEFAULT_RULES
-    assert Aggregation.from_data(config["reward"]) == Aggregation({"score": 2.0}, "mean")
+    assert Aggregation.from_data(config["reward"]) == Aggregation(
+        {"score": 2.0}, "mean", VERIFIER_ALONE
+    )
     assert config["settings"]["steps"] == 3
     assert config["settings"]["advantages"]["reward_turns"] == "mean"
 

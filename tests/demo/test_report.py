@@ -17,7 +17,14 @@ from bridle.run.demo.report import make_report, plot
 from bridle.run.demo.run import Demo
 from bridle.run.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallBegun, Reward, RewardSource, RunRecord, SessionRecord
+from bridle.store.records import (
+    CallBegun,
+    Reward,
+    RewardSource,
+    RunRecord,
+    SessionRecord,
+    TaskRecord,
+)
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
@@ -31,12 +38,22 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     migrate(path)
     now = time.time()
     with Writer(path) as writer:
+        writer.add_sync(*(TaskRecord(str(one), "demo", "test", {}, now) for one in range(3)))
         for stage in STAGES:
             writer.add_sync(RunRecord(stage, "eval", now))
             for number in range(3):
                 session = f"{stage}-{number}"
                 writer.add_sync(
-                    SessionRecord(session, now, run_id=stage, sealed_at=now, outcome="completed")
+                    SessionRecord(
+                        session,
+                        now,
+                        run_id=stage,
+                        task_suite="demo",
+                        task_split="test",
+                        task_id=str(number),
+                        sealed_at=now,
+                        outcome="completed",
+                    )
                 )
                 writer.add_sync(
                     Reward(session, "reward", number % 2, now, source=RewardSource.VERIFIER)

@@ -39,6 +39,7 @@ async def test_rewards_and_seals_arrive(stand_in: Any) -> None:
             "session": "ses_0",
             "name": "reward",
             "value": 0.5,
+            "kind": "score",
             "key": "Bearer brv_0",
             "detail": {"why": "half"},
         }

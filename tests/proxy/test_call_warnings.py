@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.scripted import ScriptedReply
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.recorder import CallOutcome
 from bridle.store.records import IDS_MISSING, CallBegun, CallEnded, CallStatus, Note
 
 CHAT = "/v1/chat/completions"
+IMPOSSIBLE = 0.5
+"""A logprob that no token can have."""
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogR
 def test_an_engine_whose_every_reply_is_quarantined_is_in_the_log(
     bench: Any, stage: Any, ask: Any, warnings: Callable[[], list[Any]]
 ) -> None:
-    stage.play = lambda _: ScriptedReply("The answer is four.", logprob=MISSING_LOGPROB)
+    stage.play = lambda _: ScriptedReply("The answer is four.", logprob=IMPOSSIBLE)
     for _ in range(5):
         assert httpx.post(bench.url + CHAT, json=ask).status_code == 200
     metrics = httpx.get(bench.url + "/metrics").text
@@ -38,7 +39,7 @@ def test_an_engine_whose_every_reply_is_quarantined_is_in_the_log(
     assert first.getMessage() == "call_quarantined"
     assert first.call == bench.calls()[0].id
     assert first.engine == stage.engine.base_url.removeprefix("http://")
-    assert first.reason.startswith("logprobs_missing")
+    assert first.reason.startswith("logprobs_positive")
     bench.server.stop()
     last = warnings()[-1]
     assert last.getMessage() == "calls_quarantined"

@@ -52,7 +52,10 @@ def test_the_training_that_took_a_session_last_counts_and_a_runs_own_comes_first
     sample(writer, calls, session, 4)
     assert fates(reader) == {HELD_OUT: 2, TRAINED: 3, RECORDED_LATER: 4}
     listed = session_lines(
-        reader, SessionFilter(run="a", fate="dropped", reason="evaluation"), limit=9
+        reader,
+        SessionFilter(run="a", fate="dropped", reason="evaluation"),
+        number=lambda _run, _rewards: None,
+        limit=9,
     )
     assert [line.record.id for line in listed] == [held_out]
 

@@ -181,7 +181,7 @@ def test_no_token_of_gemini_cli_is_trained_as_if_drawn_otherwise(chat_directory,
         (episode,) = episodes(reader)
     label = "top_p 0.95, top_k 64"
     assert audited.samplers.keys() == {label}
-    assert audited.samplers[label].trained == audited.samplers[label].captured > 0
+    assert audited.samplers[label].trainable == audited.samplers[label].captured > 0
     items = [
         TrainItem(each, 0, "g", np.ones(len(each.token_ids), np.float32))
         for each in episode.samples

@@ -11,6 +11,7 @@ from bridle.store.reading.pages import SessionFilter, session_lines
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.titles import LONGEST, title
 from bridle.store.records import Message, RunRecord
+from bridle.viewer.app import number_of
 
 REMINDER = f"<system-reminder>\nAs you answer, use this:\n{'x' * 500}\n</system-reminder>"
 CODEX = "<environment_context>\n  <cwd>/tmp</cwd>\n  <shell>bash</shell>\n</environment_context>"
@@ -64,5 +65,5 @@ def test_the_last_message_of_the_first_call_gives_the_title(
         story.call((Message("user", "And now this"),), "Done, too.", parent=first)
         begin(run_id="run_x")
     with Reader(store) as reader:
-        empty, line = session_lines(reader, SessionFilter(), limit=5)
+        empty, line = session_lines(reader, SessionFilter(), number=number_of(reader), limit=5)
     assert (empty.title, line.title) == ("", "Fix the tests")

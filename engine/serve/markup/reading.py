@@ -125,7 +125,7 @@ class BracketScanner:
         return text[: self.end(text, 0)]
 
     def end(self, text: str, start: int) -> int:
-        """Return the index at which the value ends in ``text[start:]``, or the text's end if it goes on."""
+        """Return the index at which the value ends in ``text[start:]``, or that of the end."""
         if self.closed:
             return start
         for position in range(start, len(text)):
