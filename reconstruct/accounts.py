@@ -17,6 +17,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Conservation
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.store.errors import NotFound
 from bridle.store.reading.accounts import (
     TokenAccount,
     WrittenAccount,
@@ -29,7 +30,7 @@ from bridle.store.schema.accounts import HELD_OUT, TRAINABLE, UNCOUNTED, Fate
 
 _AT_ONCE: Final = 500
 """Sessions in one query."""
-_ORDER: Final = ("trained", "trainable", "masked", "dropped", "uncounted")
+_ORDER: Final = {"trained": 0, "trainable": 1, "masked": 2, "dropped": 3, "uncounted": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
     ``trainable``."""
     first = Fate("trained") if any(one.fate == "trained" for one in fates) else TRAINABLE
     shown = {first: 0, **fates}
-    ordered = sorted(shown.items(), key=lambda one: (_ORDER.index(one[0].fate), -one[1]))
+    ordered = sorted(shown.items(), key=lambda one: (_ORDER.get(one[0].fate, 5), -one[1]))
     return [AccountLine(fate, tokens) for fate, tokens in ordered]
 
 
@@ -83,9 +84,12 @@ class StatedRules:
         self._known: dict[str | None, SampleRules] = {None: DEFAULT_RULES}
 
     def of(self, run_id: str | None) -> SampleRules:
-        """Return the rules of a run, or the default rules if it has stated none."""
+        """Return the rules of a run; the default rules if it has stated none or is not stored."""
         if run_id not in self._known:
-            samples = self._reader.run(str(run_id)).config.get("samples")
+            try:
+                samples = self._reader.run(str(run_id)).config.get("samples")
+            except NotFound:
+                samples = None
             rules = SampleRules.from_data(samples["rules"]) if samples else DEFAULT_RULES
             self._known[run_id] = rules
         return self._known[run_id]

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Row, Select, func, select
 
+from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.pages import SessionFilter, matching
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionFates
@@ -39,7 +40,7 @@ def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, Written
         for session_id in connection.execute(ordered).scalars():
             found[session_id] = WrittenAccount(None, {})
         for row in connection.execute(rows):
-            fate = Fate(row.fate, row.reason)
+            fate = _fate(row)
             if fate == UNCOUNTED:
                 found[row.session_id] = None
                 continue
@@ -92,7 +93,7 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
         number = connection.execute(select(func.count()).select_from(chosen)).scalar_one()
         captured = connection.execute(select(func.sum(calls.c.sampled_tokens)).where(inside))
         sampled = int(captured.scalar() or 0)
-        fates = {Fate(row.fate, row.reason): int(row.tokens) for row in connection.execute(query)}
+        fates = {_fate(row): int(row.tokens) for row in connection.execute(query)}
     return TokenAccount(number, sampled, fates, frozenset(fates) - {UNCOUNTED})
 
 
@@ -115,12 +116,17 @@ def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
     found: dict[str, SessionFates] = {}
     with reader.engine.connect() as connection:
         for row in connection.execute(query):
-            place = (row.step, row.version, row.at)
+            place = (row.step, row.version, number_or_none(row.at) or 0.0)
             empty = SessionFates(session_id, row.run_id, {}, *place)
             account = found.get(row.run_id, empty)
-            tokens = {**account.tokens, Fate(row.fate, row.reason): int(row.tokens)}
+            tokens = {**account.tokens, _fate(row): int(row.tokens)}
             found[row.run_id] = replace(account, tokens=tokens)
     return list(found.values())
+
+
+def _fate(row: Row[Any]) -> Fate:
+    """Return a row's fate as text, also where the row is damaged."""
+    return Fate(str(row.fate), "" if row.reason is None else str(row.reason))
 
 
 def _chosen(wanted: SessionFilter) -> Select[Any]:

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    select,
+)
 
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
@@ -207,8 +218,9 @@ def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
         tasks.c.id == sessions.c.task_id,
     )
     query = (
-        select(sessions.c.run_id, tasks.c.payload)
+        select(sessions.c.run_id, cast(tasks.c.payload, Text))
         .outerjoin(tasks, of_task)
         .where(sessions.c.id.in_(chosen))
     )
-    return any(run is not None or payload for run, payload in connection.execute(query))
+    rows = connection.execute(query)
+    return any(run is not None or payload not in (None, "{}") for run, payload in rows)
