@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Select, func, select
 
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.pages import SessionFilter, matching
@@ -124,7 +124,7 @@ def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
     return list(found.values())
 
 
-def _fate(row: Row[Any]) -> Fate:
+def _fate(row: Any) -> Fate:
     """Return a row's fate as text, also where the row is damaged."""
     return Fate(str(row.fate), "" if row.reason is None else str(row.reason))
 
