@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -25,9 +26,6 @@ APPLICATION_ID: Final = 0x4272646C
 """The bytes ``Brdl``, which SQLite keeps in the header of the file (``PRAGMA application_id``)."""
 OUR_TABLES: Final = frozenset({"alembic_version", "sessions", "calls"})
 """Tables that the stores of all releases have."""
-_MAGIC: Final = b"SQLite format 3\0"
-_ID_AT: Final = slice(68, 72)
-_HEADER: Final = 100
 _SHOWN: Final = 3
 """Maximum tables of another program that the message names."""
 
@@ -43,18 +41,15 @@ def check_file(path: Path) -> None:
             _refuse(path, "is a folder", f"name a file in it: --store {path / 'bridle.db'}")
         if not stat.S_ISREG(found.st_mode):
             _refuse(path, "is no regular file", _ANOTHER)
-        with path.open("rb") as file:
-            header = file.read(_HEADER)
     except FileNotFoundError:
         return
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be read: {error.strerror}") from error
-    if not header and not _log_of(path):
+    if not found.st_size and not _log_of(path):
         return
-    if header and not header.startswith(_MAGIC):
-        _refuse(path, "is no database", _ANOTHER)
-    if header[_ID_AT] != APPLICATION_ID.to_bytes(4, "big"):
-        _check_content(path)
+    if not os.access(path, os.R_OK):
+        raise StoreUnavailable(f"{path} cannot be read: {os.strerror(errno.EACCES)}")
+    _check_content(path)
     _warn_if_open(path, found)
 
 
@@ -106,16 +101,26 @@ def checkpoint(connection: sqlite3.Connection, mode: str = "TRUNCATE") -> bool:
 
 
 def _check_content(path: Path) -> None:
+    """Raise :class:`StoreUnavailable` unless the file is a store.
+
+    SQLite alone opens it. If anything else in this process opened and closed the file, POSIX would
+    release the locks of all connections to it, and other processes could remove the log that they
+    write to (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    """
     # Without a log beside it the file is opened in a way that makes none.
     mode = "mode=ro" if _log_of(path) else "immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True)) as connection:
             (identity,) = connection.execute("PRAGMA application_id").fetchone()
+            if identity == APPLICATION_ID:
+                return
             rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             tables = {name for (name,) in rows if not name.startswith("sqlite_")}
     except sqlite3.Error as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            _refuse(path, "is no database", _ANOTHER)
         raise StoreUnavailable(f"{path} cannot be read as a database: {error}") from error
-    if identity not in (0, APPLICATION_ID):
+    if identity != 0:
         _refuse(path, "is another program's database", _OWN)
     check_tables(str(path), tables)
 

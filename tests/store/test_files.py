@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +17,10 @@ import pytest
 from bridle.store.errors import StoreUnavailable
 from bridle.store.operations.copying import backup
 from bridle.store.reading.queries import Reader
+from bridle.store.records import RunRecord
 from bridle.store.schema import files
 from bridle.store.schema.database import migrate, refuse_newer
-from bridle.store.schema.files import APPLICATION_ID
+from bridle.store.schema.files import APPLICATION_ID, check_file
 from bridle.store.writing.writer import Writer
 
 
@@ -181,3 +184,19 @@ def test_a_checkpoint_that_cannot_be_made_is_no_error(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.db")) as closed:
         pass
     assert files.checkpoint(closed) is False
+
+
+def test_a_check_of_the_file_leaves_the_locks_of_this_process(tmp_path: Path) -> None:
+    """Without its lock another process would be the last one, and remove the log at its end."""
+    path = tmp_path / "bridle.db"
+    another = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM runs')"
+    with Writer(str(path)) as writer:
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
+        with Reader(str(path)) as reader:
+            assert reader.run("run_1").kind == "train"
+        check_file(path)
+        subprocess.run([sys.executable, "-c", f"{another}; c.close()"], check=True)
+        assert path.with_name("bridle.db-wal").exists()
+        writer.add_sync(RunRecord("run_2", "train", 2.0))
+    with Reader(str(path)) as reader:
+        assert [run.id for run in reader.runs()] == ["run_1", "run_2"]
