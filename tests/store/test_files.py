@@ -189,13 +189,16 @@ def test_a_checkpoint_that_cannot_be_made_is_no_error(tmp_path):
 def test_a_check_of_the_file_leaves_the_locks_of_this_process(tmp_path: Path) -> None:
     """Without its lock another process would be the last one, and remove the log at its end."""
     path = tmp_path / "bridle.db"
-    another = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM runs')"
+    migrate(str(path))
+    another = (
+        "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT id FROM runs').close()"
+    )
     with Writer(str(path)) as writer:
         writer.add_sync(RunRecord("run_1", "train", 1.0))
         with Reader(str(path)) as reader:
             assert reader.run("run_1").kind == "train"
         check_file(path)
-        subprocess.run([sys.executable, "-c", f"{another}; c.close()"], check=True)
+        subprocess.run([sys.executable, "-c", another, str(path)], check=True)
         assert path.with_name("bridle.db-wal").exists()
         writer.add_sync(RunRecord("run_2", "train", 2.0))
     with Reader(str(path)) as reader:
