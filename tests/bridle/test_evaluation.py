@@ -19,14 +19,11 @@ from bridle.trainer.learner.checkpoint import checkpoints
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
 SEEDED = """
-import fcntl, json, os, sys, urllib.request, zlib
+import json, os, pathlib, sys, urllib.request, zlib
 
-# The n-th session on a question always draws with the same seed.
-with open("COUNTS", "a+") as counts:
-    fcntl.flock(counts, fcntl.LOCK_EX)
-    counts.seek(0)
-    nth = counts.read().splitlines().count(sys.argv[1])
-    counts.write(sys.argv[1] + "\\n")
+# The n-th session on a question always draws with the same seed. The verifier counts.
+counts = pathlib.Path(__file__).with_name("counts")
+nth = counts.read_text().splitlines().count(sys.argv[1])
 body = {
     "model": "policy",
     "max_tokens": 4,
@@ -39,6 +36,15 @@ request = urllib.request.Request(
     {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
 )
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+COUNTING = """
+import pathlib
+
+
+async def check(delivery):
+    with pathlib.Path(__file__).with_name("counts").open("a") as counts:
+        counts.write(delivery.task.prompt + "\\n")
+    return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
 """
 
 
@@ -56,7 +62,9 @@ def weights(output: Path) -> bytes:
 def arguments(training_arguments: Callable[..., list[str]], tmp_path: Path) -> list[str]:
     """A run of two steps, one session at a time; two of four tasks are held out."""
     given = training_arguments()
-    (tmp_path / "agent.py").write_text(SEEDED.replace("COUNTS", str(tmp_path / "counts")))
+    (tmp_path / "agent.py").write_text(SEEDED)
+    (tmp_path / "verifier.py").write_text(COUNTING)
+    (tmp_path / "counts").touch()
     lines = [
         {"id": f"t{n}", "prompt": f"Question {n}?", "split": "train" if n < 2 else "held_out"}
         for n in range(4)
@@ -74,7 +82,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     assert not (tmp_path / "out" / "best").exists()
 
     (tmp_path / "out").rename(tmp_path / "plain")
-    (tmp_path / "counts").unlink()
+    (tmp_path / "counts").write_text("")
     held_out = ("--evaluate-every", "1", "--evaluation-split", "held_out")
     measured = bridle(*arguments, *held_out, "--set", "evaluation.samples=2")
     assert measured.returncode == 0, measured.stderr
@@ -124,6 +132,7 @@ def test_the_trainer_of_services_measures_held_out_tasks(
             *("--engine", engine.base_url, "--proxy", proxy.base_url),
             *arguments[first : first + 6],
             *("--split", "train", "--steps", "1", "--groups", "1", "--group-size", "4"),
+            *("--parallel", "1"),
             *("--evaluate-every", "1", "--evaluation-split", "held_out"),
         )
     assert done.returncode == 0, done.stderr
