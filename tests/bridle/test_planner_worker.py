@@ -200,7 +200,7 @@ def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Pa
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
 def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path: Path) -> None:
-    out, sizes = tmp_path / "out", ("--groups", "4", "--group-size", "8")
+    out, sizes = tmp_path / "out", ("--groups", "10", "--group-size", "8")
     own = ("--set", f"policies.worker.model={begun}")
     for steps in ("1", "2"):
         done = train(begun, out, "--steps", steps, *sizes, *own)
