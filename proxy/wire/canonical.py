@@ -297,16 +297,25 @@ class ApiError(BridleError):
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
         param = None if self.param is None else names.get(self.param, self.param)
-        return ApiError(
-            self.kind, message, status=self.status, param=param, retry_after=self.retry_after
-        )
+        return self._worded(message, param)
 
     def hinted(self, hint: str) -> ApiError:
         """Return the error with ``hint`` after its message, if an engine refused the messages or
         named no field."""
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
-        return ApiError(self.kind, f"{self.message} {hint}", status=self.status, param=self.param)
+        return self._worded(f"{self.message} {hint}", self.param)
+
+    def _worded(self, message: str, param: str | None) -> ApiError:
+        return ApiError(
+            self.kind,
+            message,
+            status=self.status,
+            param=param,
+            retry_after=self.retry_after,
+            details=self.details,
+            overflow=self.overflow,
+        )
 
 
 class HttpError(msgspec.Struct, frozen=True):

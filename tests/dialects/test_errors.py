@@ -337,6 +337,28 @@ def test_other_sentences_are_no_overflow(message: str) -> None:
     assert overflow.read(message) == (None, None, None)
 
 
+_READ_BY_PROGRAMS: Any = {
+    "retry_after": 2.0,
+    "details": {"error_code": "thread_not_found"},
+    "overflow": Overflow(limit=8, prompt=9),
+}
+
+
+def test_another_wording_keeps_what_programs_read() -> None:
+    error = ApiError(
+        "invalid_request",
+        "top_k is bad",
+        status=400,
+        param="top_k",
+        **_READ_BY_PROGRAMS,
+    )
+    about_messages = ApiError("invalid_request", "no", status=400, **_READ_BY_PROGRAMS)
+    for worded in (error.renamed({"top_k": "topK"}), about_messages.hinted("Send fewer.")):
+        assert worded.details == error.details
+        assert (worded.retry_after, worded.overflow) == (2.0, error.overflow)
+    assert error.renamed({"top_k": "topK"}).param == "topK"
+
+
 def test_numbers_beside_the_message_come_first() -> None:
     error = ApiError("context_overflow", "too much", status=400, overflow=Overflow(7, None, 5))
     words = orjson.loads(MESSAGES.error(error).body)["error"]["message"]
