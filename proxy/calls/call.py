@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,9 +69,9 @@ class Call:
         to: Destination,
         notes: list[Note],
         held: Held,
-        hint: str = "",
+        hint: Callable[[], str] = str,
     ) -> None:
-        """``hint`` is added to an engine's refusal of the request as a whole."""
+        """``hint`` returns the text to add to an engine's refusal of the request as a whole."""
         begun = recording.begun
         minted = dialect.mint(begun.id, int(begun.started_at), request.model)
         self.notes = notes
@@ -152,7 +153,7 @@ class Call:
                 client_left = watch.leave(client)
             return self._last_bytes()
         except ApiError as error:
-            return CallFailure(error.kind, error.hinted(self._hint).renamed(self._request.names))
+            return CallFailure(error.kind, error.hinted(self._hint()).renamed(self._request.names))
         except asyncio.CancelledError:
             if client_left:
                 return CLIENT_GONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from urllib.parse import parse_qsl
 
 from msgspec import structs
@@ -175,7 +176,7 @@ class DataPlane:
             recording = services.recorder.begin(begun, session, request, link, prompt)
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        hint = refusal_hint(roles, request.messages)
+        hint = partial(refusal_hint, roles, request.messages)
         call = Call(services, client, dialect, request, recording, ask, to, notes, held, hint)
         if refusal is not None:
             reason, note = refusal

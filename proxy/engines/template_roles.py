@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from typing import Final
 
 from bridle.proxy.continuation.roles import (
@@ -37,7 +38,7 @@ class TemplateRoles:
         is not at hand."""
         self._policies = policies
         self._asked: dict[EnginePool, RoleRules | None] = {}
-        self._asking = asyncio.Lock()
+        self._asking: defaultdict[EnginePool, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, to: Destination, request: Request) -> RoleRules | None:
         """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
@@ -48,7 +49,9 @@ class TemplateRoles:
             return self._policies
         if is_ordinary(request.messages):
             return None
-        async with self._asking:
+        if to.engines in self._asked:
+            return self._asked[to.engines]
+        async with self._asking[to.engines]:
             if to.engines not in self._asked:
                 try:
                     self._asked[to.engines] = await _ask(to.engines, request.model)
