@@ -140,11 +140,11 @@ class Aggregation:
         if self.turns is not None and self.turns not in _OVERS:
             raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
 
-    def numbers(self, rewards: Iterable[Reward], call_ids: Sequence[str] = ()) -> Numbers:
+    def numbers(self, rewards: Iterable[Reward]) -> Numbers:
         """Return the numbers of one session and its calls.
 
-        A reward that has the number of a turn but no call belongs to ``call_ids[turn - 1]``.
-        Rewards that a store has read have their call already.
+        A reward that was given by the number of a turn has its call from the store's reader
+        (``store/reading/reward_rows.py``); one without a call is no call's.
         """
         given = list(rewards)
         limit = _limit(given)
@@ -152,7 +152,7 @@ class Aggregation:
         named = _whole(counted)
         calls: dict[str, float] = {}
         by_name: dict[str, list[float]] = {}
-        for one in _scores(_at_calls(counted, call_ids)):
+        for one in _scores(counted):
             if one.whole or (self.weights is not None and one.name not in self.weights):
                 continue
             by_name.setdefault(one.name, []).append(one.value)
@@ -328,13 +328,3 @@ def _scores(rewards: Iterable[Reward]) -> list[Reward]:
 
 def _whole(rewards: Iterable[Reward]) -> dict[str, float]:
     return {one.name: one.value for one in _scores(one for one in rewards if one.whole)}
-
-
-def _at_calls(rewards: Iterable[Reward], call_ids: Sequence[str]) -> list[Reward]:
-    """Return ``rewards`` with the call of each turn filled in."""
-    return [
-        replace(one, call_id=call_ids[one.turn - 1])
-        if one.call_id is None and one.turn is not None and 1 <= one.turn <= len(call_ids)
-        else one
-        for one in rewards
-    ]

@@ -311,17 +311,15 @@ group_of_steps = st.lists(
 
 
 @settings(max_examples=80, deadline=None)
-@given(group_of_steps, st.sampled_from([1.0, 0.95]), st.sampled_from([1.0, 2.0]), st.booleans())
+@given(group_of_steps, st.sampled_from([1.0, 0.95]), st.sampled_from([1.0, 2.0]))
 def test_gigpo_is_the_paper_s_when_reward_turns_is_not_set(
-    group: Any, discount: float, weight: float, by_turn: bool
+    group: Any, discount: float, weight: float
 ) -> None:
-    """Steps are given by call or by the number of the turn, which is the same."""
     episodes = []
     for n, (last, steps) in enumerate(group):
         own = [reward("reward", last)]
         for place, value in enumerate(steps):
-            where = {"turn": place + 1} if by_turn else {"call_id": str(place)}
-            own.append(reward("step", value, 2.0 + place, **where))
+            own.append(reward("step", value, 2.0 + place, call_id=str(place)))
         episodes.append(session("abcd"[n], own, [None] * len(steps)))
     found = credit(prepared(episodes, baseline="gigpo", discount=discount, step_weight=weight))
     expected = reference(*zip(*group, strict=True), discount, weight)  # type: ignore[misc]

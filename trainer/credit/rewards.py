@@ -16,7 +16,7 @@ def aggregation(stated: AdvantageConfig) -> Aggregation:
 
 def numbers_of(episode: Episode, stated: AdvantageConfig) -> Numbers:
     """Return the numbers that the rewards of a session and of its calls come to."""
-    return aggregation(stated).numbers(episode.rewards, calls_in_order(episode))
+    return aggregation(stated).numbers(episode.rewards)
 
 
 def calls_in_order(episode: Episode, others: Sequence[str] = ()) -> list[str]:
