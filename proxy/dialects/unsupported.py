@@ -35,7 +35,9 @@ def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> N
     """Raise ``ApiError`` (400) for the first of ``fields``, which stand at ``place``, that is in
     the ``table`` with a value that asks for something."""
     for name, field in table.items():
-        value = fields.get(name)
+        if name not in fields:
+            continue
+        value = fields[name]
         if not is_empty(value) and not field.harmless(value):
             raise invalid(place + name, f"is not carried out here; {field.remedy}")
 
