@@ -1,38 +1,20 @@
-"""A proxy in front of upstreams that reply with any bytes, and its clients in every dialect.
-
-The policy's engine (model ``m``) and an external upstream (model ``ext``) are one script in this
-process: nothing here opens a socket, so that thousands of replies take seconds.
-"""
+"""A proxy in front of upstreams that reply with any bytes, and its clients in every dialect."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridle.proxy.app import App
 from bridle.proxy.engines.engine_sampling import EngineSampling
-from bridle.proxy.engines.transport import Answer, Follower
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings
 from bridle.proxy.wire.sse import SseParser
-from bridle.store.reading.queries import Reader
+from support.theatre import Sent, Theatre
 
 DIALECTS = ("chat", "completions", "responses", "messages", "google")
-NAME = re.compile(rb"[0-9a-f]{32}")
 TOOLS = ("weather", "time", "get_weather")
-
-
-@dataclass
-class Sent:
-    """What an upstream sends: the bytes of each read."""
-
-    pieces: list[bytes]
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,100 +39,20 @@ class Got:
     body: bytes = b""
 
 
-class Response:
-    def __init__(self, sent: Sent) -> None:
-        self.status, self.headers = sent.status, sent.headers
-        self._pieces, self._left = sent.pieces, False
-
-    async def read(self) -> bytes:
-        answer = Answer()
-        await self.follow(answer.take)
-        return answer.body
-
-    async def follow(self, follower: Follower) -> None:
-        for piece in self._pieces:
-            await asyncio.sleep(0)
-            if self._left:
-                return
-            if (waiting := follower(piece)) is not None:
-                await waiting
-
-    def close(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        self._left = True
-
-
-class Transport:
-    """Replies to each request with what its prompt names."""
-
-    connection_epoch = 0
-    any_open = True
-
-    def __init__(self) -> None:
-        self.replies: dict[str, Sent] = {}
-
-    async def request(self, method: str, path: str, body: bytes = b"", **_: Any) -> Response:
-        del method, path
-        found = NAME.search(body)
-        assert found
-        return Response(self.replies.pop(found[0].decode()))
-
-    async def close(self) -> None:
-        pass
-
-
-class Theatre:
-    """The proxy's application in a loop of its own."""
+class OddUpstreams(Theatre):
+    """A proxy whose engine (model ``m``) and external upstream (model ``ext``) are scripted."""
 
     def __init__(self, directory: Path, **limits: Any) -> None:
-        store = f"sqlite:///{directory}/bridle.db"
-        self.app = App(
-            ProxySettings(
-                "http://engine",
-                store,
-                model="m",
-                limits=Limits(health_check_s=0, retries=0, **limits),
-                other_models={"ext": OtherModel(("http://other",), "ext", None, external=True)},
-            )
+        settings = ProxySettings(
+            "http://engine",
+            f"sqlite:///{directory}/bridle.db",
+            model="m",
+            limits=Limits(health_check_s=0, retries=0, **limits),
+            other_models={"ext": OtherModel(("http://other",), "ext", None, external=True)},
         )
-        self.transport = Transport()
-        self.runner = asyncio.Runner()
-        self._stop = asyncio.Event()
-        self.runner.run(self._start())
-        self.reader = Reader(store)
-
-    async def _start(self) -> None:
-        started, self._stop = asyncio.Event(), asyncio.Event()
-
-        async def receive() -> dict[str, str]:
-            if not started.is_set():
-                return {"type": "lifespan.startup"}
-            await self._stop.wait()
-            return {"type": "lifespan.shutdown"}
-
-        async def send(message: Any) -> None:
-            assert "failed" not in message["type"], message
-            started.set()
-
-        self._life = asyncio.create_task(self.app({"type": "lifespan"}, receive, send))
-        await started.wait()
-        assert self.app.services
-        models = self.app.services.models
-        for pool in (models.find("m", None).engines, models.find("ext", None).engines):
-            for engine in pool._engines.values():
-                engine.endpoint.transport = self.transport  # type: ignore[assignment]
-                engine.endpoint.sampling = EngineSampling("processed", True)
-
-    def close(self) -> None:
-        async def stop() -> None:
-            self._stop.set()
-            await self._life
-
-        self.runner.run(stop())
-        self.runner.close()
-        self.reader.close()
+        super().__init__(settings, ("m", "ext"))
+        for endpoint in self.endpoints:
+            endpoint.sampling = EngineSampling("processed", True)
 
     def ask(
         self, sent: Sent, dialect: str, *, stream: bool, external: bool = False, tools: bool = True
@@ -166,32 +68,12 @@ class Theatre:
     async def _ask(
         self, sent: Sent, dialect: str, stream: bool, external: bool, tools: bool
     ) -> Got:
-        name = uuid.uuid4().hex
-        self.transport.replies[name] = sent
+        name = self.name(sent)
         path, query, body = request(dialect, name, "ext" if external else "m", stream, tools)
-        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
-        got: list[Any] = []
-
-        async def receive() -> Any:
-            return messages.pop() if messages else await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            got.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": f"/s/{name}{path}",
-            "query_string": query,
-            "headers": [(b"host", b"localhost")],
-            "client": ("127.0.0.1", 1),
-        }
-        await self.app(scope, receive, send)
-        text = b"".join(message.get("body", b"") for message in got)
-        found = read(dialect, got[0]["status"], text, stream)
-        found.call_id = dict(got[0]["headers"])[b"x-request-id"].decode()
-        found.body = text
-        return found
+        received = await self.post(name, path, body, query)
+        got = read(dialect, received.status, received.body, stream)
+        got.call_id, got.body = received.call_id, received.body
+        return got
 
 
 def request(

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import runpy
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.app import App
-from bridle.proxy.engines.transport import Answer, ConnectionBroke, Follower
 from bridle.proxy.settings import Limits, ProxySettings
-from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from support.theatre import Received, Sent, Theatre
 
 pytestmark = pytest.mark.loop
 
@@ -33,7 +29,6 @@ Plan, VOCABULARY = MADE["Plan"], MADE["VOCABULARY"]
 AT_ONCE = 10
 """Replies of one example, which are served beside each other."""
 CI, LONG = 2_000, 100_000
-NAME = re.compile(rb"[0-9a-f]{32}")
 
 
 def asked(dialect: str, name: str) -> tuple[str, dict[str, Any]]:
@@ -47,145 +42,39 @@ def asked(dialect: str, name: str) -> tuple[str, dict[str, Any]]:
     }[dialect]
 
 
-class Response:
-    """A plan's reply, read by read."""
-
-    status = 200
-
-    def __init__(self, plan: Any) -> None:
-        self.headers: dict[str, str] = {}
-        self._plan = plan
-        self._left = False
-
-    async def read(self) -> bytes:
-        answer = Answer()
-        await self.follow(answer.take)
-        return answer.body
-
-    async def follow(self, follower: Follower) -> None:
-        for piece in self._plan.reply():
-            await asyncio.sleep(0)
-            if self._left:
-                return
-            if (waiting := follower(piece)) is not None:
-                await waiting
-        if "cut" in self._plan.defects and not self._left:
-            raise ConnectionBroke("the engine ended the connection")
-
-    def close(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        self._left = True
-
-
-class Transport:
-    """Replies to each request with the plan that its prompt names."""
-
-    connection_epoch = 0
-    any_open = True
-
-    def __init__(self) -> None:
-        self.plans: dict[str, Any] = {}
-
-    async def request(self, method: str, path: str, body: bytes = b"", **_: Any) -> Response:
-        del method, path
-        found = NAME.search(body)
-        assert found
-        return Response(self.plans.pop(found[0].decode()))
-
-    async def close(self) -> None:
-        pass
-
-
-class Theatre:
-    """The proxy's application in a loop of its own."""
+class PlannedReplies(Theatre):
+    """A proxy whose engine replies by plans, with a tokenizer of a vocabulary of its own."""
 
     def __init__(self, directory: Path, model_dir: Path) -> None:
-        store = f"sqlite:///{directory}/bridle.db"
         config = directory / "model"
         config.mkdir()
         for file in model_dir.iterdir():
             (config / file.name).write_bytes(file.read_bytes())
         (config / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
         limits = Limits(health_check_s=0, failures_to_eject=10**9, retries=0)
-        self.app = App(
+        store = f"sqlite:///{directory}/bridle.db"
+        super().__init__(
             ProxySettings("http://engine", store, model="m", limits=limits, tokenizer_dir=config)
         )
-        self.transport = Transport()
-        self.runner = asyncio.Runner()
-        self._stop = asyncio.Event()
-        self.runner.run(self._start())
-        self.reader = Reader(store)
 
-    async def _start(self) -> None:
-        started, self._stop = asyncio.Event(), asyncio.Event()
-
-        async def receive() -> dict[str, str]:
-            if not started.is_set():
-                return {"type": "lifespan.startup"}
-            await self._stop.wait()
-            return {"type": "lifespan.shutdown"}
-
-        async def send(message: Any) -> None:
-            assert "failed" not in message["type"], message
-            started.set()
-
-        self._life = asyncio.create_task(self.app({"type": "lifespan"}, receive, send))
-        await started.wait()
-        assert self.app.services
-        (engine,) = self.app.services.engines._engines.values()
-        engine.endpoint.transport = self.transport  # type: ignore[assignment]
-
-    def close(self) -> None:
-        async def stop() -> None:
-            self._stop.set()
-            await self._life
-
-        self.runner.run(stop())
-        self.runner.close()
-        self.reader.close()
-
-    def play(self, plans: list[Any]) -> list[tuple[int, bytes, str]]:
-        async def together() -> list[tuple[int, bytes, str]]:
+    def play(self, plans: list[Any]) -> list[Received]:
+        async def together() -> list[Received]:
             return await asyncio.gather(*map(self._ask, plans))
 
         return self.runner.run(together())
 
-    async def _ask(self, plan: Any) -> tuple[int, bytes, str]:
-        """Status, body, and the call's id."""
-        name = uuid.uuid4().hex
-        self.transport.plans[name] = plan
+    async def _ask(self, plan: Any) -> Received:
+        name = self.name(Sent(plan.reply(), cut="cut" in plan.defects))
         path, fields = asked(plan.dialect, name)
         body = {"model": "m", "stream": plan.stream, **fields}
         if plan.dialect in ("chat", "completions"):
             body |= {"n": plan.asked}
-        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            return messages.pop() if messages else await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": f"/s/{name}{path}",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost")],
-            "client": ("127.0.0.1", 1),
-        }
-        await self.app(scope, receive, send)
-        headers = dict(sent[0]["headers"])
-        text = b"".join(message.get("body", b"") for message in sent)
-        return sent[0]["status"], text, headers[b"x-request-id"].decode()
+        return await self.post(name, path, body)
 
 
 @pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Theatre]:
-    found = Theatre(tmp_path_factory.mktemp("replies"), model_dir)
+def theatre(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[PlannedReplies]:
+    found = PlannedReplies(tmp_path_factory.mktemp("replies"), model_dir)
     yield found
     found.close()
 
@@ -195,7 +84,7 @@ def logprobs(said: list[float | None]) -> Any:
     return np.array([np.nan if one in (None, -9999.0) else one for one in said], np.float32)
 
 
-def judged(theatre: Theatre, plan: Any, status: int, body: bytes, call_id: str) -> None:
+def judged(theatre: PlannedReplies, plan: Any, status: int, body: bytes, call_id: str) -> None:
     """The rule that each reply is held to."""
     assert status in (200, 502), (status, body)
     assert b"Traceback" not in body
@@ -240,7 +129,7 @@ REPLIES = st.lists(st.tuples(SEEDS, DEFECTS), min_size=AT_ONCE, max_size=AT_ONCE
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
-def check(theatre: Theatre, replies: list[tuple[int, frozenset[str]]]) -> None:
+def check(theatre: PlannedReplies, replies: list[tuple[int, frozenset[str]]]) -> None:
     plans = [Plan.made(seed, defects) for seed, defects in replies]
     for plan, answer in zip(plans, theatre.play(plans), strict=True):
         judged(theatre, plan, *answer)
@@ -250,7 +139,7 @@ def check(theatre: Theatre, replies: list[tuple[int, frozenset[str]]]) -> None:
 @settings(max_examples=CI // AT_ONCE, database=None, derandomize=True, suppress_health_check=SLOW)
 @given(replies=REPLIES)
 def test_a_reply_is_complete_and_consistent_or_named(
-    theatre: Theatre, replies: list[tuple[int, frozenset[str]]]
+    theatre: PlannedReplies, replies: list[tuple[int, frozenset[str]]]
 ) -> None:
     check(theatre, replies)
 
@@ -260,6 +149,6 @@ def test_a_reply_is_complete_and_consistent_or_named(
 @settings(max_examples=LONG // AT_ONCE, database=None, suppress_health_check=SLOW)
 @given(replies=REPLIES)
 def test_a_hundred_thousand_replies_are_complete_and_consistent_or_named(
-    theatre: Theatre, replies: list[tuple[int, frozenset[str]]]
+    theatre: PlannedReplies, replies: list[tuple[int, frozenset[str]]]
 ) -> None:
     check(theatre, replies)

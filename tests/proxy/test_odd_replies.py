@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from bridle.store.records import CallStatus
 
 ODD = runpy.run_path(str(Path(__file__).with_name("odd_upstream.py")))
-Sent, Theatre = ODD["Sent"], ODD["Theatre"]
+Sent, Theatre = ODD["Sent"], ODD["OddUpstreams"]
 DIALECTS = ("chat", "responses", "messages", "google")
 AT_ONCE = 10
 CI, LONG = 500, 50_000

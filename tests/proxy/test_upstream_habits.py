@@ -19,7 +19,7 @@ from bridle.proxy.wire.fold import Fold
 from bridle.store.records import CallStatus
 
 ODD = runpy.run_path(str(Path(__file__).with_name("odd_upstream.py")))
-Sent, Theatre = ODD["Sent"], ODD["Theatre"]
+Sent, Theatre = ODD["Sent"], ODD["OddUpstreams"]
 MINTED = Minted("call_abcdefghij234567klmnopqr", 1, "chatcmpl-x", "m")
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "get_time")]
 

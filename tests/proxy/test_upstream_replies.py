@@ -22,7 +22,7 @@ from bridle.store.records import CallStatus
 
 HERE = Path(__file__).parent
 ODD = runpy.run_path(str(HERE / "odd_upstream.py"))
-Sent, Theatre, DIALECTS = ODD["Sent"], ODD["Theatre"], ODD["DIALECTS"]
+Sent, Theatre, DIALECTS = ODD["Sent"], ODD["OddUpstreams"], ODD["DIALECTS"]
 
 CASES = [json.loads(line) for line in (HERE / "upstream_replies.jsonl").open()]
 OSLO, ROME = {"city": "Oslo"}, {"city": "Rome"}
