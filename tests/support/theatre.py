@@ -122,7 +122,7 @@ class Theatre:
         pools = [find(model, None).engines for model in models]
         endpoints = [one.endpoint for pool in pools for one in pool._engines.values()]
         for endpoint in endpoints:
-            endpoint.transport = self.transport  # type: ignore[assignment]
+            endpoint.transport = self.transport
         return endpoints
 
     def close(self) -> None:
