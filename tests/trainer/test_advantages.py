@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.reconstruct.samples.sample import Conservation, Episode, Sample, Turn
-from bridle.store.records import CallKind, CallStatus, Reward, RewardSource, SessionRecord
+from bridle.reconstruct.samples.sample import Turn
+from bridle.store.records import CallKind, CallStatus, Reward, RewardSource
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup
+from support.episodes import one_branch
 
 rewards = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=9).map(
     lambda values: np.asarray(values, dtype=np.float64)
@@ -78,34 +79,13 @@ def test_the_population_s_deviation_can_be_chosen():
     np.testing.assert_allclose(found, (values - 0.25) / (values.std() + 1e-6), rtol=1e-6)
 
 
-def steps(name, *calls, rewards=(), **fields):
+def steps(name, *calls, rewards=()):
     """A session of one branch whose calls are ``(prompt ids, role)``; each samples one token."""
-    ids, places = [], []
-    for number, (prompt, _) in enumerate(calls):
-        ids += [*prompt, 90 + number]
-        places += [*([-1] * len(prompt)), number]
-    mask = np.asarray(places) >= 0
-    call_ids = tuple(f"{name}{number}" for number in range(len(calls)))
-    sample = Sample(
-        session_id=name,
-        leaf_call_id=call_ids[-1],
-        kind=CallKind.MAIN,
-        role=None,
-        token_ids=np.asarray(ids, np.uint32),
-        mask=mask,
-        logprobs=np.zeros(len(ids), np.float32),
-        versions=np.where(mask, 0, -1),
-        calls=np.asarray(places, np.int32),
-        call_ids=call_ids,
-        weight=1.0,
-        roles=tuple(role for _, role in calls),
-    )
-    given = tuple(
+    given = [
         Reward(name, "step", value, 1.0, call_id=call, source=RewardSource.VERIFIER)
         for call, value in rewards
-    )
-    record = SessionRecord(id=name, created_at=0.0, group_id="g")
-    return Episode(record, (sample,), given, Conservation(int(mask.sum()), int(mask.sum())))
+    ]
+    return one_branch(name, calls, given)
 
 
 def credit_of(baseline, episodes, values, **config):

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
+from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import (
-    CallKind,
     FindingMode,
     Reward,
     RewardKind,
     RewardSource,
-    SessionRecord,
 )
 from bridle.trainer.batch.prepare import PreparedStep, prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
+from support.episodes import one_branch
 
 VERIFIER = RewardSource.VERIFIER
 BUILT_IN = (
@@ -52,34 +51,13 @@ def finding(
 
 def session(name: str, rewards: Sequence[Reward], roles: Sequence[str | None] = (None,)) -> Episode:
     """One branch with a call of each role; each call samples one token after an equal prompt."""
-    ids, places = [], []
-    for number in range(len(roles)):
-        ids += [1, 90 + number]
-        places += [-1, number]
-    mask = np.asarray(places) >= 0
-    call_ids = tuple(f"{name}{number}" for number in range(len(roles)))
-    sample = Sample(
-        session_id=name,
-        leaf_call_id=call_ids[-1],
-        kind=CallKind.MAIN,
-        role=None,
-        token_ids=np.asarray(ids, np.uint32),
-        mask=mask,
-        logprobs=np.zeros(len(ids), np.float32),
-        versions=np.where(mask, 0, -1),
-        calls=np.asarray(places, np.int32),
-        call_ids=call_ids,
-        weight=1.0,
-        roles=tuple(roles),
-    )
-    given = tuple(
+    given = [
         replace(
             one, session_id=name, call_id=None if one.call_id is None else f"{name}{one.call_id}"
         )
         for one in rewards
-    )
-    record = SessionRecord(id=name, created_at=0.0, group_id="g", outcome="completed")
-    return Episode(record, (sample,), given, Conservation(int(mask.sum()), int(mask.sum())))
+    ]
+    return one_branch(name, [([1], role) for role in roles], given, "completed")
 
 
 def prepared(episodes: Sequence[Episode], drop: bool = False, **stated: Any) -> PreparedStep:
