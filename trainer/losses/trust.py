@@ -19,8 +19,8 @@ advantage, a token outside the region adds nothing to the gradient of the loss:
 
 ``clip`` is one-sided for every token: it leaves out a good token that has become likelier already,
 and a bad one that has become rarer. The tokens that the policy would move back towards ``μ`` keep
-their gradient; a two-sided mask, which drops them too, learns far less (``bridle bench
-staleness``). Where engine and trainer agree, as they do on-policy, nothing is outside and the
+their gradient, which a two-sided mask would drop as well. ``bridle bench staleness`` compares the
+three. Where engine and trainer agree, as they do on-policy, nothing is outside and the
 gradient is unchanged. Each token is decided by itself, so a long session is not lost because of
 some of its tokens, as it is with the product of its ratios (TRL's ``sequence_mask``).
 
