@@ -78,14 +78,17 @@ def serve(status: int, settings: dict[str, Any], command: list[str], before: Han
     """Be the first process of the namespace: start the command, reap orphans, and end with it."""
     try:
         called("prctl", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        way_out = settings["way_out"]
+        # The walls may hide its folder, which can lie below /tmp.
+        keeper = None if way_out is None else load_keeper(way_out.pop("program"))
         if settings["walls"] is not None:
             walls.build(settings["walls"])
             os.chdir(settings["directory"])
         else:
             called("private mounts", libc.mount(b"none", b"/", None, walls.PRIVATE, None))
             walls.new_proc()
-        if settings["way_out"] is not None:
-            open_way_out(status, **settings["way_out"])
+        if way_out is not None:
+            open_way_out(status, keeper, **way_out)
         child = os.fork()
         if child == 0:
             if settings["walls"] is not None:
@@ -106,9 +109,17 @@ def serve(status: int, settings: dict[str, Any], command: list[str], before: Han
             os._exit(code_of(code))
 
 
-def open_way_out(status: int, port: int, socket_path: str, program: str) -> None:
-    """Start a process that forwards connections to a port of the new loopback. ``program`` is the
-    folder of ``keeper.py``, which does the same in a container."""
+def load_keeper(folder: str) -> Any:
+    """Import ``keeper.py``, which forwards connections in a container, from its folder."""
+    sys.path.insert(0, folder)
+    import keeper  # type: ignore[import-not-found]
+
+    del sys.path[0]
+    return keeper
+
+
+def open_way_out(status: int, keeper: Any, port: int, socket_path: str) -> None:
+    """Start a process that forwards connections to a port of the new loopback."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
@@ -118,14 +129,11 @@ def open_way_out(status: int, port: int, socket_path: str, program: str) -> None
         raise
     if os.fork() == 0:
         os.close(status)
-        sys.path.insert(0, program)
-        forward(listener, socket_path)
+        forward(keeper, listener, socket_path)
     listener.close()
 
 
-def forward(listener: socket.socket, socket_path: str) -> None:
-    import keeper  # type: ignore[import-not-found]
-
+def forward(keeper: Any, listener: socket.socket, socket_path: str) -> None:
     listener.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)

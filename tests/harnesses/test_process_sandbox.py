@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -255,9 +256,17 @@ for url in sys.argv[1:]:
 
 
 @pytest.mark.skipif(network_missing() is not None, reason=f"no network: {network_missing()}")
+@pytest.mark.parametrize("below_tmp", [False, True])
 async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
-    make_launch: MakeLaunch, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_tmp: bool
 ) -> None:
+    """Also where the package lies below ``/tmp``, which is not there inside."""
+    if below_tmp:
+        programs = await asyncio.to_thread(
+            shutil.copytree, Path(isolation.__file__).parent, tmp_path / "installed"
+        )
+        monkeypatch.setattr(isolation, "_PROGRAM", programs / "namespaced.py")
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -273,7 +282,7 @@ async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
         inner = sandbox.url(url)
         others = (f"http://127.0.0.1:{port}/s/mine/v1", inner.replace("mine", "yours"))
         asked = (sys.executable, "-c", ASK, f"{inner}/models", *others)
-        finished = await sandbox.exec(Launch(asked, sandbox.place.environment, 30.0))
+        finished = await sandbox.exec(Launch(asked, {"PATH": os.defpath}, 30.0))
     server.close()
     assert finished.stdout.tail.splitlines() == ["200 /s/mine/v1/models", "URLError", "403"]
 
