@@ -68,7 +68,7 @@ def test_sessions_are_taught_live_and_from_recordings_alike(
     settings = tmp_path / "settings.toml"
     surer = load_policy(policy)
     with torch.no_grad():
-        surer.get_input_embeddings().weight.mul_(4)
+        surer.get_input_embeddings().weight.mul_(40)
     save_policy(surer, tmp_path / "teacher", policy)
     with EmbeddedEngine(tmp_path / "teacher", api_key="a-key") as engine:
         settings.write_text(

@@ -197,13 +197,26 @@ def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Pa
     assert trained.read_bytes() != (begun / "model.safetensors").read_bytes()
 
 
+LENGTHS = """
+def lengths(delivery):
+    places = [place.partition(":") for place in delivery.answer.split("|")]
+    return {
+        "planner": sum(len(name) for name, _, _ in places) / 10,
+        "worker": sum(len(job) for _, _, job in places) / 10,
+    }
+"""
+"""A verifier whose rewards differ within a group whatever a tiny policy has learned."""
+
+
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
 def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path: Path) -> None:
-    out, sizes = tmp_path / "out", ("--groups", "10", "--group-size", "8")
+    out, sizes = tmp_path / "out", ("--groups", "4", "--group-size", "8")
     own = ("--set", f"policies.worker.model={begun}")
+    lengths = tmp_path / "lengths.py"
+    lengths.write_text(LENGTHS)
     for steps in ("1", "2"):
-        done = train(begun, out, "--steps", steps, *sizes, *own)
+        done = train(begun, out, "--steps", steps, *sizes, *own, verifier=f"{lengths}:lengths")
         assert done.returncode == 0, done.stdout + done.stderr
     with Reader(str(out / "bridle.db")) as reader:
         (run,) = reader.runs("train")
@@ -279,12 +292,17 @@ def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
     assert "another tokenizer" in refused(f"policies.worker.model={other}")
 
 
-def train(policy: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(
+    policy: Path,
+    out: Path,
+    *arguments: str,
+    verifier: str = f"{DIRECTORY / 'tasks.py'}:verifier",
+) -> subprocess.CompletedProcess[str]:
     """The command of the example's page, with a policy and sizes of this test."""
     command = [
         *(sys.executable, "-m", "bridle", "train", "--policy", str(policy)),
         *("--agent", str(AGENT), "--tasks", f"{DIRECTORY / 'tasks.py'}:train"),
-        *("--verifier", f"{DIRECTORY / 'tasks.py'}:verifier"),
+        *("--verifier", verifier),
         *("--set", "training.advantages.baseline=per_role"),
         *("--learning-rate", "1e-3", "--out", str(out), *arguments),
     ]
