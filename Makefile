@@ -39,7 +39,8 @@ test: $(READY)  ## The default test suite
 	$(PARALLEL)
 
 test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
-	$(PARALLEL) -m 'loop and not postgres and not long'
+	$(PARALLEL) -m 'loop and not postgres and not long and not alone'
+	$(BIN)/python -m pytest -m 'loop and alone'
 
 check: $(READY)  ## Lint, format, types, language and the walls between the rooms
 	$(BIN)/ruff check .

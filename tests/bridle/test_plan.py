@@ -274,6 +274,7 @@ def stored(tmp_path: Path, policy: Path) -> Iterator[tuple[str, Stack]]:
 
 
 @pytest.mark.loop
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_plan_made_from_one_run_predicts_another(
     bridle: Bridle, policy: Path, tmp_path: Path
