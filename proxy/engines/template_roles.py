@@ -43,7 +43,7 @@ class TemplateRoles:
     async def of(self, to: Destination, request: Request) -> RoleRules | None:
         """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
         engine need not be asked because the messages are ordinary."""
-        if request.dialect == "completions" or to.external:
+        if request.prompt is not None or to.external:
             return RoleRules()
         if self._policies is not None and not to.frozen:
             return self._policies

@@ -120,6 +120,14 @@ def proxy(
             help="ROLE=NAME of a --policy or an --other-model; ROLE may be `subagent`.",
         ),
     ] = None,
+    dialects: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dialect",
+            help="Also serve this API: FILE.py:NAME of a Dialect. Installed ones need no option. "
+            "Repeatable.",
+        ),
+    ] = None,
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
@@ -219,6 +227,7 @@ def proxy(
             log_format=log_format.value,
             log_level=log_level.value,
             tracing=otel,
+            dialects=tuple(dialects or ()),
         )
     except ValueError as error:
         fail(str(error), 2)
@@ -266,14 +275,18 @@ def _announce(
     url: str, json: bool, settings: ProxySettings, found: list[Upstream], viewer: bool
 ) -> None:
     """Print what a client needs, and which features are on and off, with reasons and remedies."""
+    from bridle.proxy.dialects.registry import providers, served
+
     engines = ", ".join(settings.engine_urls)
     announce(
         url,
         json,
         f"Bridle records to {shown(settings.store_url)}, in front of {engines}",
-        f"  OpenAI      OPENAI_BASE_URL={url}/v1",
-        f"  Anthropic   ANTHROPIC_BASE_URL={url}",
-        f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+        *(
+            f"  {provider.name:<11} {provider.url_variables[0]}={provider.base_url(url)}"
+            for provider in reversed(providers(served(settings.dialects)))
+            if provider.url_variables
+        ),
         f"  keys        {_keys(settings)}",
         f"  continuation {_continuation(settings)}",
         *(
