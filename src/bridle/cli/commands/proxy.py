@@ -299,7 +299,7 @@ def _continuation(settings: ProxySettings) -> str:
         return "rendered, as --continuation asks: histories are tokenised again at each call"
     if settings.tokenizer_dir is None:
         return "off: name the model with --tokenizer DIRECTORY or OWNER/MODEL"
-    from bridle.run.diagnosis import examine_template
+    from bridle.run.examination import examine_template
 
     if broken := examine_template(settings.tokenizer_dir)["broken"]:
         return f"off: {broken}"
