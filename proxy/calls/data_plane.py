@@ -123,7 +123,7 @@ class DataPlane:
         identity = identify(client.headers)
         dialect = route.dialect
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if request.refers:
+        if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
             request = await services.stored[request.dialect].expand(request, body, readable)
         session, link = await self._admit(caller, route, identity, request)
@@ -206,7 +206,7 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
-        if request.refers:
+        if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
             request = await services.stored[request.dialect].expand(request, body, readable)
         identity = identify(client.headers)

@@ -35,11 +35,13 @@ def served(named: Iterable[str] = ()) -> tuple[Dialect, ...]:
     for name in (*DIALECTS.names(), *named):
         dialect = DIALECTS.get(name)
         if not isinstance(dialect, Dialect):
-            raise UsageError(f"{name} is a {type(dialect).__name__}: name a Dialect")
+            raise UsageError(f"{name} is no dialect but a {type(dialect).__name__}: name a Dialect")
         if not 0 < len(dialect.name) <= LONGEST_NAME:
             raise UsageError(f"dialect {name}: its name must have 1 to {LONGEST_NAME} characters")
         if chosen.setdefault(dialect.name, dialect) is not dialect:
-            raise UsageError(f"dialect {name}: another is called {dialect.name}; rename it")
+            raise UsageError(
+                f"dialect {name}: there is a dialect {dialect.name} already; rename it"
+            )
     # Chat has the paths of all models, and the errors of paths that are no dialect's.
     return tuple(sorted(chosen.values(), key=lambda dialect: dialect is CHAT))
 

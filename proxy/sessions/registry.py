@@ -301,10 +301,8 @@ def credentials(headers: Mapping[str, str], key_headers: Sequence[str]) -> list[
     """Return every key that the request carries, as a bearer token or in one of the providers'
     ``key_headers``."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = [
-        token if scheme.lower() == "bearer" else "",
-        *[headers.get(name, "") for name in key_headers],
-    ]
+    bearer = token if scheme.lower() == "bearer" else ""
+    given = filter(None, (bearer, *map(headers.get, key_headers)))
     return [*filter(None, map(str.strip, given))]
 
 

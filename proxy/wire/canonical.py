@@ -90,11 +90,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Notes on everything that was converted or dropped in translation; each is counted."""
 
     @property
-    def refers(self) -> bool:
-        """Whether a part of the conversation is in the record alone."""
-        return self.previous_response_id is not None or bool(self.references)
-
-    @property
     def template_arguments(self) -> dict[str, Any] | None:
         """The ``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds
         the same ones when it renders, and a tail that is rendered here must be equal to its own."""

@@ -212,9 +212,9 @@ def test_clients_get_the_models_in_their_own_providers_shape(bench: Any) -> None
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("COHERE = 1", "is a int: name a Dialect"),
+        ("COHERE = 1", "is no dialect but a int: name a Dialect"),
         ("from dataclasses import replace\nfrom bridle.proxy.dialects.registry import CHAT\n"
-         "COHERE = replace(CHAT)", "another is called chat"),
+         "COHERE = replace(CHAT)", "there is a dialect chat already"),
         ("from dataclasses import replace\nfrom bridle.proxy.dialects.registry import CHAT\n"
          "COHERE = replace(CHAT, name='c' * 17)", "must have 1 to 16 characters"),
     ],
