@@ -125,7 +125,7 @@ class DataPlane:
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
         if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
-            request = await services.stored[request.dialect].expand(request, body, readable)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -208,7 +208,7 @@ class DataPlane:
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
         if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
-            request = await services.stored[request.dialect].expand(request, body, readable)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
