@@ -57,10 +57,10 @@ class DataPlane:
         try:
             if client.header_bytes > self._services.settings.limits.header_bytes:
                 raise ApiError("too_large", "the request's headers are too large", status=431)
-            usual = client.scope["method"] == route.methods and "upgrade" not in client.headers
+            usual = client.scope["method"] == route.at.methods and "upgrade" not in client.headers
             if not usual and await self._refuse_method(route, client):
                 return
-            match route.action:
+            match route.at.action:
                 case Action.GENERATE:
                     await self._generate(route, client)
                 case Action.COUNT:
@@ -104,8 +104,10 @@ class DataPlane:
             return True
         if _allowed(method, route):
             return False
-        error = ApiError("invalid_request", f"use {route.methods} here, not {method}", status=405)
-        await self._refuse(route, client, error, ("allow", route.methods))
+        error = ApiError(
+            "invalid_request", f"use {route.at.methods} here, not {method}", status=405
+        )
+        await self._refuse(route, client, error, ("allow", route.at.methods))
         return True
 
     async def _generate(self, route: Route, client: Client) -> None:
@@ -305,7 +307,7 @@ class DataPlane:
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:
             prompt = continuer.prompt(link, request)
-        if prompt.token_ids is None or isinstance(request.prompt, tuple):
+        if prompt.token_ids is None:
             return prompt
         check = self._services.rendering_checks.get(to.engines)
         home = session.homes.get(to.engines)
@@ -318,7 +320,7 @@ class DataPlane:
 
 
 def _allowed(method: str, route: Route) -> bool:
-    allowed = route.methods.split(", ")
+    allowed = route.at.methods.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from bridle.proxy.dialects.dialect import Action, Dialect, Takes
+from bridle.proxy.dialects.dialect import Action, ApiPath, Dialect
 from bridle.proxy.wire.canonical import ApiError
 
 _SESSION: Final = "/s/"
@@ -18,10 +18,7 @@ class Route(NamedTuple):
     """The data route of a request."""
 
     dialect: Dialect
-    action: Action
-    methods: str
-    """The permitted method, or several with commas between."""
-    takes: Takes | None
+    at: ApiPath
     session: str | None
     """The session in the path, by id or name."""
     parameters: tuple[tuple[str, str], ...]
@@ -42,8 +39,9 @@ class Routes:
         """Return the data route of a request, or ``None`` for any other path. The route may not
         permit the method."""
         for route in self._at(path):
-            if route.takes is None or route.takes(method, headers):
-                return None if route.action is Action.NOTHING else route
+            takes = route.at.takes
+            if takes is None or takes(method, headers):
+                return None if route.at.action is Action.NOTHING else route
         return None
 
     def nothing_at(self, path: str) -> ApiError:
@@ -68,7 +66,7 @@ class Routes:
         for dialect, at, pattern in self._table:
             if (match := pattern.fullmatch(path)) is not None:
                 parameters = tuple(match.groupdict().items())
-                routes.append(Route(dialect, at.action, at.methods, at.takes, session, parameters))
+                routes.append(Route(dialect, at, session, parameters))
         return tuple(routes)
 
     def _correction(self, path: str) -> str | None:
@@ -85,8 +83,8 @@ class Routes:
         return None
 
     def _is_route(self, path: str) -> bool:
-        routes = [route for route in self._at(path) if route.takes is None]
-        return bool(routes) and routes[0].action is not Action.NOTHING
+        paths = [route.at for route in self._at(path) if route.at.takes is None]
+        return bool(paths) and paths[0].action is not Action.NOTHING
 
 
 def nothing_at(path: str, correction: str | None = None) -> ApiError:
