@@ -322,7 +322,7 @@ class DataPlane:
         home = session.homes.get(to.engines)
         if check is None or (home is not None and home.rendering.agrees):
             return prompt
-        found = await check.objection(session.id, home, to.engines, request.model)
+        found = await check.objection(home, to.engines, request.model)
         if found is None:
             return prompt
         return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))

@@ -15,7 +15,7 @@ from bridle.proxy.engines.assistant_fields import (
     opaque_fields,
     with_opaque_fields,
 )
-from bridle.proxy.engines.engine_sampling import EngineSampling
+from bridle.proxy.engines.weights import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
 from bridle.store.records import CONSTRAINED, SAMPLER_PARAMETERS, Note, Sampler, TokenIds
 

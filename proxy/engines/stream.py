@@ -12,17 +12,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.endpoint import (
+from bridle.proxy.engines.engine import (
     CONNECTION_ERRORS,
+    PooledEngine,
     connection_error,
     refusal,
     without_keys,
 )
-from bridle.proxy.engines.pool import EnginePool, Homes, PooledEngine, report
+from bridle.proxy.engines.pool import EnginePool, Homes
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.engines.served_weights import other_weights
 from bridle.proxy.engines.transport import ConnectionEpochOver, EngineResponse
+from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError, Event
 from bridle.proxy.wire.in_flight import STEP, Held
@@ -163,7 +164,7 @@ class EngineStream:
             if self._broke_off and _is_failure(self._failure):
                 before = engine.circuit.state
                 engine.circuit.failed(session=self._session_id)
-                report(engine, before, self._failure.message)
+                engine.report(before, self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
             engine.circuit.succeeded()
@@ -190,7 +191,7 @@ class EngineStream:
         engine.running += 1
         headers = f"x-request-id: {self._call_id}\r\n"
         try:
-            transport, epoch = engine.endpoint.transport, engine.serves.connection_epoch
+            transport, epoch = engine.transport, engine.serves.connection_epoch
             try:
                 self._response = await transport.request(
                     "POST", request.path, body, headers=headers, connection_epoch=epoch
@@ -216,7 +217,7 @@ class EngineStream:
             raise
         if not circuit.calm:
             circuit.answered()
-            report(engine, before)
+            engine.report(before)
 
     def _unanswered(
         self, engine: PooledEngine, error: ApiError, trial: bool, before: CircuitState
@@ -232,7 +233,7 @@ class EngineStream:
             engine.circuit.abandoned(trial)
         self.close()
         self._response = None
-        report(engine, before, error)
+        engine.report(before, error)
 
     async def _refused(self, response: EngineResponse) -> ApiError:
         refused = await refusal(response, self._own_keys)

@@ -18,7 +18,7 @@ from bridle.proxy.cluster import cluster_control
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate, StaleVersion
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.served_weights import ServedWeights
+from bridle.proxy.engines.weights import ServedWeights
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from bridle.proxy.engines.connections import EngineConnections
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
-    EngineTransport,
+    EngineConnections,
 )
 from support.plain_transport import PlainTransport
 
@@ -93,8 +92,8 @@ TRANSPORTS: Any = pytest.mark.parametrize("make", [EngineConnections, PlainTrans
 
 @asynccontextmanager
 async def connected(
-    url: str, make: Callable[..., EngineTransport] = EngineConnections, **options: Any
-) -> AsyncIterator[EngineTransport]:
+    url: str, make: Callable[..., Any] = EngineConnections, **options: Any
+) -> AsyncIterator[Any]:
     given = {"api_key": None, "limit": 8, "connect_timeout_s": 5.0, "stall_timeout_s": 5.0}
     connections = make(url, **(given | options))
     try:
@@ -103,9 +102,10 @@ async def connected(
         await connections.close()
 
 
-async def asked(connections: EngineTransport, body: bytes = b"{}") -> bytes:
+async def asked(connections: Any, body: bytes = b"{}") -> bytes:
     reply = await connections.request("POST", "/v1/x", body)
-    return await reply.read()
+    body: bytes = await reply.read()
+    return body
 
 
 async def test_a_connection_serves_the_next_request_too() -> None:

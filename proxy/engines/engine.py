@@ -1,14 +1,16 @@
-"""The proxy's requests to one engine besides calls, and the errors for its failures."""
+"""One engine of a pool: its connections, its state, and the requests to it besides calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -20,17 +22,20 @@ from bridle.engine.contract.contract import (
     VERSION,
     WEIGHT_INFO,
 )
-from bridle.proxy.engines.connections import EngineConnections
-from bridle.proxy.engines.engine_sampling import UNKNOWN, EngineSampling
+from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionFailed,
+    EngineConnections,
     EngineResponse,
-    EngineTransport,
 )
 from bridle.proxy.engines.upstream_errors import refused
+from bridle.proxy.engines.weights import UNKNOWN, EngineSampling, ServedWeights
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
+
+log = logging.getLogger("bridle.proxy")
 
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
@@ -44,17 +49,40 @@ REMOVED: Final = b"[a key of the proxy]"
 CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
-class EngineEndpoint:
-    """Requests to one engine. Start it inside the event loop that uses it."""
+class PooledEngine:
+    """One engine of a pool. Create it inside the event loop that uses it."""
 
-    def __init__(self, settings: ProxySettings, base: str, api_key: str | None = None) -> None:
-        """``base`` is the engine's URL without ``/v1``."""
+    def __init__(
+        self, settings: ProxySettings, base: str, *, api_key: str | None = None, version: int = 0
+    ) -> None:
+        """Create the engine without a connection. ``base`` is its URL without ``/v1``; ``version``
+        is the policy version that it serves. Raises ``ValueError`` if ``base`` is not an HTTP
+        URL."""
+        limits = settings.limits
         self.base = base
-        self._settings = settings
-        self._api_key = api_key
+        self.name = urlsplit(base).netloc.rpartition("@")[2]
+        """Host and port; for operators, never for clients."""
+        self.transport = EngineConnections(
+            base,
+            api_key=api_key,
+            limit=limits.max_connections,
+            connect_timeout_s=limits.connect_timeout_s,
+            stall_timeout_s=limits.stall_timeout_s,
+        )
+        self.circuit = Circuit(limits.failures_to_eject)
+        self.serves = ServedWeights(self.name, self.read_fingerprint, version)
+        self.rendering = EngineRendering()
+        self.running = 0
+        """Number of calls that it serves. Add 1 for a call, and call :meth:`leave` when the call is
+        over."""
+        self.removed = False
+        """Whether it has been taken out of its pool."""
+        self.retries = 0
+        """Number of calls that were retried after this engine failed them."""
+        self.fault: ApiError | str | None = None
+        """The latest failure of a call or a health check; ``None`` once either has succeeded."""
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engine sends."""
-        self.transport: EngineTransport = _NoTransport()
         self.names: Sequence[str] = ()
         """The names of the engine's models, as it listed them last."""
         self.names_until = float("-inf")
@@ -66,20 +94,40 @@ class EngineEndpoint:
         self._sampling_epoch = -1
         """The connection epoch in which ``sampling`` was read: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    async def start(self) -> None:
-        limits = self._settings.limits
-        self.transport = EngineConnections(
-            self.base,
-            api_key=self._api_key,
-            limit=limits.max_connections,
-            connect_timeout_s=limits.connect_timeout_s,
-            stall_timeout_s=limits.stall_timeout_s,
-        )
+    @property
+    def version(self) -> int:
+        """The policy version of the tokens that arrive from it."""
+        return self.serves.version
 
-    async def close(self) -> None:
-        transport, self.transport = self.transport, _NoTransport()
-        await transport.close()
+    def leave(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self._idle.set()
+
+    async def retired(self) -> None:
+        """Wait until no call runs there any more, then close its connections."""
+        while self.running:
+            self._idle.clear()
+            await self._idle.wait()
+        await self.transport.close()
+
+    def report(self, before: CircuitState, cause: ApiError | str | None = None) -> None:
+        """Log the change of the circuit since ``before``, if there was one. ``cause`` is the latest
+        failure; it is kept as the engine's ``fault``."""
+        self.fault = cause
+        after = self.circuit.state
+        if after is before:
+            return
+        if after is CircuitState.OPEN and before is CircuitState.CLOSED:
+            extra = {"engine": self.name, "cause": cause and str(cause)}
+            log.warning("engine_ejected", extra=extra)
+        elif after is CircuitState.CLOSED:
+            log.info("engine_readmitted", extra={"engine": self.name})
+
+    # -- requests besides calls ------------------------------------------------------------------
 
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Return the engine's model cards, or the last known ones while it does not answer.
@@ -147,23 +195,22 @@ class EngineEndpoint:
             ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
             return ids
 
-    async def fault(self) -> ApiError | str | None:
+    async def check_health(self) -> ApiError | str | None:
         """Return the reason why the engine is not healthy, or ``None`` if it is. An engine whose
         health route is missing or closed is healthy while it answers at all: its calls show what it
         cannot do."""
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
-        except ApiError as error:  # it has been removed meanwhile
-            return error
         except CONNECTION_ERRORS as error:
             return connection_error(error)
         if response.status >= 500 and response.status not in _NO_ROUTE:
             return f"{HEALTH} answers {response.status}"
         return None
 
-    async def fingerprint(self) -> str | None:
-        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none.
+    async def read_fingerprint(self) -> tuple[str | None, int]:
+        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none,
+        and the connection epoch in which it was read.
 
         Raises :class:`ApiError` if it could not be read.
         """
@@ -171,8 +218,8 @@ class EngineEndpoint:
             with _reading("the engine's report of its weights"):
                 report = await self._get(path)
                 if isinstance(report, dict) and isinstance(fingerprint := report.get(name), str):
-                    return fingerprint
-        return None
+                    return fingerprint, self.transport.connection_epoch
+        return None, self.transport.connection_epoch
 
     @property
     def sampling_known(self) -> bool:
@@ -211,20 +258,6 @@ class EngineEndpoint:
         if response.status != 200:
             raise ValueError(f"{path} answered {response.status}")
         return orjson.loads(body)
-
-
-class _NoTransport:
-    """The transport of an endpoint that is not started or has been closed; it refuses every
-    request."""
-
-    connection_epoch = 0
-    any_open = False
-
-    async def request(self, *_: object, **__: object) -> EngineResponse:
-        raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
-
-    async def close(self) -> None:
-        pass
 
 
 @contextmanager
