@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.engines.routes import Destination
 from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.recording.recorder import CallOutcome, Recording
@@ -66,7 +66,7 @@ class Call:
         request: Request,
         recording: Recording,
         ask: EngineRequest,
-        to: Destination,
+        to: EnginePool,
         notes: list[Note],
         held: Held,
         hint: Callable[[], str] = str,
@@ -83,7 +83,7 @@ class Call:
         self._ask = ask
         self._to = to
         self._hint = hint
-        self._gate = to.engines.gate
+        self._gate = to.gate
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
@@ -101,7 +101,7 @@ class Call:
             tools=request.tools,
         )
         self._stream = EngineStream(
-            to.engines,
+            to,
             ask,
             self._decoder,
             call_id=begun.id,
@@ -246,7 +246,7 @@ class Call:
     async def _compare_rendering(self) -> None:
         """Compare the prompt of a call that continues no other with the local rendering. Engines of
         other models have another template and are not compared."""
-        check, engine = self._services.rendering_checks.get(self._to.engines), self._stream.engine
+        check, engine = self._services.rendering_checks.get(self._to), self._stream.engine
         if check is None or engine is None:
             return
         begun, prompt = self._recording.begun, self._recording.fold.prompt_token_ids

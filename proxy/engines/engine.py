@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,14 +22,9 @@ from bridle.engine.contract.contract import (
     WEIGHT_INFO,
 )
 from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.errors import CONNECTION_ERRORS, connection_error, refusal, without_keys
 from bridle.proxy.engines.rendering import EngineRendering
-from bridle.proxy.engines.transport import (
-    ConnectionBroke,
-    ConnectionFailed,
-    EngineConnections,
-    EngineResponse,
-)
-from bridle.proxy.engines.upstream_errors import refused
+from bridle.proxy.engines.transport import EngineConnections
 from bridle.proxy.engines.weights import UNKNOWN, EngineSampling, ServedWeights
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
@@ -45,8 +39,6 @@ _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_
 """The routes and fields in which engines report their weights: first our own engines', then
 vLLM's."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
-REMOVED: Final = b"[a key of the proxy]"
-CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
 class PooledEngine:
@@ -73,8 +65,8 @@ class PooledEngine:
         self.serves = ServedWeights(self.name, self.read_fingerprint, version)
         self.rendering = EngineRendering()
         self.running = 0
-        """Number of calls that it serves. Add 1 for a call, and call :meth:`leave` when the call is
-        over."""
+        """Number of calls that it serves. Add 1 for a call. When the call is over, subtract 1, and
+        call :meth:`left` if the engine has been removed."""
         self.removed = False
         """Whether it has been taken out of its pool."""
         self.retries = 0
@@ -94,38 +86,37 @@ class PooledEngine:
         self._sampling_epoch = -1
         """The connection epoch in which ``sampling`` was read: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._ejected = False
+        """Whether the last report was that the circuit has opened."""
+        self._left = asyncio.Event()
 
     @property
     def version(self) -> int:
         """The policy version of the tokens that arrive from it."""
         return self.serves.version
 
-    def leave(self) -> None:
-        self.running -= 1
-        if not self.running:
-            self._idle.set()
+    def left(self) -> None:
+        """Wake :meth:`retired` after a running call is over."""
+        self._left.set()
 
     async def retired(self) -> None:
         """Wait until no call runs there any more, then close its connections."""
         while self.running:
-            self._idle.clear()
-            await self._idle.wait()
+            self._left.clear()
+            await self._left.wait()
         await self.transport.close()
 
-    def report(self, before: CircuitState, cause: ApiError | str | None = None) -> None:
-        """Log the change of the circuit since ``before``, if there was one. ``cause`` is the latest
-        failure; it is kept as the engine's ``fault``."""
+    def report(self, cause: ApiError | str | None = None) -> None:
+        """Log that the circuit has opened or closed since the last report, if it has. ``cause`` is
+        the latest failure; it is kept as the engine's ``fault``."""
         self.fault = cause
-        after = self.circuit.state
-        if after is before:
-            return
-        if after is CircuitState.OPEN and before is CircuitState.CLOSED:
+        closed = self.circuit.state is CircuitState.CLOSED
+        if closed and self._ejected:
+            log.info("engine_readmitted", extra={"engine": self.name})
+        elif not closed and not self._ejected:
             extra = {"engine": self.name, "cause": cause and str(cause)}
             log.warning("engine_ejected", extra=extra)
-        elif after is CircuitState.CLOSED:
-            log.info("engine_readmitted", extra={"engine": self.name})
+        self._ejected = not closed
 
     # -- requests besides calls ------------------------------------------------------------------
 
@@ -269,45 +260,3 @@ def _reading(what: str) -> Iterator[None]:
         raise connection_error(error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ApiError("upstream_error", f"{what} cannot be read", status=502) from error
-
-
-def connection_error(error: Exception) -> ApiError:
-    """Return the error for a failed connection, in neutral terms and without the engine's
-    address."""
-    if isinstance(error, TimeoutError):
-        return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
-    if isinstance(error, ConnectionFailed):
-        return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
-    return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
-
-
-def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
-    """Remove the proxy's own ``keys`` from a body that an engine sent: some engines quote in a
-    refusal the key that they were sent."""
-    for key in keys:
-        body = body.replace(key, REMOVED)
-    return body
-
-
-async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
-    """Return the engine's error response as an :class:`ApiError`, without the proxy's own
-    ``keys``."""
-    try:
-        body = without_keys(await response.read(), keys)
-    except CONNECTION_ERRORS as error:
-        return connection_error(error)
-    status = response.status
-    if 300 <= status < 400:
-        message = "the engine redirects: the proxy must be given the address that it leads to"
-        return ApiError("upstream_error", message, status=500)
-    return refused(body, status, _seconds(response.headers.get("retry-after")))
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds to wait, or ``None`` for a date and for a value that is no duration:
-    ``inf`` and ``nan`` are floats, too."""
-    try:
-        seconds = float(retry_after or "nan")
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None

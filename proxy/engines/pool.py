@@ -19,15 +19,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from bridle.proxy.engines.assistant_fields import AssistantFields
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.request import AssistantFields
 from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError, Request
-from bridle.store.records import ServedPolicy
+from bridle.store.records import Note, ServedPolicy
 
 _SHORTEST_RETRY_S: Final = 1.0
 
@@ -67,8 +67,10 @@ class EnginePool:
         *,
         model: str | None = None,
         api_key: str | None = None,
+        policy: str | None = None,
         external: bool = False,
         trained: bool = False,
+        notes: tuple[Note, ...] = (),
     ) -> None:
         """Create the pool; no engine is asked yet.
 
@@ -78,7 +80,8 @@ class EnginePool:
         unless ``model`` is given. ``api_key`` is sent to the engines of ``urls``, never to an
         engine that is added later. ``trained`` is true if the tokens of these engines may be
         trained. They are then asked how they sample: at the start, and after connections to them
-        have broken.
+        have broken. The ids of other engines continue no ids of ours. ``policy`` is the name of the
+        policy if it is not the default one. ``notes`` are those of every call.
         """
         self.gate = gate
         self.model = model
@@ -87,7 +90,9 @@ class EnginePool:
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engines send."""
         self.external = external
-        self._trained = trained
+        self.trained = trained
+        self.policy = policy
+        self.notes = notes
         self._api_key = api_key
         self._named_by_operator = frozenset(engine_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
@@ -97,7 +102,7 @@ class EnginePool:
         self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 
     async def start(self) -> None:
-        if self._trained:
+        if self.trained:
             await asyncio.gather(*(one.read_sampling() for one in self._engines.values()))
         if not self.external and self._settings.limits.health_check_s > 0:
             self._checks.start()
@@ -210,35 +215,25 @@ class EnginePool:
         :class:`ApiError`."""
         return await self._any(lambda one: one.models())
 
-    def known_model(self, engine: PooledEngine, requested: str) -> str | None:
-        """Return the engine's name for the model that a client asked for, or ``None`` if the
-        engine's list of models has to be read first (:meth:`read_model`).
-
-        A model name that the engine does not know stands for the policy.
-        """
+    async def model_name(self, engine: PooledEngine, requested: str) -> str:
+        """Return the engine's name for the model that a client asked for. A name that the engine
+        does not know stands for the policy. If the engine's list of models is needed and cannot be
+        read, return ``requested``: the call itself will meet the same fault and is recorded with
+        it. Raises :class:`ApiError` if the engine serves no model yet."""
         if self.external:
             return self.model or requested
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
         transport, names = engine.transport, engine.names
-        if not transport.any_open or time.monotonic() > engine.names_until:
-            return None
-        if transport.connection_epoch != engine.names_epoch or not names:
-            return None
-        return requested if requested in names else names[0]
-
-    async def read_model(self, engine: PooledEngine, requested: str) -> str:
-        """Read the engine's list of models and return its name for the model. If the list cannot be
-        read, return ``requested``: the call itself will meet the same fault and is recorded with
-        it. Raises :class:`ApiError` if the engine serves no model yet."""
-        try:
-            cards = await engine.models()
-        except ApiError as error:
-            if not error.kind.startswith("upstream_"):
-                raise
-            return requested
-        names = [str(card["id"]) for card in cards]
+        same = transport.any_open and transport.connection_epoch == engine.names_epoch
+        if not names or not same or time.monotonic() > engine.names_until:
+            try:
+                names = [str(card["id"]) for card in await engine.models()]
+            except ApiError as error:
+                if not error.kind.startswith("upstream_"):
+                    raise
+                return requested
         if not names:
             raise ApiError("overloaded", "the engine serves no model yet", status=503)
         return requested if requested in names else names[0]
@@ -248,7 +243,7 @@ class EnginePool:
         and the model name that the engine was asked for."""
 
         async def count(engine: PooledEngine) -> tuple[int, str]:
-            model = await self._model(engine, request.model)
+            model = await self.model_name(engine, request.model)
             return await engine.count_tokens(request, model), model
 
         return await self._any(count)
@@ -262,13 +257,10 @@ class EnginePool:
         """See :meth:`bridle.proxy.engines.engine.PooledEngine.tokenize`."""
 
         async def ids(engine: PooledEngine) -> list[int] | None:
-            model = await self._model(engine, requested)
+            model = await self.model_name(engine, requested)
             return await engine.tokenize(messages, model, tools)
 
         return await self._any(ids)
-
-    async def _model(self, engine: PooledEngine, requested: str) -> str:
-        return self.known_model(engine, requested) or await self.read_model(engine, requested)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
         """Return the answer of the first engine that can be reached. The first engine is asked a
@@ -309,17 +301,16 @@ class EnginePool:
         return any(await asyncio.gather(*map(self._check, engines)))
 
     async def _check(self, engine: PooledEngine) -> bool:
-        before = engine.circuit.state
         fault = await engine.check_health()
         well = fault is None
         if well:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
                 await engine.serves.compare()
-            if self._trained and not engine.sampling_known:
+            if self.trained and not engine.sampling_known:
                 await engine.read_sampling()
         engine.circuit.checked(well)
-        engine.report(before, fault)
+        engine.report(fault)
         return well and self.usable(engine)
 
     # -- membership ------------------------------------------------------------------------------
@@ -333,7 +324,7 @@ class EnginePool:
             return None
         engine = self._made(url, version)
         engine.serves.published(version)
-        if self._trained:
+        if self.trained:
             await engine.read_sampling()
         self._engines[engine.base] = engine
         return engine

@@ -13,16 +13,14 @@ that nothing of one response can reach another.
 from __future__ import annotations
 
 import asyncio
-import base64
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import httptools
 
 from bridle.errors import BridleError
+from bridle.proxy.engines.addresses import EngineAddress
 
 ANSWER_BYTES: Final = 16 << 20
 """Maximum bytes of a body that :meth:`EngineResponse.read` reads: a model list, a token count or a
@@ -71,24 +69,23 @@ class EngineResponse(asyncio.Protocol):
         self.failure: Exception | None = None
         self.last_read = pool.loop.time()
         self._pool = pool
-        self._timeout_s = 0.0
+        self.timeout_s = 0.0
         self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append  # the parser's callback
-        self._parser: httptools.HttpResponseParser | None = None
+        self._header: dict[bytes, bytes] = {}
+        # Two callbacks of the parser, which are called for every chunk and every header.
+        self.on_body = self._pieces.append
+        self.on_header = self._header.__setitem__
+        self.parser: httptools.HttpResponseParser | None = None
         """The parser while the response is awaited: from the request on until it is whole or has
         failed."""
         self._follower: Follower | None = None
-        self._header_bytes = 0
+        self._bytes_without_body = 0
+        """Bytes of headers, or of what else stands between two parts of the body."""
         self._framed = self._keep = self._whole = self._left = False
         self._held = False
         """True while the follower wants no more."""
         self._later = memoryview(b"")
         """The rest of the latest read, which is fed in the next turns of the event loop."""
-
-    def ask(self, request: bytes, timeout_s: float) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._timeout_s = timeout_s
-        self.transport.write(request)
 
     async def read(self) -> bytes:
         """Read the whole body, once. Raises ``TimeoutError`` and :class:`ConnectionBroke`, the
@@ -113,7 +110,7 @@ class EngineResponse(asyncio.Protocol):
         try:
             if self._pieces:
                 self._hand_over(follower)
-            if self._parser is not None and not self._left:
+            if self.parser is not None and not self._left:
                 self.waiting = self._pool.loop.create_future()
                 await self.waiting
         finally:
@@ -128,22 +125,22 @@ class EngineResponse(asyncio.Protocol):
     def leave(self) -> None:
         """Make :meth:`follow` return, because the follower needs no more. The rest of the response
         is read and dropped if it comes soon, and the connection stays for the next request."""
-        self._timeout_s = min(self._timeout_s, _IDLE_S)
+        self.timeout_s = min(self.timeout_s, _IDLE_S)
         self._left = True
         self._wake()
 
     def look(self, now: float) -> None:
         """End a response that has stalled, or a connection that has been idle for long."""
         silent_s = now - self.last_read
-        if self._parser is None:
+        if self.parser is None:
             if silent_s >= _IDLE_S:
                 self.transport.abort()
-        elif not self._held and silent_s >= self._timeout_s:
+        elif not self._held and silent_s >= self.timeout_s:
             self._fail(TimeoutError("the engine sent nothing for too long"))
 
     def _fail(self, error: Exception) -> None:
-        if self._parser is not None:
-            self._parser = None
+        if self.parser is not None:
+            self.parser = None
             self.transport.abort()
             self._pool.slots.release()
             if not self._left:
@@ -164,7 +161,7 @@ class EngineResponse(asyncio.Protocol):
             self.failure = error
             self.close()
             return
-        if waiting is not None and self._parser is not None and not self._held:
+        if waiting is not None and self.parser is not None and not self._held:
             self._held = True
             self.transport.pause_reading()
             waiting.add_done_callback(self._go_on)
@@ -193,7 +190,7 @@ class EngineResponse(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None:  # nothing was asked
+        if self.parser is None:  # nothing was asked
             self.transport.abort()
             return
         if len(data) > _SLICE_BYTES:
@@ -203,56 +200,59 @@ class EngineResponse(asyncio.Protocol):
             return
         self.last_read = self._pool.loop.time()
         try:
-            self._parser.feed_data(data)
+            self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(ConnectionBroke(f"this is not HTTP: {error}"))
             return
-        if self._left:
-            self._pieces.clear()
         if self._whole:
             self._finish(keep=self._keep and not self._held and not self._later)
-        elif self._pieces and self._follower is not None:
-            self._hand_over(self._follower)
+        elif not self._pieces:
+            self._bytes_without_body += len(data)
+            if self._bytes_without_body > _HEADER_BYTES:
+                self._fail(ConnectionBroke("the response's headers are too large"))
+        else:
+            self._bytes_without_body = 0
+            if self._left:
+                self._pieces.clear()
+            elif self._follower is not None:
+                self._hand_over(self._follower)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
-        if exc is None and self.status and not self._framed and self._parser is not None:
+        if exc is None and self.status and not self._framed and self.parser is not None:
             self._finish(keep=False)  # the end of the connection is the body's
         else:
             self._fail(ConnectionBroke("the engine ended the connection"))
 
     def _finish(self, *, keep: bool) -> None:
-        self._parser = None
+        self.parser = None
         self._pool.slots.release()
         if keep:
             self._pool.idle.append(self)
         else:
             self.transport.close()
-        if self._pieces and self._follower is not None:
+        if self._pieces and self._follower is not None and not self._left:
             self._hand_over(self._follower)
-        self._wake()
+        if not self.waiting.done():
+            self.waiting.set_result(None)
 
     # -- the parser's side -----------------------------------------------------------------------
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > _HEADER_BYTES:
-            raise ValueError("the response's headers are too large")
-        if not self.status:  # not a trailer
-            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
     def on_headers_complete(self) -> None:
-        parser = self._parser
+        parser = self.parser
         if parser is None or self._whole:
             raise ValueError("one request was answered twice")
         status = parser.get_status_code()
         if status < 200:
-            self.headers.clear()
+            self._header.clear()
             return
-        self.status = status
-        self._framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        self.status, headers = status, self.headers
+        for name, value in self._header.items():
+            headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._framed = "content-length" in headers or "transfer-encoding" in headers
         self._keep = parser.should_keep_alive()
-        self._wake()
+        if not self.waiting.done():
+            self.waiting.set_result(None)
 
     def on_message_complete(self) -> None:
         self._whole = self.status >= 200
@@ -335,7 +335,9 @@ class EngineConnections:
             self.slots.release()
             idle.append(response)
             raise ConnectionEpochOver
-        response.ask(head.encode("latin-1") + body, timeout_s or self._stall_timeout_s)
+        response.parser = httptools.HttpResponseParser(response)
+        response.timeout_s = timeout_s or self._stall_timeout_s
+        response.transport.write(head.encode("latin-1") + body)
         try:
             await response.waiting
         except BaseException:
@@ -395,42 +397,3 @@ class EngineConnections:
             response.look(now)
         again = bool(self._open)
         self._looks = self.loop.call_later(self._look_every_s, self._look) if again else None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    """The parts of an engine's URL."""
-
-    url: SplitResult
-    host: str
-    port: int
-    tls: bool
-    prefix: str
-    """The path before ``/v1``, quoted."""
-
-    @classmethod
-    def of(cls, base: str) -> EngineAddress:
-        """Parse the URL of an engine. Raises ``ValueError`` unless ``base`` is an HTTP URL."""
-        url = urlsplit(base)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"{base!r} is not the URL of an engine")
-        tls = url.scheme == "https"
-        port = url.port or (443 if tls else 80)
-        return cls(url, url.hostname, port, tls, quote(url.path, safe="/%:@!$&'()*+,;=~"))
-
-    def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers of every request. Raises ``ValueError`` for a key or an address with a
-        line end."""
-        headers = {
-            "host": self.url.netloc.rpartition("@")[2],
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-        }
-        if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-        elif self.url.username is not None:
-            pair = f"{unquote(self.url.username)}:{unquote(self.url.password or '')}"
-            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        if any("\r" in value or "\n" in value for value in headers.values()):
-            raise ValueError("the engine's key or address has a line end in it")
-        return headers

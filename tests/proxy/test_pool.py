@@ -17,7 +17,6 @@ import openai
 import pytest
 
 from bridle.engine.scripted import Cut, Refuse, ScriptedEngine, ScriptedReply, Stall
-from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
@@ -238,8 +237,8 @@ async def test_an_engine_that_stays_away_is_told_of_once(caplog: pytest.LogCaptu
     settings = ProxySettings("http://127.0.0.1:9", "unused.db", limits=Limits(failures_to_eject=1))
     engine = PooledEngine(settings, "http://127.0.0.1:9")
     engine.circuit.failed()
-    engine.report(CircuitState.CLOSED)
-    engine.report(CircuitState.HALF_OPEN)
+    engine.report()
+    engine.report()
     assert [record.message for record in caplog.records] == ["engine_ejected"]
 
 

@@ -13,11 +13,11 @@ from typing import Final
 
 import h11
 
+from bridle.proxy.engines.addresses import EngineAddress
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
-    EngineAddress,
     Follower,
 )
 

@@ -119,7 +119,7 @@ class Theatre:
         await started.wait()
         assert self.app.services
         find = self.app.services.models.find
-        pools = [find(model, None).engines for model in models]
+        pools = [find(model, None) for model in models]
         engines = [one for pool in pools for one in pool._engines.values()]
         for engine in engines:
             engine.transport = self.transport  # type: ignore[assignment]
