@@ -141,8 +141,16 @@ async def test_a_reply_shorter_than_announced_is_broken(make: Any) -> None:
         b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         OK + OK,
+        STREAM + b"0\r\n" + b"".join(b"a%d: %b\r\n" % (n, b"b" * 1000) for n in range(100)),
     ],
-    ids=["no_http", "bad_length", "endless_headers", "upgrade", "answered_twice"],
+    ids=[
+        "no_http",
+        "bad_length",
+        "endless_headers",
+        "upgrade",
+        "answered_twice",
+        "endless_trailer",
+    ],
 )
 async def test_what_makes_no_sense_ends_the_connection(make: Any, nonsense: bytes) -> None:
     async with serving(says(nonsense)) as served, connected(served.url, make) as connections:
@@ -157,6 +165,15 @@ async def test_nothing_listens_there(make: Any) -> None:
     async with connected(url, make) as connections:
         with pytest.raises(ConnectionFailed):
             await asked(connections)
+
+
+async def test_connections_that_are_closed_send_nothing_more() -> None:
+    async with serving(says(OK)) as served, connected(served.url) as connections:
+        assert await asked(connections) == b"ok"
+        await connections.close()
+        with pytest.raises(ConnectionFailed, match="closed"):
+            await asked(connections)
+        assert len(served.heads) == 1
 
 
 @TRANSPORTS
