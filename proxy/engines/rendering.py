@@ -122,9 +122,12 @@ class RenderingCheck:
         try:
             async with self._one_at_a_time:
                 found = await asyncio.to_thread(self._difference, sent, token_array(prompt))
-        except TemplateError:
-            # Tails of such messages are refused here too, so that the engine renders them.
-            return Note(UNCOMPARED)
+        except Exception as error:
+            # Tails of messages that a template refuses are refused here too, so that the engine
+            # renders them.
+            if not isinstance(error, TemplateError):
+                log.exception(UNCOMPARED, extra={"call": call_id})
+            return Note(UNCOMPARED, type(error).__name__)
         if found is None:
             rendering.found("", period)
             return None

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import shutil
+import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import httpx
 import pytest
 
 from bridle.cli.commands.status import status
+from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer, compile_chat_template
 from bridle.engine.serve import generation
 from bridle.proxy.engines import rendering
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.wire.canonical import ApiError
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, Note
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
 OTHERWISE = "engine_renders_otherwise"
@@ -167,6 +170,29 @@ def test_a_template_that_a_publish_changes_is_compared_again(
     reply = httpx.put(f"{bench.url}/bridle/v1/policy", json={"version": 1})
     reply.raise_for_status()
     assert [noted(call)[0] for call in turns(bench, 2)[2:]] == [OTHERWISE] * 2
+
+
+@pytest.mark.parametrize("error", [TemplateError("a role"), TypeError("a text")])
+async def test_a_prompt_that_cannot_be_rendered_here_is_noted_and_its_call_goes_on(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def render(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(Tokenizer, "render", render)
+    state = EngineRendering()
+    engine: Any = SimpleNamespace(
+        name="engine",
+        transport=SimpleNamespace(connection_epoch=1),
+        serves=SimpleNamespace(publishes=0),
+        rendering=state,
+    )
+    fields = {"messages": [{"role": "user", "content": "hi"}]}
+    ask: Any = SimpleNamespace(path="/v1/chat/completions", fields=fields)
+    check = rendering.RenderingCheck(Tokenizer(model_dir))
+    note = await check.compare(engine, ask, [1], "call_1", time.time())
+    assert note == Note("rendering_uncompared", type(error).__name__)
+    assert (state.agrees, state.difference) == (False, "")
 
 
 # A session that another process began: no prompt of it has been compared here.
