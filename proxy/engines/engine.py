@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,7 +23,6 @@ from bridle.engine.contract.contract import (
 )
 from bridle.proxy.engines.circuit import Circuit, CircuitState
 from bridle.proxy.engines.errors import CONNECTION_ERRORS, connection_error, refusal, without_keys
-from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.transport import EngineConnections
 from bridle.proxy.engines.weights import UNKNOWN, EngineSampling, ServedWeights
 from bridle.proxy.settings import ProxySettings
@@ -39,6 +38,42 @@ _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_
 """The routes and fields in which engines report their weights: first our own engines', then
 vLLM's."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
+
+
+class EngineRendering:
+    """The results of comparing one engine's prompts with the local rendering
+    (:mod:`bridle.proxy.engines.rendering`)."""
+
+    __slots__ = ("_differed_in", "_period", "_shapes", "agrees", "difference")
+
+    def __init__(self) -> None:
+        self.agrees = False
+        """True if at least one prompt was compared and every compared prompt equals the local
+        rendering."""
+        self.difference = ""
+        """A description of how a prompt differed; empty if none did. Calls are not continued
+        exactly while it is set."""
+        self._period: Hashable = None
+        self._shapes: set[Hashable] = set()
+        """The shapes of prompts that were compared in the current period."""
+        self._differed_in: Hashable = None
+
+    def due(self, period: Hashable, shape: Hashable) -> bool:
+        """Return True for the first prompt of a shape in a period. A period ends when the engine
+        may have got another template."""
+        if period != self._period:
+            self._period, self._shapes = period, set()
+        seen = len(self._shapes)
+        self._shapes.add(shape)
+        return len(self._shapes) > seen
+
+    def found(self, difference: str, period: Hashable) -> None:
+        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
+        difference, equal prompts count only in another period."""
+        if difference:
+            self.difference, self.agrees, self._differed_in = difference, False, period
+        elif not self.difference or period != self._differed_in:
+            self.difference, self.agrees = "", True
 
 
 class PooledEngine:

@@ -19,21 +19,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS
 from bridle.engine.contract.errors import TemplateError
+from bridle.proxy.engines.engine import PooledEngine
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import RENDERS_OTHERWISE, Note, TokenIds, token_array
 from bridle.store.tree import common_prefix
 
 if TYPE_CHECKING:
     from bridle.engine.contract.tokenizer import Tokenizer
-    from bridle.proxy.engines.engine import PooledEngine
-    from bridle.proxy.engines.pool import EnginePool
-    from bridle.proxy.engines.request import EngineRequest
 
 log = logging.getLogger("bridle.proxy")
 
@@ -54,41 +54,6 @@ _RENDERING: Final = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "documents"}
 )
 """Request fields that make the engine render in another way than is done here."""
-
-
-class EngineRendering:
-    """The results of comparing one engine's prompts with the local rendering."""
-
-    __slots__ = ("_differed_in", "_period", "_shapes", "agrees", "difference")
-
-    def __init__(self) -> None:
-        self.agrees = False
-        """True if at least one prompt was compared and every compared prompt equals the local
-        rendering."""
-        self.difference = ""
-        """A description of how a prompt differed; empty if none did. Calls are not continued
-        exactly while it is set."""
-        self._period: Hashable = None
-        self._shapes: set[Hashable] = set()
-        """The shapes of prompts that were compared in the current period."""
-        self._differed_in: Hashable = None
-
-    def due(self, period: Hashable, shape: Hashable) -> bool:
-        """Return True for the first prompt of a shape in a period. A period ends when the engine
-        may have got another template."""
-        if period != self._period:
-            self._period, self._shapes = period, set()
-        seen = len(self._shapes)
-        self._shapes.add(shape)
-        return len(self._shapes) > seen
-
-    def found(self, difference: str, period: Hashable) -> None:
-        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
-        difference, equal prompts count only in another period."""
-        if difference:
-            self.difference, self.agrees, self._differed_in = difference, False, period
-        elif not self.difference or period != self._differed_in:
-            self.difference, self.agrees = "", True
 
 
 class RenderingCheck:

@@ -17,8 +17,8 @@ from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer, compile_chat_template
 from bridle.engine.serve import generation
 from bridle.proxy.engines import rendering
+from bridle.proxy.engines.engine import EngineRendering
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.wire.canonical import ApiError
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
