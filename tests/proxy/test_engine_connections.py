@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +52,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[Served]:
+async def serving(answer: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Served]:
     served = Served()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +70,7 @@ async def serving(answer: Handler) -> AsyncIterator[Served]:
             served.closed.set()
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     served.port = server.sockets[0].getsockname()[1]
     try:
         yield served
@@ -165,6 +168,29 @@ async def test_nothing_listens_there(make: Any) -> None:
     async with connected(url, make) as connections:
         with pytest.raises(ConnectionFailed):
             await asked(connections)
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's certificate, which clients trust."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    subprocess.run(["openssl", "req", "-x509", *made, *names], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@TRANSPORTS
+async def test_an_engine_behind_tls(make: Any, tls: ssl.SSLContext) -> None:
+    body = b"x" * 100_000
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving(says(head + body), tls) as served:
+        async with connected(f"https://127.0.0.1:{served.port}", make) as connections:
+            assert [await asked(connections) for _ in range(3)] == [body] * 3
+        assert served.connections == (1 if make is EngineConnections else 3)
 
 
 async def test_connections_that_are_closed_send_nothing_more() -> None:
