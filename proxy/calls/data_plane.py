@@ -18,8 +18,8 @@ from bridle.proxy.continuation.roles import RoleRules, refusal_hint
 from bridle.proxy.dialects.dialect import Action
 from bridle.proxy.dialects.routes import Route
 from bridle.proxy.dialects.stored import DELETED
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
-from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.lineage.upstream_fields import with_upstream_fields
@@ -221,7 +221,7 @@ class DataPlane:
         started_at = time.time()
         rules = await services.roles.of(to, request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
-        count, served = await to.engines.count_tokens(shaped)
+        count, served = await to.count_tokens(shaped)
         reply = counting.reply(count)
         if session is None:
             # Nothing in the request identifies its session.
@@ -293,12 +293,12 @@ class DataPlane:
         await client.respond(200, reply)
 
     async def _prompt(
-        self, session: Session, link: Link, request: Request, to: Destination
+        self, session: Session, link: Link, request: Request, to: EnginePool
     ) -> CallPrompt:
         continuer = self._services.continuer
         if (
             continuer is None
-            or to.frozen
+            or not to.trained
             or session.record.continuation is Continuation.RENDERED
             or request.prompt is not None
         ):
@@ -309,11 +309,11 @@ class DataPlane:
             prompt = continuer.prompt(link, request)
         if prompt.token_ids is None:
             return prompt
-        check = self._services.rendering_checks.get(to.engines)
-        home = session.homes.get(to.engines)
+        check = self._services.rendering_checks.get(to)
+        home = session.homes.get(to)
         if check is None or (home is not None and home.rendering.agrees):
             return prompt
-        found = await check.objection(session.id, home, to.engines, request.model)
+        found = await check.objection(home, to, request.model)
         if found is None:
             return prompt
         return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))
