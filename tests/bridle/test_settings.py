@@ -94,6 +94,11 @@ def test_a_file_wins_over_defaults_and_a_named_option_over_the_file(
         ("[loss]\nclip_low = -0.1", r">= 0.0 - at `\$.loss.clip_low`"),
         ("[optimizer]\nbetas = [0.9, 1.0]", r"< 1.0 - at `\$.optimizer.betas\[1\]`"),
         ("[publish]\ntolerance = -1", r">= 0.0 - at `\$.publish.tolerance`"),
+        (
+            "[advantages]\nstep_weight = 1",
+            r"\[advantages\]: the setting 'step_weight' is options.gigpo.step_weight now",
+        ),
+        ("[advantages.options]\ngigpo = 1", r"Expected `object`, got `int` - at .*options"),
         ("minibatches = 0", r">= 1 - at `\$.minibatches`"),
         ("loss = 3", r"Expected `object`, got `int` - at `\$.loss`"),
         ('compute = {precision = "float16"}', "Invalid enum value 'float16'"),
