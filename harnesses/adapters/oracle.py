@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 
 from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import NotLaunchable, Place, ProcessResult, Sandbox
+from bridle.harnesses.sandboxes.base import (
+    NotLaunchable,
+    Place,
+    ProcessResult,
+    Sandbox,
+    SandboxProvider,
+)
+from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.harbor.config import read_config, resolved
 from bridle.harnesses.tasks.task import Task
 
@@ -39,3 +46,6 @@ class Oracle:
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return ""
+
+    def sandboxes(self) -> SandboxProvider:
+        return ProcessProvider()

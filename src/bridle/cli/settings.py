@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import typer
 
-from bridle.run.settings import parse_overrides, settings_from
+from bridle.run.settings import SettingsError, nested, parse_overrides, settings_from
 
 Kind = TypeVar("Kind")
 
@@ -84,6 +84,16 @@ def chosen(
         },
         overrides={names[name]: options[name] for name in given} | parse_overrides(assignments),
     )
+
+
+def part_options(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return ``PART.NAME=VALUE`` texts as values of options, by the name of their part. Raise
+    :class:`bridle.run.settings.SettingsError`."""
+    options = nested(parse_overrides(assignments))
+    for name, values in options.items():
+        if not isinstance(values, dict):
+            raise SettingsError(f"{name}={values} is not PART.NAME=VALUE")
+    return options
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
