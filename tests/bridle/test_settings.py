@@ -186,9 +186,12 @@ def test_the_page_shows_every_setting_with_what_holds_without_a_file(
 def names(table: dict[str, Any]) -> set[str]:
     found = set()
     for name, value in table.items():
-        inner = name not in ("outcomes", "reward_weights", "role_rewards") and isinstance(
-            value, dict
-        )
+        inner = name not in (
+            "options",
+            "outcomes",
+            "reward_weights",
+            "role_rewards",
+        ) and isinstance(value, dict)
         found |= {f"{name}.{each}" for each in names(value)} if inner else {name}
     return found
 
