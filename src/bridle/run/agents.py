@@ -45,7 +45,7 @@ VERIFIERS: Final[
         "number": "bridle.harnesses.verifiers:NumberAnswer",
         "exact": "bridle.harnesses.verifiers:ExactAnswer",
         "regex": "bridle.harnesses.verifiers:RegexAnswer",
-        "task": "bridle.harnesses.tasks.verification:TaskVerifier",
+        "task": "bridle.harnesses.verifiers.brought:TaskVerifier",
     },
 )
 """The verifiers. A part is a function as :class:`bridle.harnesses.verifiers.FunctionVerifier`

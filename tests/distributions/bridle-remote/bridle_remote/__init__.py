@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 
 from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
     Launch,
-    NotLaunchable,
     Place,
     ProcessResult,
     SandboxLost,
