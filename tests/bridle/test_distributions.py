@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = tmp_path_factory.mktemp("sources") / "distributions"
     shutil.copytree(DISTRIBUTIONS, sources)  # a build writes beside its source
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    named = [str(source) for source in sorted(sources.iterdir()) if source.is_dir()]
+    named = [str(sources / name) for name in NAMES.values()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(folder)]
     subprocess.run([*pip, *named], check=True, capture_output=True, text=True)
     return folder
@@ -97,8 +97,9 @@ def test_a_harness_of_another_distribution_is_rolled_out(
     run: Run, proxy_url: str, store: str, tasks: Path, tmp_path: Path
 ) -> None:
     asked = ["--tasks", tasks, "--verifier", "regex", "--proxy", proxy_url, "--json"]
-    asked += ["--option", "regex.pattern=^The answer is unknown", "--directory", tmp_path / "dirs"]
-    done = run("rollout", "--agent", "parrot", "--option", "parrot.times=2", *asked)
+    asked += ["--directory", tmp_path / "dirs"]
+    asked += ["--set", "tasks.options.regex.pattern=^The answer is unknown"]
+    done = run("rollout", "--agent", "parrot", "--set", "agent.options.parrot.times=2", *asked)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     answer = "The answer is unknown. The answer is unknown."
@@ -109,13 +110,13 @@ def test_a_harness_of_another_distribution_is_rolled_out(
             "GROUP BY s.id"
         ).fetchall()
     assert recorded == [("parrot", 1)] * 2
-    refused = run("rollout", "--agent", "parrot", "--option", "parrot.times=0", *asked)
+    refused = run("rollout", "--agent", "parrot", "--set", "agent.options.parrot.times=0", *asked)
     assert refused.returncode == 2
     assert "options of the harness 'parrot': Expected `int` >= 1 - at `$.times`" in refused.stderr
-    refused = run("rollout", "--agent", "parrot", "--option", "parot.times=2", *asked)
+    refused = run("rollout", "--agent", "parrot", "--set", "agent.options.parot.times=2", *asked)
     assert "options are for 'parot', which is none of regex, local" in refused.stderr
-    refused = run("rollout", "--agent", "parrot", "--option", "times=2", *asked)
-    assert "times=2 is not PART.NAME=VALUE" in refused.stderr
+    refused = run("rollout", "--agent", "parrot", "--set", "agent.times=2", *asked)
+    assert "a rollout has no setting 'agent.times': name agent.options.PART" in refused.stderr
 
 
 def test_bridle_run_configures_a_harness_of_another_distribution(
@@ -165,15 +166,16 @@ def test_a_remote_sandbox_of_another_distribution_runs_sessions_elsewhere(
     writes = f'{sys.executable} -c "{WRITES}" {{prompt}}'
     asked = ["--agent", writes, "--tasks", tasks, "--verifier", f"{tmp_path}/own.py:check"]
     asked += ["--proxy", proxy_url, "--directory", tmp_path / "dirs", "--json"]
-    done = run("rollout", "--sandbox", "remote", "--option", f"remote.url={url}", *asked)
+    done = run("rollout", "--sandbox", "remote", "--set", f"agent.options.remote.url={url}", *asked)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert [(one["outcome"], one["reward"]) for one in results] == [("completed", 1.0)] * 2
     assert list(folder.iterdir()) == [], "a session's folder goes with its sandbox"
     sleeps = ["--agent", "sh -c 'sleep 60; echo {prompt}'", *asked[2:], "--timeout", "0.5"]
-    done = run("rollout", "--sandbox", "remote", "--option", f"remote.url={url}", *sleeps)
-    assert "2 timeout: the agent ran for more than 0.5 s" in done.stderr
-    refused = run(
-        "rollout", "--sandbox", "remote", "--option", "remote.url=http://127.0.0.1:9", *asked
+    done = run(
+        "rollout", "--sandbox", "remote", "--set", f"agent.options.remote.url={url}", *sleeps
     )
+    assert "2 timeout: the agent ran for more than 0.5 s" in done.stderr
+    nowhere = "agent.options.remote.url=http://127.0.0.1:9"
+    refused = run("rollout", "--sandbox", "remote", "--set", nowhere, *asked)
     assert "no machine answers at http://127.0.0.1:9: start one" in refused.stderr

@@ -180,16 +180,6 @@ SetOption = Annotated[
     typer.Option("--set", help="A setting, as training.loss.name=gspo. Repeatable."),
 ]
 
-PartOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="PART.NAME=VALUE",
-        help="An own option of the agent, sandbox, fleet or verifier, as codex.context_window=9000 "
-        "(bridle config --parts). Repeatable.",
-    ),
-]
-
 SettingsOption = Annotated[
     Path | None,
     typer.Option(

@@ -16,10 +16,10 @@ from bridle.cli.options import (
     TASKS_HELP,
     FleetOption,
     JsonOption,
-    PartOption,
     ProxyOption,
     SamplingOption,
     SandboxOption,
+    SetOption,
 )
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import part_options
@@ -69,13 +69,13 @@ def rollout(
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
     json: JsonOption = False,
-    options: PartOption = None,
+    assignments: SetOption = None,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
     key = admin_key_for(proxy, key)
     chosen = first_tasks(tasks, split, limit)
     adapter, running = fleet_of(
-        fleet, named, verify, chosen, sandbox, options=part_options(options or ())
+        fleet, named, verify, chosen, sandbox, options=part_options(assignments or ())
     )
     leave_on_sigterm()
     with (

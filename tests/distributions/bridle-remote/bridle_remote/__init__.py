@@ -168,7 +168,7 @@ class RemoteProvider:
         except httpx.TransportError as error:
             raise NotLaunchable(
                 f"no machine answers at {self._url}: start one, and name it by "
-                "--option remote.url=URL"
+                "--set agent.options.remote.url=URL"
             ) from error
         return place_at(root, name)
 
