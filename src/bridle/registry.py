@@ -9,22 +9,36 @@ one in three forms:
 - ``FILE.py:NAME`` or ``MODULE:NAME``
 
 A part is imported when it is first asked for, so that a command loads only the parts that it uses.
+
+A part brings its own options as a frozen dataclass: the part itself, if it is one, or else the type
+of its parameter ``options``, which has a default. A configuration states them by the part's name;
+that of ``FILE.py:NAME`` is ``NAME``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from importlib import metadata
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast, get_type_hints
+
+import msgspec
 
 from bridle.errors import UsageError
 from bridle.user_code import UserCodeError, describe, load_object
 
 Part = TypeVar("Part")
+Options = Mapping[str, Mapping[str, Any]]
+"""Values of options by name, by the name of their part."""
 
 
 class UnknownPart(UsageError, ValueError):
     """No part has the name, several parts have it, or it cannot be registered."""
+
+
+class UnknownOption(UsageError, ValueError):
+    """A part has no option of the name, or the option cannot have the value."""
 
 
 class Registry(Generic[Part]):
@@ -68,6 +82,13 @@ class Registry(Generic[Part]):
             self._parts[name] = load_object(own) if own else self._installed(name)
         return self._parts[name]
 
+    def configured(self, name: str, options: Options) -> Part:
+        """Return the part that ``name`` names, with its options of ``options`` bound, if there are
+        any. Raise :class:`UnknownOption`, and the errors of :meth:`get`."""
+        part = self.get(name)
+        own = options.get(name.rpartition(":")[2])
+        return self._bound(name, part, own) if own else part
+
     def names(self) -> list[str]:
         """Return the names of the built-in and registered parts, in the order of their
         registration, and then those of entry points."""
@@ -101,6 +122,42 @@ class Registry(Generic[Part]):
                 f"{describe(error, None)}"
             ) from error
         return part
+
+    def _bound(self, name: str, part: Part, values: Mapping[str, Any]) -> Part:
+        kind = options_of(part)
+        known = [] if kind is None else [field.name for field in fields(kind)]
+        for each in values:
+            if each not in known:
+                has = f"but {', '.join(known)}" if known else "and none at all"
+                raise UnknownOption(f"the {self.kind} {name!r} has no option {each!r}, {has}")
+        try:
+            made = msgspec.convert(values, cast(type[Any], kind))
+        except msgspec.ValidationError as error:
+            raise UnknownOption(f"options of the {self.kind} {name!r}: {error}") from error
+        bound = (lambda: made) if kind is part else partial(cast(Any, part), options=made)
+        return cast(Part, bound)
+
+
+def require_parts(options: Options, *named: tuple[Registry[Any], str]) -> None:
+    """Raise the errors of :meth:`Registry.configured` for parts that are named, and
+    :class:`UnknownPart` if ``options`` has any for a name that no part of their kinds has."""
+    for registry, name in named:
+        registry.configured(name, options)
+    chosen = {name.rpartition(":")[2]: None for _, name in named}
+    for name in options.keys() - chosen.keys():
+        known = dict.fromkeys([*chosen, *(each for one, _ in named for each in one.names())])
+        if name not in known:
+            raise UnknownPart(f"options are for {name!r}, which is none of {', '.join(known)}")
+
+
+def options_of(part: object) -> type[Any] | None:
+    """Return the dataclass of a part's own options, or ``None`` if it has none."""
+    if isinstance(part, type):
+        return part if is_dataclass(part) else None
+    if "options" not in getattr(part, "__annotations__", {}):
+        return None
+    kind: type[Any] = get_type_hints(part)["options"]
+    return kind
 
 
 def _origin(entry_point: metadata.EntryPoint) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from msgspec import Meta
 
-from bridle.registry import Registry, UnknownPart
+from bridle.registry import Registry, UnknownOption, UnknownPart, options_of, require_parts
 from bridle.user_code import UserCodeError
 
 
@@ -88,3 +92,66 @@ def test_a_name_is_registered_once(parts) -> None:
     for name in ("", "a:b"):
         with pytest.raises(UnknownPart, match="no colon"):
             parts.register(name, 4)
+
+
+@dataclass(frozen=True)
+class Slope:
+    rise: Annotated[float, Meta(ge=0)] = 1.0
+
+
+_GENTLE = Slope()
+
+
+def line(at: float, options: Slope = _GENTLE) -> float:
+    return options.rise * at
+
+
+def test_a_part_receives_its_own_options() -> None:
+    parts: Registry[Callable[[float], float]] = Registry("curve", "bridle.tests.curves")
+    parts.register("line", line)
+    assert options_of(parts.get("line")) is Slope
+    assert parts.configured("line", {})(2) == 2
+    stated = {"line": {"rise": 3}, "another": {"depth": 1}}
+    assert parts.configured("line", stated)(2) == 6
+    assert parts.configured(f"{__file__}:line", stated)(2) == 6
+
+
+def test_a_part_that_is_a_dataclass_is_made_with_its_options() -> None:
+    parts: Registry[Callable[[], Slope]] = Registry("slope", "bridle.tests.slopes")
+    parts.register("steep", Slope)
+    assert options_of(Slope) is Slope
+    assert parts.configured("steep", {"steep": {"rise": 9}})() == Slope(9)
+    assert parts.configured("steep", {})() == Slope()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("line", {"fall": 1}, "the curve 'line' has no option 'fall', but rise"),
+        ("line", {"rise": -1}, "options of the curve 'line': Expected `float` >= 0"),
+        ("plain", {"rise": 1}, "the curve 'plain' has no option 'rise', and none at all"),
+        ("class", {"rise": 1}, "the curve 'class' has no option 'rise', and none at all"),
+    ],
+)
+def test_an_option_that_a_part_cannot_have_is_refused(name, options, problem) -> None:
+    parts: Registry[object] = Registry("curve", "bridle.tests.curves")
+    parts.register("line", line)
+    parts.register("plain", abs)
+    parts.register("class", str)
+    with pytest.raises(UnknownOption, match=problem):
+        parts.configured(name, {name: options})
+
+
+def test_options_of_a_part_that_does_not_exist_are_refused() -> None:
+    parts: Registry[Callable[[float], float]] = Registry("curve", "bridle.tests.curves")
+    parts.register("line", line)
+    parts.register("plain", abs)
+    other: Registry[object] = Registry("number", "bridle.tests.numbers", {"pi": "math:pi"})
+    require_parts({"line": {"rise": 2}}, (parts, "plain"), (other, "pi"))
+    require_parts({"line": {"rise": 2}}, (parts, f"{__file__}:line"))
+    with pytest.raises(UnknownPart, match="options are for 'lines', which is none of plain, pi, l"):
+        require_parts({"lines": {"rise": 2}}, (parts, "plain"), (other, "pi"))
+    with pytest.raises(UnknownOption, match="no option 'fall'"):
+        require_parts({"line": {"fall": 2}}, (parts, "line"))
+    with pytest.raises(UnknownPart, match="no number 'tau'"):
+        require_parts({}, (parts, "line"), (other, "tau"))
