@@ -16,6 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROOMS: Final = ("src", "store", "engine", "proxy", "reconstruct", "trainer", "harnesses")
 DISTRIBUTIONS: Final = {
+    "dialect": "bridle-cohere",
     "export": "bridle-markdown",
     "adapter": "bridle-parrot",
     "sandbox": "bridle-remote",

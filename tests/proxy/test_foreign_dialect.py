@@ -23,8 +23,8 @@ from bridle.reconstruct.audit import audit
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
-DISTRIBUTION = Path(__file__).parents[1] / "distributions" / "cohere_dialect"
-MODULE = DISTRIBUTION / "cohere_dialect.py"
+DISTRIBUTION = Path(__file__).parents[1] / "distributions" / "bridle-cohere"
+MODULE = DISTRIBUTION / "bridle_cohere.py"
 TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
 ]
@@ -50,7 +50,7 @@ def install(target: Path) -> None:
     its ``pyproject.toml`` asks for."""
     project = tomllib.loads((DISTRIBUTION / "pyproject.toml").read_text())["project"]
     (target / MODULE.name).write_text(MODULE.read_text())
-    metadata = target / f"cohere_dialect-{project['version']}.dist-info"
+    metadata = target / f"bridle_cohere-{project['version']}.dist-info"
     metadata.mkdir()
     name, version = project["name"], project["version"]
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -136,7 +136,7 @@ def converse(url: str, read: Any, stream: bool, key: str = "x") -> list[dict[str
 def check(reader: Reader, stage: Any, replies: list[dict[str, Any]]) -> None:
     """The record has both calls, and the second continues the first by its exact tokens."""
     first, second = [call for one in reader.sessions() for call in reader.calls(one.id)]
-    assert [first.dialect, second.dialect] == ["cohere", "cohere"]
+    assert [first.dialect, second.dialect] == ["cohere_chat", "cohere_chat"]
     assert [first.status, second.status] == [CallStatus.COMPLETE] * 2
     assert (second.parent_call_id, second.lineage_rule) == (first.id, "minted_id")
     assert second.break_reason is None

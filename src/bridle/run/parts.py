@@ -14,6 +14,7 @@ from bridle.registry import Registry, options_of
 from bridle.user_code import load_object
 
 _SETS: Final = (
+    "bridle.proxy.dialects.registry:DIALECTS",
     "bridle.reconstruct.exports.formats:EXPORTS",
     "bridle.harnesses.adapters:ADAPTERS",
     "bridle.run.agents:SANDBOXES",

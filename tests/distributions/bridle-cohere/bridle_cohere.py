@@ -137,7 +137,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
     for name in unknown(fields, _KNOWN):
         transcript.note("field_dropped", name[:64])
     return Request(
-        dialect="cohere",
+        dialect="cohere_chat",
         model=wire.model,
         messages=transcript.messages,
         tools=tools,
@@ -350,7 +350,7 @@ def _models(models: Sequence[Model]) -> bytes:
 _CLIENTS: Final = sent_with("x-fern-sdk-name")
 
 COHERE: Final = Dialect(
-    name="cohere",
+    name="cohere_chat",
     provider=Provider("cohere", url_variables=("CO_API_URL",), key_variables=("CO_API_KEY",)),
     paths=(
         ApiPath("/v2/chat"),
