@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
 from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
@@ -21,11 +20,11 @@ from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
 from bridle.proxy.recording.stored_responses import StoredResponses
-from bridle.proxy.sessions.idle_seal import IdleSeal
-from bridle.proxy.sessions.memory import SessionMemory
-from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.rules import Budgets
-from bridle.proxy.sessions.seal_watch import SealWatch
+from bridle.proxy.session.idle_seal import IdleSeal
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.registry import Sessions
+from bridle.proxy.session.rules import Budgets
+from bridle.proxy.session.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
@@ -58,7 +57,6 @@ class Services:
     in_flight: InFlight
     sessions: Sessions
     memory: SessionMemory
-    explanations: Explanations
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
@@ -96,13 +94,12 @@ class Services:
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
-        explanations = Explanations(writer, tokenizer, metrics.count_break)
         models = ModelRoutes(settings, gates)
         await models.start()
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
-        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
+        sessions = Sessions(settings, writer, reader, memory)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         cluster_control = ClusterControl(
@@ -123,13 +120,11 @@ class Services:
             in_flight=InFlight(settings.limits.in_flight_bytes),
             sessions=sessions,
             memory=memory,
-            explanations=explanations,
             metrics=metrics,
             recorder=Recorder(
                 writer,
                 memory,
                 metrics,
-                explanations,
                 [call_warnings.observe, *([] if tracing is None else [tracing.observe])],
                 forward=settings.when_store_is_down == "forward",
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
@@ -137,7 +132,7 @@ class Services:
             continuer=continuer,
             roles=TemplateRoles(None if continuer is None else continuer.roles),
             rendering_checks=_rendering_checks(
-                models.policies.values(), continuer, writer, explanations, metrics
+                models.policies.values(), continuer, writer, metrics
             ),
             stored_responses=StoredResponses(reader),
             watch=watch,
@@ -148,6 +143,11 @@ class Services:
             call_warnings=call_warnings,
         )
 
+    async def renderings_compared(self) -> None:
+        """Wait until the renderings of the calls so far are compared, and differences noted."""
+        for check in self.rendering_checks.values():
+            await check.drain()
+
     async def close(self) -> None:
         """Stop everything that :meth:`start` started, and write queued records."""
         await self.idle_seal.close()
@@ -155,7 +155,7 @@ class Services:
         await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()
-        await self.explanations.drain()
+        await self.renderings_compared()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
@@ -202,15 +202,14 @@ def _rendering_checks(
     pools: Iterable[EnginePool],
     continuer: Continuer | None,
     writer: Writer,
-    explanations: Explanations,
     metrics: Metrics,
 ) -> dict[EnginePool, RenderingCheck]:
     if continuer is None or not continuer.report.usable:
         return {}
     from bridle.proxy.engines.rendering_check import RenderingCheck
 
-    run, count = explanations.run, metrics.count_notes
-    return {pool: RenderingCheck(continuer.tokenizer, writer, run, count) for pool in pools}
+    count = metrics.count_notes
+    return {pool: RenderingCheck(continuer.tokenizer, writer, count) for pool in pools}
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.store import processes
+from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
 from bridle.store.schema.database import Synchronous
 
@@ -237,6 +238,9 @@ class ProxySettings:
     when_store_is_down: Literal["fail", "forward"] = "fail"
     """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
     without a record and counts it in ``bridle_unrecorded_calls_total``."""
+    judge: Callable[[Reader, str], None] | None = None
+    """A module-level function that is called in a thread with the id of each session that was
+    sealed, to judge the session's calls from the record; ``None`` leaves that to readers."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

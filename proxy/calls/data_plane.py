@@ -21,8 +21,6 @@ from bridle.proxy.engines.request import engine_request
 from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
-from bridle.proxy.lineage.turn import Link
-from bridle.proxy.lineage.upstream_fields import with_upstream_fields
 from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.recording.stored_responses import (
     marked_deleted,
@@ -31,10 +29,12 @@ from bridle.proxy.recording.stored_responses import (
     unknown_response,
 )
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
-from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
-from bridle.proxy.sessions.rules import effective
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
+from bridle.proxy.session.rules import effective
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link
+from bridle.proxy.session.upstream_fields import with_upstream_fields
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.errors import StoreUnavailable
@@ -272,7 +272,7 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
-        await services.explanations.drain()  # It may still set notes.
+        await services.renderings_compared()  # They may still set notes.
         call = await services.stored_responses.find(response_id)
         readable = services.sessions.readable(caller)
         if call is None or not readable(call.session_id):

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -49,23 +49,22 @@ _MOST_WAITING: Final = 256
 _SHOWN: Final = 12
 """Number of ids on each side whose text a note shows."""
 
-Run = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
-"""Starts a task for a session, by its id; the session is sealed only after the task has ended."""
 Count = Callable[[Iterable[Note]], None]
 
 
 class RenderingCheck:
     """A comparison of one tokenizer with the engines of one pool."""
 
-    def __init__(self, tokenizer: Tokenizer, writer: Writer, run: Run, count: Count) -> None:
+    def __init__(self, tokenizer: Tokenizer, writer: Writer, count: Count) -> None:
         """Create the check. ``count`` gets the note of every difference, and of every call that
         could not be compared."""
         self._tokenizer = tokenizer
         self._writer = writer
-        self._run = run
         self._count = count
         self._comparing: dict[str, asyncio.Task[None]] = {}
         """The comparison of a session's latest call that continues no other, by session."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """All comparisons that have not ended."""
         self._one_at_a_time = asyncio.Lock()
         self._probe_agreed = False
         self._probe_differs = False
@@ -84,9 +83,16 @@ class RenderingCheck:
             self._count([Note(UNCOMPARED)])
             return
         session, epoch = ended.session_id, engine.endpoint.transport.connection_epoch
-        task = self._run(self._compare(engine, epoch, ask.fields, prompt, ended), session)
+        comparison = self._compare(engine, epoch, ask.fields, prompt, ended)
+        task = asyncio.create_task(comparison, name="rendering-check")
         self._comparing[session] = task
+        self._tasks.add(task)
         task.add_done_callback(lambda done: self._over(session, done))
+
+    async def drain(self) -> None:
+        """Wait until the comparisons so far have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def objection(
         self, session_id: str, home: PooledEngine | None, engines: EnginePool, model: str
@@ -109,6 +115,7 @@ class RenderingCheck:
         return TOKENIZER_DIFFERS if self._probe_differs else None
 
     def _over(self, session: str, done: asyncio.Task[None]) -> None:
+        self._tasks.discard(done)
         if self._comparing.get(session) is done:
             del self._comparing[session]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -139,15 +138,11 @@ async def test_prompts_that_are_too_many_to_compare_are_counted(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[Note] = []
-    check = RenderingCheck(Tokenizer(model_dir), None, _never, counted.extend)  # type: ignore[arg-type]
+    check = RenderingCheck(Tokenizer(model_dir), None, counted.extend)  # type: ignore[arg-type]
     monkeypatch.setattr(rendering_check, "_MOST_WAITING", 0)
     ended = CallEnded("c", "s", CallStatus.COMPLETE, 1.0, prompt_token_ids=np.zeros(1, np.uint32))
     check.begin(None, _Ask(), ended, datetime.now().timestamp())  # type: ignore[arg-type]
     assert counted == [Note("rendering_uncompared")]
-
-
-def _never(work: Any, session: str) -> asyncio.Task[None]:
-    raise AssertionError("nothing is compared")
 
 
 class _Ask:
