@@ -20,6 +20,7 @@ from bridle.proxy.session.loading import load_calls
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
+from bridle.recipes.models.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 from bridle.reconstruct.breaks import reasons
 from bridle.store.records import (
     BreakReason,
@@ -33,7 +34,6 @@ from bridle.store.records import (
     TokenIds,
     new_id,
 )
-from bridle.trainer.policy.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 

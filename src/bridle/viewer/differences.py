@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from bridle.diagnosis.transcript import content_text
 from bridle.reconstruct.conversation import (
     ChatMessage,
     RecordedMessage,
@@ -17,7 +18,6 @@ from bridle.reconstruct.conversation import (
     whole_conversation,
 )
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import content_text
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.conversation import IncompleteConversation, ReplyId, base
 from bridle.store.reading.queries import CallRow
