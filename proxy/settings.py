@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from bridle.store import processes
-from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
 from bridle.store.schema.database import Synchronous
+
+if TYPE_CHECKING:
+    from bridle.store.reading.queries import Reader
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
