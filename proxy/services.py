@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from bridle.extras import missing_extra
 from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.rendering import RenderingCheck
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.engines.template_roles import TemplateRoles
 from bridle.proxy.http.watch import Watch
@@ -35,7 +36,6 @@ from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
-    from bridle.proxy.engines.rendering_check import RenderingCheck
     from bridle.proxy.recording.tracing import Tracing
 
 
@@ -131,9 +131,9 @@ class Services:
             ),
             continuer=continuer,
             roles=TemplateRoles(None if continuer is None else continuer.roles),
-            rendering_checks=_rendering_checks(
-                models.policies.values(), continuer, writer, metrics
-            ),
+            rendering_checks={}
+            if continuer is None or not continuer.report.usable
+            else {pool: RenderingCheck(continuer.tokenizer) for pool in models.policies.values()},
             stored_responses=StoredResponses(reader),
             watch=watch,
             seal_watch=seal_watch,
@@ -143,11 +143,6 @@ class Services:
             call_warnings=call_warnings,
         )
 
-    async def renderings_compared(self) -> None:
-        """Wait until the renderings of the calls so far are compared, and differences noted."""
-        for check in self.rendering_checks.values():
-            await check.drain()
-
     async def close(self) -> None:
         """Stop everything that :meth:`start` started, and write queued records."""
         await self.idle_seal.close()
@@ -155,7 +150,6 @@ class Services:
         await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()
-        await self.renderings_compared()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
@@ -196,20 +190,6 @@ def _open_store(settings: ProxySettings) -> Writer:
         patience=settings.limits.store_patience_s,
         redactor=redactor,
     ).start()
-
-
-def _rendering_checks(
-    pools: Iterable[EnginePool],
-    continuer: Continuer | None,
-    writer: Writer,
-    metrics: Metrics,
-) -> dict[EnginePool, RenderingCheck]:
-    if continuer is None or not continuer.report.usable:
-        return {}
-    from bridle.proxy.engines.rendering_check import RenderingCheck
-
-    count = metrics.count_notes
-    return {pool: RenderingCheck(continuer.tokenizer, writer, count) for pool in pools}
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

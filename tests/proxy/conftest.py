@@ -74,7 +74,7 @@ class Bench:
         return self.server.base_url
 
     def calls(self) -> list[CallRow]:
-        """Every recorded call, in the order of their start; renderings compared."""
+        """Every recorded call, in the order of their start."""
         with contextlib.suppress(httpx.HTTPError, OSError):
             httpx.get(f"{self.url}/metrics")
         sessions = list(self.reader.sessions())
