@@ -34,7 +34,7 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.dialects.registry import CHAT
 from bridle.proxy.server import ProxyServer
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted
 from bridle.recipes.models.tiny import TinyShape, make_policy

@@ -19,7 +19,7 @@ from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.recording.recorder import CallOutcome, Recording, recorded_conversation
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
     Finished,

@@ -23,7 +23,7 @@ from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import SessionFilter, matching
+from bridle.store.reading.session_filter import SessionFilter, judged, matching
 from bridle.store.records import (
     CallKind,
     CallStatus,
@@ -156,7 +156,8 @@ def read_facts(
             return Counted(found, first(query, sessions.c.id) if found else ())
 
         def by(column: Any, *conditions: Any) -> dict[str, int]:
-            query = select(column, func.count()).where(*conditions).group_by(column)
+            named = select(column.label("name")).where(*conditions).subquery()
+            query = select(named.c.name, func.count()).group_by(named.c.name)
             ordered = query.order_by(func.count().desc())
             return {str(name): counted for name, counted in connection.execute(ordered)}
 
@@ -193,7 +194,7 @@ def read_facts(
             without_ids=of_calls("without_ids"),
             length=of_calls("length"),
             greedy=of_calls("greedy"),
-            breaks=calls_by(calls.c.break_reason, "broken"),
+            breaks=calls_by(judged(calls.c.break_reason), "broken"),
             broken=of_calls("broken"),
             continued=totals.later,
             account=stored_account(reader, wanted),

@@ -17,7 +17,8 @@ Its parts, from the top; each imports only those below it:
 - ``services``, ``cluster``: what all calls share, and what several proxies agree on
 - ``recording``: the record of a call and its commit, metrics, logs, traces
 - ``engines``: which engine is asked, and its reply as events
-- ``sessions``, ``continuation``, ``lineage``: sessions in memory, exact prompts, earlier calls
+- ``continuation``: the exact prompt after an earlier call
+- ``session``: sessions in memory, and the earlier call that a request continues
 - ``dialects``, ``http``, ``wire``: provider APIs as pure translators, the client's side, the values
   that all parts hand to each other
 """

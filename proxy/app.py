@@ -21,7 +21,7 @@ from bridle.proxy.http.client import AsgiMessage, Client, ClientGone, Receive, S
 from bridle.proxy.http.protocol import EXTENSION, ConnectionLimits, connections_allowed
 from bridle.proxy.recording.logs import configure
 from bridle.proxy.services import CannotStart, Services
-from bridle.proxy.sessions.registry import store_not_read
+from bridle.proxy.session.registry import store_not_read
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.proxy.wire.in_flight import Held

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
 from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.dialects.dialect import Dialect, Provider
 from bridle.proxy.dialects.registry import providers
 from bridle.proxy.dialects.stored import StoredReplies
@@ -24,11 +23,11 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
-from bridle.proxy.sessions.idle_seal import IdleSeal
-from bridle.proxy.sessions.memory import SessionMemory
-from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.rules import Budgets
-from bridle.proxy.sessions.seal_watch import SealWatch
+from bridle.proxy.session.idle_seal import IdleSeal
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.registry import Sessions
+from bridle.proxy.session.rules import Budgets
+from bridle.proxy.session.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
@@ -60,7 +59,6 @@ class Services:
     in_flight: InFlight
     sessions: Sessions
     memory: SessionMemory
-    explanations: Explanations
     metrics: Metrics
     recorder: Recorder
     continuer: Continuer | None
@@ -101,7 +99,6 @@ class Services:
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
-        explanations = Explanations(writer, tokenizer, metrics.count_break)
         models = ModelRoutes(settings, gates)
         await models.start()
         metrics.watch(models.states)
@@ -109,7 +106,7 @@ class Services:
         watch.start()
         spoken = providers(dialects)
         key_headers = [one.key_header for one in spoken if one.key_header is not None]
-        sessions = Sessions(settings, writer, reader, memory, explanations.drain, key_headers)
+        sessions = Sessions(settings, writer, reader, memory, key_headers)
         seal_watch = SealWatch(memory, reader)
         seal_watch.start()
         cluster_control = ClusterControl(
@@ -130,13 +127,11 @@ class Services:
             in_flight=InFlight(settings.limits.in_flight_bytes),
             sessions=sessions,
             memory=memory,
-            explanations=explanations,
             metrics=metrics,
             recorder=Recorder(
                 writer,
                 memory,
                 metrics,
-                explanations,
                 [call_warnings.observe, *([] if tracing is None else [tracing.observe])],
                 forward=settings.when_store_is_down == "forward",
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
@@ -163,7 +158,6 @@ class Services:
         await self.watch.close()
         await self.seal_watch.close()
         await self.models.close()
-        await self.explanations.drain()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,6 +16,9 @@ import msgspec
 from bridle.store import processes
 from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
 from bridle.store.schema.database import Synchronous
+
+if TYPE_CHECKING:
+    from bridle.store.reading.queries import Reader
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -240,6 +243,9 @@ class ProxySettings:
     when_store_is_down: Literal["fail", "forward"] = "fail"
     """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
     without a record and counts it in ``bridle_unrecorded_calls_total``."""
+    judge: Callable[[Reader, str], None] | None = None
+    """A module-level function that is called in a thread with the id of each session that was
+    sealed, to judge the session's calls from the record; ``None`` leaves that to readers."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from bridle.reconstruct.accounts import StatedRules, session_fates
-from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
 from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
@@ -24,6 +23,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
 from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallStatus, SessionFates, SessionRecord, Span, SpanKind

@@ -8,12 +8,14 @@ than these are in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import islice
 from typing import Final, NamedTuple, Self
 
-from bridle.reconstruct.conversation import base, holds_media, new_messages
+from bridle.reconstruct.breaks import explained
+from bridle.reconstruct.conversation import holds_media, new_messages
 from bridle.reconstruct.kinds.kinds import Verdict, classify, with_kinds
 from bridle.reconstruct.rewards import (
     Aggregation,
@@ -24,6 +26,7 @@ from bridle.reconstruct.rewards import (
 )
 from bridle.reconstruct.tree import BrokenTree, SessionTree
 from bridle.store.errors import NotFound
+from bridle.store.reading.conversation import base
 from bridle.store.reading.damage import DamagedRows, RowDamage
 from bridle.store.reading.queries import CallRow, DamagedSession, Reader, SpanRow
 from bridle.store.records import Reward, SessionRecord, SpanKind
@@ -47,7 +50,7 @@ class LoadedSession:
     reader: Reader
     record: SessionRecord
     calls: Sequence[CallRow]
-    """Calls with their kinds, in the order of their start."""
+    """Calls with their kinds and the reasons of their breaks, in the order of their start."""
     spans: Sequence[SpanRow]
     """Spans in no particular order."""
     all_rewards: Sequence[Reward] = ()
@@ -101,6 +104,10 @@ class LoadedSession:
         damage: tuple[Damage, ...],
         rewards: list[Reward],
     ) -> Self:
+        if not damage:
+            # A tree that contradicts itself explains nothing, and ``tree`` raises for it.
+            with suppress(KeyError, ValueError):
+                calls = explained(calls, [row.span for row in spans])
         try:
             verdicts = classify(calls)
         except (NotFound, ValueError) as error:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bridle.errors import BridleError
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import Span, SpanKind, TokenIds, VersionRun
-from bridle.store.tree import DETACHED, parents_first
+from bridle.store.tree import DETACHED, Node, TokenTree, parents_first, path_ids, path_nodes
 
 
 class BrokenTree(BridleError, ValueError):
@@ -59,8 +57,9 @@ class SessionTree:
             raise BrokenTree(str(error)) from error
         self.rows: Mapping[str, SpanRow] = {span.id: by_id[span.id] for span in ordered}
         """Rows by span id, parents before children."""
-        for row in self.rows.values():
-            self._verify_span(row.span)
+        for span in ordered:
+            self._verify_span(span)
+        self._nodes = TokenTree(session_id, ordered).nodes
         for call in calls:
             self._verify_prompt(call)
 
@@ -81,30 +80,18 @@ class SessionTree:
 
         Raise :class:`BrokenTree` if the path is shorter.
         """
-        pieces: list[SpanPiece] = []
-        end, link = length, span_id
-        while link is not None:
-            row = self.rows.get(link)
-            if row is None:
-                raise BrokenTree(f"span {link} is missing")
-            if row.span.start < end:
-                if row.span.end < end:
-                    raise BrokenTree(f"the path of span {span_id} ends before token {length}")
-                pieces.append(SpanPiece(row, end - row.span.start))
-                end = row.span.start
-            link = row.span.parent_id
-        if end:
-            raise BrokenTree(f"the path of span {span_id} does not begin at the root")
-        return pieces[::-1]
+        node = self._node(span_id)
+        if node.end < length:
+            raise BrokenTree(f"the path of span {span_id} ends before token {length}")
+        steps = path_nodes(node, length)
+        return [SpanPiece(self.rows[step.id or ""], take) for step, take in steps][::-1]
 
     def prompt(self, call: CallRow) -> TokenIds | None:
         """Return the prompt of a call, ``uint32[P]``, or ``None`` if the engine did not report
         it."""
         if call.prompt_tokens is None:
             return None
-        pieces = self.path(call.prompt_span_id, call.prompt_tokens)
-        ids = [piece.span.token_ids[: piece.take] for piece in pieces]
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+        return path_ids(self._node(call.prompt_span_id), call.prompt_tokens)
 
     def sampled(self) -> list[SpanRow]:
         """Return every sampled span with tokens, detached ones included, in the order of calls and
@@ -136,6 +123,12 @@ class SessionTree:
                     continued.add(span.parent_id)
         return leaves
 
+    def _node(self, span_id: str | None) -> Node:
+        node = self._nodes.get(span_id)
+        if node is None:
+            raise BrokenTree(f"span {span_id} is missing")
+        return node
+
     def _verify_span(self, span: Span) -> None:
         if span.start == DETACHED:
             return
@@ -144,6 +137,8 @@ class SessionTree:
                 raise BrokenTree(f"span {span.id} hangs at {span.start} of the root")
             return
         parent = self.rows[span.parent_id].span
+        if parent.start == DETACHED:
+            raise BrokenTree(f"span {span.id} hangs on span {parent.id}, whose place is not known")
         if not parent.start < span.start <= parent.end:
             raise BrokenTree(
                 f"span {span.id} starts at {span.start}, outside its parent's "

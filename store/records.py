@@ -141,6 +141,7 @@ class BreakReason(StrEnum):
     PARENT_WITHOUT_IDS = "parent_without_ids"
     """The parent call has no token ids (an external upstream, or a quarantined record)."""
     UNEXPLAINED = "unexplained"
+    """The reason of a break that only the ids show, until the record is judged."""
 
 
 CONSTRAINED: Final = "constrained_by_grammar"
@@ -162,7 +163,8 @@ LOGPROBS_MISSING: Final = "logprobs_missing"
 """Name of the note on a call with sampled tokens for which the engine gave no usable logprob."""
 
 ALSO_BROKE_ON: Final = "also_broke_on"
-"""Name of the note for each further reason of a break, after that of the first difference."""
+"""Name of the note for each further reason of a break, after that of the first difference. It is
+part of the judgement and not stored."""
 
 
 OBSERVED: Final = -1
@@ -349,8 +351,8 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
     base_choice: int = 0
     """The index of the base's reply that is continued."""
     differs: tuple[str, ...] = ()
-    """Ways in which the harness rewrote this conversation so far, such as ``reasoning`` or
-    ``whitespace``."""
+    """Ways in which the harness rewrote what it echoes of the base, such as ``reasoning`` or
+    ``whitespace``: evidence for the reason of a break."""
     confidence: float = 1.0
     """The confidence in the base: 1.0 if an echoed id names the parent, less the more is
     inferred."""

@@ -86,7 +86,8 @@ class TokenTree:
             return self._descend(Point(self.root, 0), prompt), 0
         shared = near.end if known >= near.end else common_prefix(path_ids(near, near.end), prompt)
         if shared == near.end:
-            return self._descend(Point(near, shared), prompt), shared
+            end = Point(near, shared)
+            return self._descend(end, prompt) if near.children else end, shared
         return self._descend(Point(self.root, 0), prompt), shared
 
     def grow(
@@ -199,18 +200,35 @@ def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
         step = step.parent
 
 
-def path_ids(node: Node, length: int, more: TokenIds = _NONE) -> TokenIds:
-    """Return ``length`` tokens along ``node``'s path, then ``more``, as ``uint32``. Raise
-    ``ValueError`` if the path is shorter."""
+def path_ids(node: Node, length: int, more: TokenIds = _NONE, first: int = 0) -> TokenIds:
+    """Return the tokens from ``first`` to ``length`` along ``node``'s path, then ``more``, as
+    ``uint32``. Raise ``ValueError`` if the path is shorter."""
     if node.end < length:
         raise ValueError(f"the path of span {node.id} has {node.end} tokens, not {length}")
     pieces, step = [more], node
-    while step.parent is not None:
+    while step.parent is not None and length > first:
         if step.start < length:
-            pieces.append(step.token_ids[: length - step.start])
+            pieces.append(step.token_ids[max(0, first - step.start) : length - step.start])
             length = step.start
         step = step.parent
     return np.concatenate(pieces[::-1])
+
+
+def parting(node: Node, length: int, tip: Node) -> int:
+    """Return the number of leading tokens that ``length`` tokens along ``node``'s path share with
+    the whole path of ``tip``. The cost grows with the tokens after the span that both paths have,
+    not with the paths."""
+    one, other, shared = node, tip, min(length, tip.end)
+    while one is not other:
+        # A span starts after its parent, so the one that starts later is not on the other's path.
+        if one.start >= other.start and one.parent is not None:
+            one, shared = one.parent, min(shared, one.start)
+        elif other.parent is not None:
+            other, shared = other.parent, min(shared, other.start)
+        else:
+            break
+    rest = path_ids(node, length, first=shared), path_ids(tip, tip.end, first=shared)
+    return shared + common_prefix(*rest)
 
 
 def common_prefix(left: NDArray[np.generic], right: NDArray[np.generic]) -> int:

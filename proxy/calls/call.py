@@ -21,7 +21,7 @@ from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.recording.recorder import CallOutcome, Recording
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.registry import store_unavailable
+from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.wire.canonical import (
     ApiError,
     Emitter,

@@ -21,14 +21,14 @@ from bridle.proxy.dialects.stored import DELETED
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
-from bridle.proxy.lineage.turn import Link
-from bridle.proxy.lineage.upstream_fields import with_upstream_fields
 from bridle.proxy.recording.recorder import recorded_conversation
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
-from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
-from bridle.proxy.sessions.rules import effective
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
+from bridle.proxy.session.rules import effective
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link
+from bridle.proxy.session.upstream_fields import with_upstream_fields
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.errors import StoreUnavailable
@@ -262,7 +262,6 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
-        await services.explanations.drain()  # It may still set notes.
         stored = services.stored[route.dialect.name]
         call = await stored.find(response_id)
         readable = services.sessions.readable(caller)

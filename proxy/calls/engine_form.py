@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from bridle.proxy.continuation.roles import TOOLS_NOT_SHOWN, RoleRules
-from bridle.proxy.lineage.engine_ids import with_engine_ids
-from bridle.proxy.lineage.turn import Link
+from bridle.proxy.continuation.roles import TAKES_ALL, TOOLS_NOT_SHOWN, RoleRules
+from bridle.proxy.session.engine_ids import with_engine_ids
+from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import Note
 
@@ -37,7 +37,7 @@ def engine_form(
     if engine_ids:
         request = structs.replace(request, messages=with_engine_ids(request.messages, engine_ids))
         link = structs.replace(link, tail=with_engine_ids(link.tail, engine_ids))
-    if rules is None or rules.takes_all:
+    if rules is None or rules == TAKES_ALL:
         return EngineForm(request, link, notes)
     messages, notes = rules.shape(request.messages)
     if request.tools and not rules.tools_shown:

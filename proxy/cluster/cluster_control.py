@@ -31,7 +31,7 @@ from bridle.proxy.engines.policy_gate import Policy
 from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.metrics import Metrics, merged
-from bridle.proxy.sessions.registry import Sessions, store_unavailable
+from bridle.proxy.session.registry import Sessions, store_unavailable
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import StoreUnavailable

@@ -24,7 +24,7 @@ from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
-from bridle.proxy.lineage.turn import Link
+from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import path_ids
@@ -80,7 +80,10 @@ class Continuer:
         tip = base.tip(link.choice)
         if tip is None:
             return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
-        tail = self._tail(_as_sampled(base.choices[link.choice].message), link, request)
+        reply = base.choices[link.choice].message
+        if reply.tool_calls:
+            reply = _as_sampled(reply)
+        tail = self._tail(reply, link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)
         before = base.seen.arguments
@@ -161,8 +164,6 @@ class Continuer:
 
 def _as_sampled(reply: Message) -> Message:
     """Return the reply with the engine's own ids of its calls."""
-    if not reply.tool_calls:
-        return reply
     calls = [
         structs.replace(call, id=call.engine_id or call.id, engine_id=None)
         for call in reply.tool_calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.proxy.lineage.turn import Link
+from bridle.proxy.session.turn import Link
 from bridle.store.records import BreakReason, Growth, Note, TokenIds
 
 
@@ -23,8 +23,8 @@ class CallPrompt:
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Return the reason why the ids that the engine used do not continue those of the link's
         base, or ``None`` if they do, and the notes. The ids differ from those that the engine was
-        sent; ``growth`` is their place in the token tree. The reason is ``UNEXPLAINED`` if texts
-        have to be compared to find it (:mod:`bridle.proxy.continuation.explanations`)."""
+        sent; ``growth`` is their place in the token tree. The reason is ``UNEXPLAINED`` if only
+        the ids show the break; it is then found in the record."""
         if link.base is None:
             return link.break_reason, ()
         notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)

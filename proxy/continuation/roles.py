@@ -74,15 +74,10 @@ class RoleRules:
     tools_shown: bool = True
     """Whether declared tools are rendered."""
 
-    @property
-    def takes_all(self) -> bool:
-        """Whether every conversation is sent as it is."""
-        return self == _ALL
-
     def shape(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Note, ...]]:
         """Return ``messages`` in a form that the template takes, and a note for each kind of
         change."""
-        if self.takes_all:
+        if self == TAKES_ALL:
             return tuple(messages), ()
         shaper = _Shaper(self)
         return shaper.whole(messages), tuple(shaper.notes)
@@ -90,14 +85,15 @@ class RoleRules:
     def shape_tail(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages after a reply as :meth:`shape` leaves them at the end of the
         whole."""
-        return tuple(messages) if self.takes_all else _Shaper(self).turns(messages)
+        return tuple(messages) if self == TAKES_ALL else _Shaper(self).turns(messages)
 
     def in_words(self) -> tuple[str, ...]:
         """Return the changes that the rules make, for ``bridle doctor``."""
         return tuple(_WORDS[one.name] for one in fields(self) if not getattr(self, one.name))
 
 
-_ALL: Final = RoleRules()
+TAKES_ALL: Final = RoleRules()
+"""The rules under which every conversation is sent as it is."""
 
 
 def is_ordinary(messages: Sequence[Message]) -> bool:

@@ -50,14 +50,14 @@ from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy, StaleVersion
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.keys import hash_key, new_session_key, new_verifier_key
-from bridle.proxy.sessions.registry import (
+from bridle.proxy.session.keys import hash_key, new_session_key, new_verifier_key
+from bridle.proxy.session.registry import (
     SESSION_ID_PREFIX,
     Caller,
     store_not_read,
     store_unavailable,
 )
-from bridle.proxy.sessions.rules import check_settings
+from bridle.proxy.session.rules import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
 from bridle.store.reading.queries import Reader
@@ -188,7 +188,6 @@ async def _found(session_id: str, services: Services) -> SessionRecord:
     session = await services.sessions.find(session_id)
     if session is None:
         raise ApiError("not_found", f"there is no session {session_id}", status=404)
-    await services.explanations.drain(session.id)
     return session.record
 
 

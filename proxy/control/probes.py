@@ -47,7 +47,6 @@ async def metrics(client: Client, running: Running) -> None:
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:
         raise ApiError("permission", "this needs the admin key", status=403)
-    await services.explanations.drain()
     exposition = await services.cluster_control.metrics()
     await client.respond(200, exposition, b"text/plain; version=0.0.4")
 

@@ -16,6 +16,7 @@ from typing import Final
 from bridle.proxy.wire.canonical import ApiError, Message, Request, prefilled
 from bridle.proxy.wire.minting import call_id_of
 from bridle.store.errors import NotFound
+from bridle.store.reading.conversation import IncompleteConversation, ReplyId, base, walk_back
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus, Note
 
@@ -101,33 +102,25 @@ class StoredReplies(ABC):
     def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to and including the reply of ``call_id``, without instructions,
         or ``None`` if a part of them is not stored."""
+        if call_id in self._known:
+            self._known.move_to_end(call_id)
+            return self._known[call_id]
         pieces: list[tuple[Message, ...]] = []
-        at: str | None = call_id
-        choice = 0
-        while at is not None:
-            known = self._known.get(at) if choice == 0 else None
-            if known is not None:
-                self._known.move_to_end(at)
-                pieces.append(known)
-                break
-            try:
-                row = self._reader.call(at)
-            except NotFound:
-                return None
-            conversation = row.conversation
-            if conversation is None or choice >= len(row.replies):
-                return None
-            at = None if conversation.lineage is None else conversation.lineage.base_call_id
-            tail = (
-                conversation.tail[1:]
-                if at is None and conversation.instructions
-                else conversation.tail
-            )
-            prefill = "" if conversation.lineage is None else conversation.lineage.digests.prefill
-            if prefill:
-                tail = tail[:-1]
-            pieces.append((*tail, prefilled(row.replies[choice], prefill)))
-            choice = 0 if conversation.lineage is None else conversation.lineage.base_choice
+        try:
+            for row, asked, reply in walk_back(ReplyId(call_id, 0), self._reader.call):
+                above, tail, said = base(row), asked.tail, row.replies[reply.choice]
+                if above is None and asked.instructions:
+                    tail = tail[1:]
+                prefill = "" if asked.lineage is None else asked.lineage.digests.prefill
+                if prefill:
+                    tail, said = tail[:-1], prefilled(said, prefill)
+                pieces.append((*tail, said))
+                if above is not None and above.choice == 0 and above.call_id in self._known:
+                    self._known.move_to_end(above.call_id)
+                    pieces.append(self._known[above.call_id])
+                    break
+        except (IncompleteConversation, NotFound):
+            return None
         whole = tuple(message for piece in reversed(pieces) for message in piece)
         self._known[call_id] = whole
         while len(self._known) > _CAPACITY:

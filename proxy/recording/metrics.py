@@ -105,15 +105,10 @@ class Metrics:
             self.first_token_s.observe(ended.first_token_at - started_at)
         for choice in ended.choices:
             self.sampled_tokens.inc(len(choice.token_ids))
-        if ended.break_reason not in (None, BreakReason.UNEXPLAINED):
+        if ended.break_reason is not None:
             self.breaks.labels(ended.break_reason.value).inc()
         if ended.notes:
             self.count_notes(ended.notes)
-
-    def count_break(self, reason: BreakReason, notes: Iterable[Note]) -> None:
-        """Count a break that was committed as ``UNEXPLAINED``, once its reason is known."""
-        self.breaks.labels(reason.value).inc()
-        self.count_notes(notes)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -13,13 +13,12 @@ import numpy as np
 from zstandard import ZstdCompressor, ZstdDecompressor
 
 from bridle.engine.contract.markup import unread_calls
-from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.continuation.prompt import CallPrompt
-from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
-from bridle.proxy.sessions.memory import SessionMemory
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import TRUSTED, Link, Turn
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
@@ -34,7 +33,6 @@ from bridle.store.records import (
     IDS_MISSING,
     LOGPROBS_MISSING,
     TOOL_CALLS_UNREAD,
-    BreakReason,
     CallBegun,
     CallEnded,
     CallStatus,
@@ -91,7 +89,6 @@ class Recorder:
         writer: Writer,
         memory: SessionMemory,
         metrics: Metrics,
-        explanations: Explanations,
         observers: Sequence[Observer] = (),
         *,
         forward: bool = False,
@@ -105,7 +102,6 @@ class Recorder:
         self._forward = forward
         self._writer = writer
         self._memory = memory
-        self._explanations = explanations
         self._metrics = metrics
 
     def begin(
@@ -146,8 +142,6 @@ class Recorder:
     ) -> None:
         begun = recording.begun
         self._memory.end(recording.session, begun.id, turn)
-        if ended.break_reason is BreakReason.UNEXPLAINED:
-            self._explanations.begin(ended, recording.link, recording.request)
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
@@ -244,7 +238,6 @@ class Recording:
             sampling=outcome.sampling,
             sampler=outcome.sampler,
             replies=tuple(messages),
-            kind=self.link.kind(),
             role=self.link.seen.agent,
             break_reason=break_reason,
             reason=outcome.reason,

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from math import isnan
 from typing import Any, Final
 
-from bridle.reconstruct.conversation import RecordedMessage, ReplyId
+from bridle.reconstruct.conversation import RecordedMessage
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.records import MISSING_LOGPROB
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"

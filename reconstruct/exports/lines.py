@@ -15,18 +15,16 @@ from typing import Any
 import orjson
 
 from bridle.errors import BridleError
-from bridle.reconstruct.conversation import (
-    IncompleteConversation,
-    RecordedMessage,
-    ReplyId,
-    base,
-    completes_prompt,
-    tools,
-    whole_conversation,
-)
+from bridle.reconstruct.conversation import RecordedMessage, tools, whole_conversation
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.rules import Ruling, rulings
 from bridle.reconstruct.session import LoadedSession
+from bridle.store.reading.conversation import (
+    IncompleteConversation,
+    ReplyId,
+    base,
+    completes_prompt,
+)
 from bridle.store.reading.queries import CallRow, Reader
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import orjson
 
-from bridle.reconstruct.conversation import ChatMessage, completes_prompt
+from bridle.reconstruct.conversation import ChatMessage
 from bridle.reconstruct.exports.lines import ExportedConversation, Inexpressible
 from bridle.reconstruct.exports.messages import reasoning, text, tool_calls
+from bridle.store.reading.conversation import completes_prompt
 
 
 def conversational_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Final
 from bridle.reconstruct.conversation import digests, repeats, tools
 from bridle.reconstruct.kinds.compaction import compactions
 from bridle.reconstruct.kinds.delegation import delegated
+from bridle.store.reading.conversation import lineage_of
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
 
@@ -131,7 +132,7 @@ def _by_line(calls: Sequence[CallRow], lines: Sequence[_Line]) -> list[tuple[Cal
 
 
 def _stated_kind(call: CallRow) -> Verdict | None:
-    """Return the kind that a person set, the proxy recorded, or the harness stated in its
+    """Return the kind that a person set, that was recorded, or that the harness stated in its
     headers."""
     if call.kind_set is not None:
         return Verdict(call.kind_set, f"set by {call.kind_by}", call.role_set)
@@ -139,6 +140,9 @@ def _stated_kind(call: CallRow) -> Verdict | None:
         return Verdict(call.kind, "recorded", call.role)
     if agent := call.headers.get("x-claude-code-agent-id"):
         return Verdict(CallKind.SUBAGENT, "x-claude-code-agent-id", agent)
+    lineage = lineage_of(call)
+    if lineage is not None and lineage.digests.agent is not None:
+        return Verdict(CallKind.SUBAGENT, "named by the harness", lineage.digests.agent)
     if parent := call.headers.get("x-parent-session-id"):
         own = call.headers.get("x-session-id")
         if own is not None and own != parent:

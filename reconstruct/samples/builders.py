@@ -22,11 +22,11 @@ from typing import Final
 
 import numpy as np
 
-from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.rules import Ruling, SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, SessionTree, SpanPiece, version_ranges
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import SpanRow
 from bridle.store.records import DEFAULT_POLICY, SpanKind
 

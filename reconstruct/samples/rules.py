@@ -19,10 +19,10 @@ import orjson
 from numpy.typing import NDArray
 
 from bridle.reconstruct.conditions import Condition, call_meets
-from bridle.reconstruct.conversation import ReplyId
 from bridle.reconstruct.samples.samplers import unscored
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
+from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, CallStatus, Span, is_frozen
 from bridle.store.tree import DETACHED

@@ -18,10 +18,11 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, BrokenTree, SessionTree, SpanPiece
+from bridle.reconstruct.verdicts import store_verdicts
 from bridle.store.records import new_id
 from bridle.store.schema.accounts import TRAINABLE
 from bridle.store.schema.database import transaction
-from bridle.store.schema.tables import call_kinds, samples, token_fates
+from bridle.store.schema.tables import samples, token_fates
 from bridle.store.writing.fates import fate_rows
 
 
@@ -61,20 +62,14 @@ def derive(
 def _store_account(
     connection: Connection, session: LoadedSession, built: Built, builder: str
 ) -> None:
-    """Store the account of the sampled tokens and the kind of each call, so that SQL can read
+    """Store the account of the sampled tokens and the verdict on each call, so that SQL can read
     both."""
     place = {"session_id": session.id, "builder": builder, "run_id": ""}
     own = (token_fates.c[name] == value for name, value in place.items())
     connection.execute(delete(token_fates).where(*own))
     fates = {TRAINABLE: 0} | built.conservation.by_fate(TRAINABLE)
     connection.execute(insert(token_fates), fate_rows(fates, **place))
-    calls = session.calls
-    connection.execute(
-        delete(call_kinds).where(call_kinds.c.call_id.in_([call.id for call in calls]))
-    )
-    if calls:
-        kinds = [{"call_id": call.id, "kind": call.kind, "role": call.role} for call in calls]
-        connection.execute(insert(call_kinds), kinds)
+    store_verdicts(connection, session)
 
 
 def derive_again(session: LoadedSession) -> int:

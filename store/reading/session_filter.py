@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import Column, ColumnElement, Select, Text, and_, cast, exists, func, or_, select
 
 from bridle.store.records import RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
@@ -88,6 +88,13 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
     return query
 
 
+def judged(column: Column[Any]) -> ColumnElement[Any]:
+    """Return a column of ``calls`` (``kind``, ``break_reason``) as it was judged from the record,
+    or as recorded if the call has not been judged."""
+    verdict = select(call_kinds.c[column.name]).where(call_kinds.c.call_id == calls.c.id)
+    return func.coalesce(verdict.scalar_subquery(), column)
+
+
 def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.version is not None:
@@ -97,14 +104,11 @@ def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     if wanted.broke == "any":
         found.append(calls.c.break_reason.is_not(None))
     elif wanted.broke is not None:
-        found.append(calls.c.break_reason == wanted.broke)
+        found.append(judged(calls.c.break_reason) == wanted.broke)
     if wanted.status is not None:
         found.append(calls.c.status == wanted.status)
     if wanted.kind is not None:
-        derived = (
-            select(call_kinds.c.kind).where(call_kinds.c.call_id == calls.c.id).scalar_subquery()
-        )
-        found.append(func.coalesce(calls.c.kind_set, derived, calls.c.kind) == wanted.kind)
+        found.append(func.coalesce(calls.c.kind_set, judged(calls.c.kind)) == wanted.kind)
     if not found:
         return []
     return [exists(select(calls.c.id).where(_OF, *found))]

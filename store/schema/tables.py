@@ -232,9 +232,10 @@ call_kinds = Table(
     Column("call_id", String(64), ForeignKey("calls.id"), primary_key=True),
     Column("kind", String(16), nullable=False),
     Column("role", Text),
+    Column("break_reason", String(32)),
 )
-"""The kind and role of each call, as it was classified when its session's samples were last
-made."""
+"""The verdict on each call: its kind and role, and the reason of its break. It is written when the
+session is sealed, when its samples are made, and when a person sets a kind."""
 
 tool_sets = Table(
     "tool_sets",

@@ -26,7 +26,7 @@ SELECT
         ELSE COALESCE(c.policy, 'policy')
     END AS policy,
     c.status, c.reason, c.finish_reason, c.stream,
-    c.parent_call_id, c.lineage_rule, c.break_reason,
+    c.parent_call_id, c.lineage_rule, COALESCE(k.break_reason, c.break_reason) AS break_reason,
     c.prompt_tokens, c.sampled_tokens, c.version_start, c.version_end,
     CAST(c.sampling ->> 'temperature' AS DOUBLE PRECISION) AS temperature,
     CAST(c.sampling ->> 'top_p' AS DOUBLE PRECISION) AS top_p,

@@ -39,7 +39,6 @@ from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     AttemptBegun,
     AttemptEnded,
-    BreakReason,
     CallBegun,
     CallEnded,
     CallKind,
@@ -240,12 +239,6 @@ class Writer:
     async def set_notes(self, call_id: str, notes: Sequence[Note]) -> None:
         """Set the notes on a call. Raise :class:`RecordRejected` for an unknown call."""
         await self.add(Patch("calls", call_id, {"notes": _plain(notes)}))
-
-    async def explain_break(self, call_id: str, reason: BreakReason, notes: Sequence[Note]) -> None:
-        """Set the reason why a call left its parent's tokens, and its notes. Raise
-        :class:`RecordRejected` for an unknown call."""
-        fields = {"break_reason": reason.value, "notes": _plain(notes)}
-        await self.add(Patch("calls", call_id, fields))
 
     async def seal_session(
         self, session_id: str, outcome: str, at: float, labels: Mapping[str, Any] | None = None

@@ -14,21 +14,20 @@ import numpy as np
 import pytest
 
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.prompt import CallPrompt
-from bridle.proxy.lineage.turn import Link, Turn
-from bridle.proxy.sessions.loading import load_calls
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.loading import load_calls
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.recipes.models.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
+from bridle.reconstruct.breaks import reasons
 from bridle.store.records import (
     BreakReason,
     CallStatus,
     Choice,
     Conversation,
     LineageState,
-    RequestDigests,
     SessionRecord,
     Span,
     SpanKind,
@@ -144,19 +143,28 @@ def ended(
         growth, _ = session.grow(call_id, link, choices, prompt)
         turn = session.turn(call_id, link, status, messages, growth, len(prompt))
     session.add(turn)
+    STATES[call_id] = link.state()
     return turn
 
 
-def recorded_state(turn: Turn) -> LineageState:
-    """What the store has of the turn."""
-    digests = msgspec.msgpack.encode(turn.seen)
-    return LineageState(
-        digests=msgspec.msgpack.decode(digests, type=RequestDigests),
-        base_call_id=None if turn.base is None else turn.base.call_id,
-        base_choice=turn.base_choice,
-        differs=turn.differs,
-        confidence=turn.confidence,
-        retry_of=turn.retry_of,
+STATES: dict[str, LineageState] = {}
+"""What the store has of each call's link, by call id."""
+
+
+def recorded(turn: Turn) -> SimpleNamespace:
+    """The turn as its row in the store."""
+    state = msgspec.msgpack.encode(STATES[turn.call_id])
+    return SimpleNamespace(
+        id=turn.call_id,
+        session_id=turn.session_id,
+        dialect="chat",
+        parent_call_id=turn.parent_call_id,
+        status=turn.status,
+        notes=(),
+        replies=tuple(choice.message for choice in turn.choices),
+        conversation=Conversation((), lineage=msgspec.msgpack.decode(state, type=LineageState)),
+        prompt_tokens=None if turn.prompt is None else turn.prompt.position,
+        prompt_span_id=None if turn.prompt is None else turn.prompt.node.id,
     )
 
 
@@ -175,22 +183,8 @@ def restarted(session: Session, turns: Sequence[Turn]) -> Session:
         for node in session.tree.nodes.values()
         if node.id is not None and node.parent is not None
     ]
-    rows = [
-        SimpleNamespace(
-            id=turn.call_id,
-            session_id=session.id,
-            parent_call_id=turn.parent_call_id,
-            status=turn.status,
-            notes=(),
-            replies=tuple(choice.message for choice in turn.choices),
-            conversation=Conversation((), lineage=recorded_state(turn)),
-            prompt_tokens=None if turn.prompt is None else turn.prompt.position,
-            prompt_span_id=None if turn.prompt is None else turn.prompt.node.id,
-        )
-        for turn in turns
-    ]
     again = new_session()
-    load_calls(again, rows, spans)  # type: ignore[arg-type]
+    load_calls(again, map(recorded, turns), spans)  # type: ignore[arg-type]
     return again
 
 
@@ -356,18 +350,17 @@ class Policy:
         self.messages.append(message)
         return turn
 
-    def breaks(
-        self, tokenizer: Tokenizer | None, link: Link, asked: Request, used: Sequence[int]
-    ) -> tuple[BreakReason, ...]:
-        """Why the ids that the engine ``used`` do not continue the parent's, if they do not."""
-        ids = np.asarray(used, dtype=np.uint32)
-        call_id = new_id("call")
-        growth, _ = self.held.grow(call_id, link, [], ids)
+    def breaks(self, link: Link, used: Sequence[int]) -> tuple[BreakReason, ...]:
+        """Why the ids that the engine ``used`` do not continue the parent's, if they do not: by the
+        proxy, or else from the record."""
+        before = list(self.held.turns.turns.values())
+        turn = ended(self.held, new_id("call"), link, prompt_token_ids=used)
+        growth, _ = self.held.grow("call_again", link, [], np.asarray(used, dtype=np.uint32))
         reason, _ = CallPrompt(None).verdict(link, growth)
-        self.held.tree.drop(call_id)
         if reason is not BreakReason.UNEXPLAINED:
             return () if reason is None else (reason,)
-        return explain(tokenizer, link, asked, ids, growth.shared)
+        rows = {one.call_id: recorded(one) for one in [*before, turn]}
+        return reasons(rows[turn.call_id], rows, self.held.tree)  # type: ignore[arg-type]
 
     def results(self, *texts: str) -> list[Message]:
         """Results of the calls of the latest reply."""

@@ -35,9 +35,9 @@ def verdict(session, *new: Message, rendered: str | None = None) -> BreakReason 
 
 
 def reasons(session, *new: Message, rendered: str | None = None) -> tuple[BreakReason, ...]:
-    link, request, _ = session.ask(*new)
+    link, _, _ = session.ask(*new)
     text = rendered if rendered is not None else session.rendered()
-    return session.breaks(session.tokenizer, link, request, session.tokenizer.encode(text))
+    return session.breaks(link, session.tokenizer.encode(text))
 
 
 def echo(session, **changes) -> None:

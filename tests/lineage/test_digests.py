@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.proxy.lineage.digests import (
+from bridle.proxy.session.digests import (
     Digester,
     digest_of,
     meaning_text,
@@ -180,7 +180,7 @@ def test_normalising_white_space_takes_linear_time() -> None:
 
 
 def test_the_cache_of_digests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.proxy.lineage.digests._FORMS_KEPT", 10)
+    monkeypatch.setattr("bridle.proxy.session.digests._FORMS_KEPT", 10)
     digester = Digester()
     digester.units([Message("user", str(n)) for n in range(100)])
     assert 0 < len(digester._known) <= 10

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.records import new_id
 

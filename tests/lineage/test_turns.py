@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridle.proxy.sessions.memory import SessionMemory
+from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.wire.canonical import Message
 from bridle.store.records import CallStatus, SessionRecord, new_id
 
@@ -63,7 +63,6 @@ def test_a_restarted_proxy_continues_exactly(session, talk) -> None:
     assert after.parent.call_id == before.parent.call_id
     assert after.parent.path_ids().tolist() == before.parent.path_ids().tolist()
     assert (after.seen, after.differs) == (before.seen, before.differs)
-    assert again.turns.turns[first.call_id].confidence == first.confidence
     assert again.turns.turns[first.call_id].seen == first.seen
 
 

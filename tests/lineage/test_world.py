@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridle.proxy.lineage.turn import Link, Turn
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import BreakReason, CallStatus, Choice, VersionRun, new_id

@@ -19,8 +19,8 @@ from bridle.engine.serve.markup import READ, ThinkingParser, reader
 from bridle.proxy.continuation.tail import _unused_marker
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.engines.reply import ReplyDecoder
-from bridle.proxy.lineage.match import compare
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.match import compare
+from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.proxy.wire.fold import Fold
 from bridle.proxy.wire.sse import SseParser

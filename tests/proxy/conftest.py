@@ -19,6 +19,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.sse import SseParser
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow, Reader
 
 MODEL = "tiny-policy"
@@ -73,11 +74,17 @@ class Bench:
         return self.server.base_url
 
     def calls(self) -> list[CallRow]:
-        """Every recorded call, in the order of their start; breaks explained."""
+        """Every recorded call, in the order of their start."""
         with contextlib.suppress(httpx.HTTPError, OSError):
             httpx.get(f"{self.url}/metrics")
         sessions = list(self.reader.sessions())
         rows = [row for session in sessions for row in self.reader.calls(session.id)]
+        return sorted(rows, key=lambda row: (row.started_at, row.id))
+
+    def judged(self) -> list[CallRow]:
+        """Every recorded call, with the kinds and reasons of breaks that the record shows."""
+        sessions = LoadedSession.stream(self.reader, list(self.reader.sessions()))
+        rows = [row for session in sessions for row in session.calls]
         return sorted(rows, key=lambda row: (row.started_at, row.id))
 
     def call(self) -> CallRow:

@@ -166,18 +166,19 @@ def test_a_request_that_echoes_a_stream_its_client_cut_continues_what_arrived(
         (ScriptedReply("The sum is 3.  \n"), {"content": "The sum is 3."}, BreakReason.EDITED),
     ],
 )
-def test_without_a_tokenizer_a_break_is_judged_by_the_ids_and_the_echo(
+def test_a_break_is_judged_by_the_ids_and_the_echo(
     stage: Any, start_proxy: Any, reply: ScriptedReply, changes: Any, reason: BreakReason | None
 ) -> None:
     bench = start_proxy(stage.engine.base_url)
     stage.play = lambda _: reply
     first = say(bench, QUESTION)
     say(bench, QUESTION, *echoed(first, **changes), {"role": "user", "content": "and then?"})
-    second = bench.calls()[1]
-    assert second.parent_call_id == bench.calls()[0].id
-    assert second.break_reason is reason
-    inferred = [note.detail for note in second.notes if note.name == "break_reason_inferred"]
-    assert inferred == ([reason.value] if reason is not None else [])
+    recorded = bench.calls()[1]
+    assert recorded.parent_call_id == bench.calls()[0].id
+    assert recorded.break_reason is (None if reason is None else BreakReason.UNEXPLAINED)
+    assert bench.judged()[1].break_reason is reason
+    counted = metric(bench, 'bridle_breaks_total{reason="unexplained"}')
+    assert counted == (reason is not None)
 
 
 def test_a_request_asked_again_after_a_cut_reply_is_a_retry(stage: Any, bench: Any) -> None:
@@ -189,11 +190,11 @@ def test_a_request_asked_again_after_a_cut_reply_is_a_retry(stage: Any, bench: A
         say(bench, QUESTION)
     stage.play = lambda _: "three"
     say(bench, QUESTION)
-    cut, refused, last = bench.calls()
+    cut, refused, last = bench.judged()
     assert (cut.kind, refused.kind, last.kind) == (
-        CallKind.UNKNOWN,
         CallKind.RETRY,
         CallKind.RETRY,
+        CallKind.MAIN,
     )
     assert f"{refused.id} failed" in [n.detail for n in last.notes if n.name == "retry"]
 

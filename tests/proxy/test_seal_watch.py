@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from bridle.proxy.sessions.seal_watch import SealWatch
+from bridle.proxy.session.seal_watch import SealWatch
 from bridle.store.errors import StoreUnavailable
 
 CHAT = "/s/shared/v1/chat/completions"

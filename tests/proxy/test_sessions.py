@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import ScriptedCall, ScriptedReply
-from bridle.proxy.continuation.explanations import Explanations
-from bridle.proxy.sessions.memory import SessionMemory
-from bridle.proxy.sessions.registry import Sessions
-from bridle.proxy.sessions.rules import effective
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.registry import Sessions
+from bridle.proxy.session.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
@@ -116,7 +115,7 @@ def test_a_harnesss_own_session_id_names_the_session(
     assert (session.name, session.harness) == (f"{harness}-abc", harness)
     assert [call.role for call in bench.calls()] == [role, role]
     if role:
-        assert bench.calls()[0].kind is CallKind.SUBAGENT
+        assert bench.judged()[0].kind is CallKind.SUBAGENT
 
 
 def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
@@ -339,7 +338,7 @@ def test_a_rendered_session_says_why_it_broke(exact: Any, stage: Any) -> None:
     first = say(exact, [user("one")], path)
     history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
     say(exact, history, path)
-    assert exact.calls()[-1].break_reason is BreakReason.REASONING_DROPPED
+    assert exact.judged()[-1].break_reason is BreakReason.REASONING_DROPPED
 
 
 def test_session_settings_pin_and_cap_what_is_sampled(bench: Any, stage: Any) -> None:
@@ -380,9 +379,8 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
     migrate(path)
     with Writer(path) as writer, closing(Reader(path)) as reader:
         memory = SessionMemory(reader, 1 << 20)
-        explanations = Explanations(writer, None, lambda *_: None)
         settings = ProxySettings("http://engine", path)
-        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
+        sessions = Sessions(settings, writer, reader, memory)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)

@@ -211,7 +211,8 @@ def test_rendered_mode_names_what_each_turn_breaks_on(
     bench = start_proxy(
         stage.engine.base_url, tokenizer_dir=model_dir, continuation=Continuation.RENDERED
     )
-    calls = play(bench)
+    play(bench)
+    calls = bench.judged()
     reasons = {call.break_reason for call in calls} - {None}
     assert reasons
     assert reasons <= {

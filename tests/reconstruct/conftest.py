@@ -109,6 +109,7 @@ class Recording:
                 ),
                 lineage.get("base"),
                 lineage.get("choice", 0),
+                differs=lineage.get("differs", ()),
                 retry_of=lineage.get("retry_of"),
             )
         tools = asked.get("tools")

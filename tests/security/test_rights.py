@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from bridle.proxy.server import ProxyServer
-from bridle.proxy.sessions.keys import hash_key, new_verifier_key
+from bridle.proxy.session.keys import hash_key, new_verifier_key
 from bridle.proxy.settings import ProxySettings
 from bridle.store.records import RewardSource
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bridle.extras import install_command
-from bridle.proxy.sessions.keys import new_session_key
+from bridle.proxy.session.keys import new_session_key
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import RecordRejected
 from bridle.store.records import CallStatus, Conversation, Message, Note, ToolCall

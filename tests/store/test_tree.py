@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.store.records import Choice, Span, SpanKind, VersionRun
-from bridle.store.tree import DETACHED, TokenTree, common_prefix, parents_first
+from bridle.store.tree import (
+    DETACHED,
+    TokenTree,
+    common_prefix,
+    parents_first,
+    parting,
+    path_ids,
+)
 
 
 def ids(*values):
@@ -103,6 +110,18 @@ def test_spans_hang_inside_their_parents(calls, hinted):
         else:
             parent = by_id[span.parent_id]
             assert parent.start < span.start <= parent.end
+
+
+@given(histories(), st.booleans(), st.data())
+def test_two_paths_part_where_their_tokens_do(calls, hinted, data):
+    tree, _, growths = grow(calls, hinted)
+    tip = data.draw(st.sampled_from([*tree.nodes.values()]))
+    for call, _, prompt, _ in calls:
+        node = tree.nodes[growths[call].prompt_span_id]
+        path = path_ids(tip, tip.end)
+        assert parting(node, len(prompt), tip) == common_prefix(ids(*prompt), path)
+        first = data.draw(st.integers(0, len(prompt)))
+        assert path_ids(node, len(prompt), first=first).tolist() == prompt[first:]
 
 
 def test_a_continuation_hangs_on_the_reply_of_its_parent():

@@ -26,8 +26,8 @@ from bridle.proxy.control.api import add_reward
 from bridle.proxy.control.models import NewReward
 from bridle.proxy.control.probes import Running
 from bridle.proxy.services import Services
-from bridle.proxy.sessions.keys import same
-from bridle.proxy.sessions.registry import Caller
+from bridle.proxy.session.keys import same
+from bridle.proxy.session.registry import Caller
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.schema.database import shown
 from bridle.viewer.app import pages_app

@@ -13,15 +13,13 @@ import numpy as np
 from bridle.diagnosis.transcript import content_text
 from bridle.reconstruct.conversation import (
     ChatMessage,
-    IncompleteConversation,
     RecordedMessage,
-    ReplyId,
-    base,
     new_messages,
     whole_conversation,
 )
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.store.reading.conversation import IncompleteConversation, ReplyId, base
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import TokenIds
 from bridle.viewer.turns import TokenText

@@ -12,7 +12,9 @@ from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import fail, out, print_json
 from bridle.reconstruct.samples.sample_store import derive_again
 from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.verdicts import store_verdicts
 from bridle.store.records import CallKind
+from bridle.store.schema.database import transaction
 from bridle.store.writing.writer import Writer
 
 _AUTO = "auto"
@@ -47,6 +49,8 @@ def kind(
                 if call.id in chosen:
                     writer.set_kind_sync(call.id, chosen_kind, role, by=getpass.getuser())
         loaded = LoadedSession.load(source, record.id)
+        with transaction(source.engine) as connection:
+            store_verdicts(connection, loaded)
         again = derive_again(loaded)
     if json:
         kinds = {call.id: call.kind.value for call in loaded.calls}

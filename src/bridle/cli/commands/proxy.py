@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from bridle.proxy.control.probes import Running
     from bridle.proxy.dialects.dialect import Provider
+    from bridle.store.reading.queries import Reader
 
 _PATIENCE_S: Final = 10.0
 """Seconds to wait until an engine that was started together with the proxy listens."""
@@ -219,6 +220,7 @@ def proxy(
             # A provider has no health route; its calls show how it is.
             limits=replace(limits, health_check_s=0) if external else limits,
             seal_idle_s=seal_idle,
+            judge=_judge,
             redact=redact,
             log_format=log_format.value,
             log_level=log_level.value,
@@ -258,6 +260,13 @@ def _feed() -> APIRouter:
     from bridle.run.feed import feed
 
     return feed()
+
+
+def _judge(reader: Reader, session_id: str) -> None:
+    """Import the judgement when a session is first sealed, and judge the session."""
+    from bridle.reconstruct.verdicts import judge
+
+    judge(reader, session_id)
 
 
 def _viewer(tokenizer: Path | None, running: Running) -> FastAPI:

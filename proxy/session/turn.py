@@ -19,11 +19,10 @@ from typing import Final
 
 import msgspec
 
-from bridle.proxy.lineage.digests import Digester, digest_of, spoken_text
+from bridle.proxy.session.digests import Digester, digest_of, spoken_text
 from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 from bridle.store.records import (
     BreakReason,
-    CallKind,
     CallStatus,
     LineageState,
     Message,
@@ -75,11 +74,6 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     prompt: Point | None = None
     """The end of its prompt. ``None`` if the engine reported no ids, or if the record is not to be
     trusted: its echo is then recognised, but nothing is built on it."""
-    differs: tuple[str, ...] = ()
-    """The names of the differences in form between the harness's requests along this conversation
-    so far."""
-    confidence: float = 1.0
-    retry_of: str | None = None
 
     def __repr__(self) -> str:
         return f"Turn({self.call_id!r})"  # its bases are as many as the conversation is long
@@ -118,6 +112,8 @@ class Link(msgspec.Struct, frozen=True):
     rule: str | None = None
     """The rule that found the parent: ``minted_id``, ``content`` or ``token_prefix``."""
     differs: tuple[str, ...] = ()
+    """The names of the differences in form between this request and the parent's request and
+    reply, in order."""
     confidence: float = 1.0
     """The confidence in the parent: 1.0 if an echoed id names it, less the more is inferred."""
     tail: tuple[Message, ...] = ()
@@ -138,7 +134,7 @@ class Link(msgspec.Struct, frozen=True):
     still running here, or that another worker recorded."""
 
     def state(self) -> LineageState:
-        """Return the part of the link that the store keeps; :func:`link_of` reads it."""
+        """Return the part of the link that the store keeps."""
         base = self.base
         return LineageState(
             self.seen,
@@ -148,13 +144,6 @@ class Link(msgspec.Struct, frozen=True):
             self.confidence,
             self.retry_of,
         )
-
-    def kind(self) -> CallKind:
-        """Return the kind of the call as far as lineage shows it. An earlier call that ended well
-        and was asked again may be a sample beside this one, so that is no retry."""
-        if self.seen.agent is not None:
-            return CallKind.SUBAGENT
-        return CallKind.RETRY if self.retry_after in _CUT else CallKind.UNKNOWN
 
     def notes(self, status: CallStatus) -> tuple[Note, ...]:
         """Return the evidence for a retry (the earlier call, and the status with which it ended).
@@ -166,23 +155,6 @@ class Link(msgspec.Struct, frozen=True):
         if self.dropped is not None and status in TRUSTED:
             notes += (Note("reply_dropped", self.dropped),)
         return notes
-
-
-def link_of(state: LineageState, call_id: str, base: Turn | None) -> Link:
-    """Return the link of a recorded call from its stored :meth:`Link.state`.
-
-    ``base`` is the turn of ``state.base_call_id``. Raises ``ValueError`` if it is another.
-    """
-    if state.base_call_id != (base.call_id if base is not None else None):
-        raise ValueError(f"call {call_id}: its lineage needs call {state.base_call_id} first")
-    return Link(
-        seen=state.digests,
-        base=base,
-        choice=state.base_choice,
-        differs=state.differs,
-        confidence=state.confidence,
-        retry_of=state.retry_of,
-    )
 
 
 class TurnIndex:

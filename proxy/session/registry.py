@@ -13,13 +13,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.sessions.harness_identity import Identity
-from bridle.proxy.sessions.keys import (
+from bridle.proxy.session.harness_identity import Identity
+from bridle.proxy.session.keys import (
     SESSION_KEY_PREFIX,
     VERIFIER_KEY_PREFIX,
     hash_key,
@@ -27,8 +28,8 @@ from bridle.proxy.sessions.keys import (
     same,
     session_named_in,
 )
-from bridle.proxy.sessions.memory import SessionMemory
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.session import Session
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
@@ -77,17 +78,15 @@ class Sessions:
         writer: Writer,
         reader: Reader,
         memory: SessionMemory,
-        before_seal: Callable[[str], Awaitable[None]],
         key_headers: Sequence[str] = (),
     ) -> None:
-        """``before_seal`` is awaited with the id of a session that is about to be sealed.
-        ``key_headers`` are the headers in which clients may send a key, besides a bearer token."""
+        """``key_headers`` are the headers in which clients may send a key, besides a bearer
+        token."""
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
         self._reader = reader
         self._memory = memory
-        self._before_seal = before_seal
         self._key_headers = tuple(key_headers)
         self._creating: dict[str, asyncio.Lock] = {}
 
@@ -104,7 +103,7 @@ class Sessions:
                 return Caller(session=await self._by_key(key))
             if key.startswith(VERIFIER_KEY_PREFIX):
                 return Caller(scores=await self._scored_by(key))
-        if self._keyless and is_loopback(address) and _local_host(headers):
+        if self._keyless and is_loopback(address) and _local(headers.get("host", "localhost")):
             return Caller(admin=admin_key is None)
         raise unauthorised(
             "this proxy needs a session key (brk_…) or the admin key"
@@ -130,10 +129,15 @@ class Sessions:
             session = await self._named_in_path(path_session, identity)
         elif identity.session_name is not None:
             session = await self._named(identity.session_name, identity)
-        if session is not None and not (caller.session or caller.may_read(session.record)):
+        if session is None:
+            return None
+        record = session.record
+        if not (caller.admin or caller.session or caller.may_read(record)):
             raise ApiError("permission", f"session {session.id} needs its own key", status=403)
-        if session is not None:
-            _check_open(session.record)
+        if record.sealed_at is not None:
+            raise ApiError("permission", f"session {session.id} is sealed", status=403)
+        if record.expires_at is not None and record.expires_at <= time.time():
+            raise unauthorised(f"session {session.id} has expired")
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
@@ -193,12 +197,20 @@ class Sessions:
     ) -> None:
         """End the session; the first seal counts, wherever it was made. ``labels`` replace its own.
         Raise 503."""
-        await self._before_seal(session_id)
         try:
             await self._writer.seal_session(session_id, outcome, time.time(), labels)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self.forget(session_id)
+        if self._settings.judge is not None:
+            await self._judge(self._settings.judge, session_id)
+
+    async def _judge(self, judge: Callable[[Reader, str], None], session_id: str) -> None:
+        """Judge a sealed session. A session that cannot be judged stays sealed."""
+        try:
+            await asyncio.to_thread(judge, self._reader, session_id)
+        except Exception:
+            log.exception("session_not_judged", extra={"session": session_id})
 
     async def renew_verifier_key(self, session_id: str) -> str:
         """Return a new verifier key of the session, which makes the one before it invalid. Raise
@@ -325,19 +337,9 @@ def store_not_read(error: StoreUnavailable) -> ApiError:
     return store_unavailable()
 
 
-def _check_open(session: SessionRecord) -> None:
-    if session.sealed_at is not None:
-        raise ApiError("permission", f"session {session.id} is sealed", status=403)
-    if session.expires_at is not None and session.expires_at <= time.time():
-        raise unauthorised(f"session {session.id} has expired")
-
-
-def _local_host(headers: Mapping[str, str]) -> bool:
+@lru_cache(maxsize=1024)
+def _local(host: str) -> bool:
     """Return whether the client asked for this machine by a local name. A web page that was
-    directed here by a rebound DNS name did not."""
-    return is_loopback(_name(headers.get("host", "localhost")))
-
-
-def _name(host: str) -> str:
-    """Return ``host`` without its port."""
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    directed here by a rebound DNS name did not. ``host`` may end in a port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(name)

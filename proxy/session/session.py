@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from msgspec import structs
 
-from bridle.proxy.lineage.search import Search
-from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex
+from bridle.proxy.session.search import Search
+from bridle.proxy.session.turn import Link, Sampled, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Message, Request, prefilled
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
@@ -135,7 +135,8 @@ class Session:
             prompt = Point(tip, prompt_length)
         choices: list[Sampled] = []
         for index, sampled in enumerate(messages):
-            message = prefilled(sampled, link.seen.prefill)
+            prefill = link.seen.prefill
+            message = prefilled(sampled, prefill) if prefill else sampled
             digest, form = self.turns.digester.reply(message)
             node = None if prompt is None else nodes.get(f"{call_id}.s{index}")
             choices.append(Sampled(message, digest, form, node))
@@ -149,9 +150,6 @@ class Session:
             base_choice=0 if link.base is None else link.choice,
             choices=tuple(choices),
             prompt=prompt,
-            differs=link.differs,
-            confidence=link.confidence,
-            retry_of=link.retry_of,
         )
 
     def add(self, turn: Turn) -> None:

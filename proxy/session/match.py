@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from bridle.proxy.lineage.digests import (
+from bridle.proxy.session.digests import (
     Unit,
     meaning_arguments,
     meaning_text,
@@ -14,9 +14,10 @@ from bridle.proxy.lineage.digests import (
     unfolded,
     value_digest,
 )
-from bridle.proxy.lineage.turn import Turn
+from bridle.proxy.session.turn import Turn
 from bridle.proxy.wire.canonical import Message, ToolCall
 from bridle.proxy.wire.minting import MintedId, read
+from bridle.store.records import RequestDigests
 
 Part = Literal["whole", "prefix"]
 
@@ -27,8 +28,9 @@ class Match:
 
     part: Part
     differs: frozenset[str] = frozenset()
-    """The names of the differences: any of ``reasoning``, ``arguments``, ``whitespace``,
-    ``blocks``, ``ids``, ``folded``, ``order`` and ``text`` (text beside tool calls dropped)."""
+    """The names of the differences: any of ``reasoning`` (dropped), ``reasoning_edited``,
+    ``arguments``, ``whitespace``, ``blocks``, ``ids``, ``folded``, ``order`` and ``text`` (text
+    beside tool calls dropped)."""
 
 
 WHOLE = Match("whole")
@@ -44,6 +46,19 @@ class Place(NamedTuple):
     match: Match
     minted: bool
     """Whether the echo carries an id that this call minted."""
+
+
+def compare_step(turn: Turn, choice: int, unit: Unit, messages: Sequence[Message]) -> Match | None:
+    """Compare a step of a request, which has these ``messages``, with a reply of ``turn``, and name
+    every difference in form. Return ``None`` if the step is another reply, or none."""
+    if unit.message is None:
+        return None
+    return compare(turn.choices[choice].message, unit.message, messages[unit.start])
+
+
+def own_head(turn: Turn, seen: RequestDigests) -> bool:
+    """Whether the call had the instructions and tools of the request with the digests ``seen``."""
+    return (turn.seen.system, turn.seen.tools) == (seen.system, seen.tools)
 
 
 def compare(reply: Message, echo: Message, raw_echo: Message | None = None) -> Match | None:
@@ -116,7 +131,9 @@ def _reasoning(reply: Message, echo: Message) -> frozenset[str]:
     said, echoed = reply.reasoning or "", echo.reasoning or ""
     if said == echoed:
         return frozenset()
-    return frozenset({"whitespace" if meaning_text(said) == meaning_text(echoed) else "reasoning"})
+    if meaning_text(said) == meaning_text(echoed):
+        return frozenset({"whitespace"})
+    return frozenset({"reasoning_edited" if echoed else "reasoning"})
 
 
 def same_call(one: Turn | None, other: Turn | None) -> bool:

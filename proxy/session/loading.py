@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from bridle.proxy.lineage.turn import TRUSTED, link_of
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import TRUSTED, Link
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import CallStatus, Growth, LineageState, Span, is_frozen
 
@@ -30,15 +30,15 @@ def _add(session: Session, row: CallRow, state: LineageState) -> None:
     """Add a call as a turn. Log a call whose state cannot be used."""
     turns = session.turns
     base = turns.turns.get(state.base_call_id or "")
+    if base is None and state.base_call_id is not None:
+        error = f"call {row.id}: its lineage needs call {state.base_call_id} first"
+        fields = {"session": row.session_id, "call": row.id, "error": error}
+        log.warning("lineage_state_unusable", extra=fields)
+        return
     # Otherwise its echo is recognised and nothing is built on it.
     trusted = row.status in TRUSTED and not is_frozen(row.notes)
     length = row.prompt_tokens
     growth = None if not trusted or length is None else Growth(row.prompt_span_id, ())
-    try:
-        link = link_of(state, row.id, base)
-    except ValueError as error:
-        fields = {"session": row.session_id, "call": row.id, "error": str(error)}
-        log.warning("lineage_state_unusable", extra=fields)
-        return
+    link = Link(state.digests, base=base, choice=state.base_choice)
     turn = session.turn(row.id, link, row.status, row.replies, growth, length or 0)
     turns.add(structs.replace(turn, parent_call_id=row.parent_call_id))

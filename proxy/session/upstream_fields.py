@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from bridle.proxy.lineage.turn import TurnIndex
+from bridle.proxy.session.turn import TurnIndex
 from bridle.proxy.wire.canonical import Message
 from bridle.proxy.wire.minting import call_ids
 

@@ -13,7 +13,7 @@ import logging
 from typing import Final
 
 from bridle.proxy.periodic import Periodic
-from bridle.proxy.sessions.memory import SessionMemory
+from bridle.proxy.session.memory import SessionMemory
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
 

@@ -1,11 +1,11 @@
 """The search for the earlier call that a request continues.
 
-A session's turns form a tree (``proxy/lineage/turn.py``). The search follows a request down from
+A session's turns form a tree (``proxy/session/turn.py``). The search follows a request down from
 the roots: its first steps must mean the same as a root's request, the next step must be that call's
 reply, the steps after it must mean the same as a child's request, and so on. The deepest call whose
 reply is reached is the *base*. Echoed values that the proxy minted decide between equal replies.
 They also name the *parent* if the history above it was edited or compacted away
-(``proxy/lineage/rewritten.py``); the link is then a break and has a reason.
+(``proxy/session/rewritten.py``); the link is then a break and has a reason.
 
 Agents that share a session cannot adopt each other's calls: a different system prompt, tool set,
 first message or reply is a different path, an echoed id admits only the call that minted it, and
@@ -21,14 +21,22 @@ messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter
 
 from msgspec import structs
 
-from bridle.proxy.lineage.digests import Unit, value_digest
-from bridle.proxy.lineage.match import WHOLE, Match, Place, compare, names_own_calls, same_call
-from bridle.proxy.lineage.rewritten import echoed_last, summariser
-from bridle.proxy.lineage.turn import Below, Link, Turn, TurnIndex
+from bridle.proxy.session.digests import value_digest
+from bridle.proxy.session.match import (
+    WHOLE,
+    Place,
+    compare_step,
+    names_own_calls,
+    own_head,
+    same_call,
+)
+from bridle.proxy.session.rewritten import Rewritten
+from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Request
 from bridle.proxy.wire.minting import call_id_of
 from bridle.store.records import BreakReason, CallStatus, RequestDigests
@@ -36,6 +44,7 @@ from bridle.store.records import BreakReason, CallStatus, RequestDigests
 COMPACTED_BELOW = 2 / 3
 """The share of its former steps below which a rewritten history counts as a compaction."""
 
+_digest, _form, _minted = attrgetter("digest"), attrgetter("form"), attrgetter("minted")
 _NO_TOOLS = value_digest(())
 _PLAIN_ASK = value_digest([None, None])
 
@@ -52,10 +61,10 @@ class Search:
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.head = index.digester.system(request.messages)
-        prefill = _prefill(request, index)
+        prefill = _prefill(request, index) if "continue_final_message" in request.extra else ()
         steps = request.messages[:-1] if prefill else request.messages
         self.units = index.digester.units(steps, self.head)
-        self.digests = tuple([unit.digest for unit in self.units])
+        self.digests = tuple(map(_digest, self.units))
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
         self.seen = RequestDigests(
@@ -66,7 +75,7 @@ class Search:
             if asked or prefill
             else _PLAIN_ASK,
             units=self.digests,
-            forms=tuple([unit.form for unit in self.units]),
+            forms=tuple(map(_form, self.units)),
             depth=len(self.units),
             agent=agent,
             arguments=json.dumps(arguments, sort_keys=True) if arguments else None,
@@ -86,7 +95,7 @@ class Search:
         echoes, named = False, None
         for unit in self.units[0 if base is None else base.end :]:
             if unit.message is not None:
-                echoes, named = True, echoed_last(self, base)
+                echoes, named = True, self._rewritten().echoed_last(base)
                 break
         if named is not None:
             link = self._broken(link, named)
@@ -94,7 +103,11 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        earlier, unknown = self._retry(link), self._unknown()
+        turns, ids = self.index.turns, list(chain.from_iterable(map(_minted, self.units)))
+        if self.previous is not None:
+            ids.append(self.previous)
+        unknown = tuple(dict.fromkeys([one for one in ids if one not in turns])) if ids else ()
+        earlier = self._retry(link)
         dropped = self._dropped(link) if self.passed_over else None
         unexplained = unknown != () or echoes
         if earlier is None and dropped is None and not unexplained:
@@ -107,6 +120,9 @@ class Search:
             unexplained=unexplained,
             unknown=unknown,
         )
+
+    def _rewritten(self) -> Rewritten:
+        return Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
 
     # — the base: following the request down from the roots —
 
@@ -145,6 +161,7 @@ class Search:
         found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
         digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
+        messages = self.request.messages
         while open_:
             below, start = open_.pop()
             if start >= len(digests):
@@ -160,12 +177,12 @@ class Search:
                 if unit.message is None:
                     self.passed_over.append((below, turn))
                     continue
-                minted = [call_id for call_id in unit.minted if call_id in turns]
+                minted = unit.minted and [one for one in unit.minted if one in turns]
                 if minted and turn.call_id not in minted:
                     continue
                 for choice, reply in enumerate(turn.choices):
                     same = reply.digest == unit.digest
-                    match = WHOLE if same else self.compared(turn, choice, unit)
+                    match = WHOLE if same else compare_step(turn, choice, unit, messages)
                     if match is None:
                         continue
                     place = Place(turn, choice, end + 1, match, bool(minted))
@@ -175,20 +192,6 @@ class Search:
                     found.append(place)
                     open_.append(((turn.call_id, choice), end + 1))
         return found
-
-    def match(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
-        """Compare the unit with a reply of ``turn``. Return ``None`` if the unit does not repeat
-        it."""
-        if turn.choices[choice].digest == unit.digest:
-            return WHOLE
-        return self.compared(turn, choice, unit)
-
-    def compared(self, turn: Turn, choice: int, unit: Unit) -> Match | None:
-        """Compare as :meth:`match` does, and name every difference in form."""
-        reply = turn.choices[choice]
-        if unit.message is None:
-            return None
-        return compare(reply.message, unit.message, self.request.messages[unit.start])
 
     def _rank(self, place: Place) -> tuple[object, ...]:
         """Return the rank of a place: the greatest is the best, and among equals the first found
@@ -221,11 +224,6 @@ class Search:
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         asked = self.index.asked((place.turn.call_id, place.choice), rest)
         return any(turn.status is CallStatus.COMPLETE for turn in asked)
-
-    def own_head(self, place: Place) -> bool:
-        """Whether the call had the instructions and tools that this request has."""
-        seen = place.turn.seen
-        return (seen.system, seen.tools) == (self.seen.system, self.seen.tools)
 
     def _leads_on(self, place: Place) -> bool:
         """Return True if a reply that is echoed later was given below this one: of samples that say
@@ -275,26 +273,24 @@ class Search:
             reason = BreakReason.SYSTEM_CHANGED if system else BreakReason.TOOLS_CHANGED
             differs |= {"system"} if system else set()
             differs |= {"tools"} if tools else set()
-            return structs.replace(
-                link, differs=_merged(base.turn.differs, differs), break_reason=reason
-            )
+            return structs.replace(link, differs=tuple(sorted(differs)), break_reason=reason)
         return structs.replace(
             link,
             seen=structs.replace(seen, units=self.digests[end:], forms=seen.forms[end:]),
             base=base.turn,
             choice=base.choice,
-            differs=_merged(base.turn.differs, differs) if differs else base.turn.differs,
+            differs=tuple(sorted(differs)),
             tail=request.messages[self.units[end - 1].end :],
         )
 
     def _broken(self, link: Link, named: Place) -> Link:
         """Return the link of a request that goes on from ``named`` after a rewritten history."""
-        seen = named.turn.seen
-        if link.break_reason is not None and not self.own_head(named):
+        seen, before = self.seen, named.turn.seen
+        if link.break_reason is not None and not own_head(named.turn, seen):
             reason = link.break_reason
         elif named.match.part == "prefix":
             reason = BreakReason.TRUNCATED
-        elif named.end - 1 < COMPACTED_BELOW * seen.depth:
+        elif named.end - 1 < COMPACTED_BELOW * before.depth:
             reason = BreakReason.COMPACTED
         else:
             reason = BreakReason.EDITED
@@ -303,12 +299,12 @@ class Search:
             parent=named.turn,
             rule="minted_id" if named.minted else "content",
             confidence=0.95 if named.minted else 0.7,
-            differs=_merged(named.turn.differs, link.differs, {"history"}, named.match.differs),
+            differs=tuple(sorted({*link.differs, "history", *named.match.differs})),
             break_reason=reason,
         )
 
     def _compacted(self, link: Link) -> Link:
-        parent = summariser(self)
+        parent = self._rewritten().summariser()
         if parent is None:
             return link
         return structs.replace(
@@ -325,7 +321,7 @@ class Search:
         and reply."""
         seen, found, echo = place.turn.seen, set(place.match.differs), self.units[place.end - 1]
         if echo.form != place.turn.choices[place.choice].form:
-            compared = self.compared(place.turn, place.choice, echo)
+            compared = compare_step(place.turn, place.choice, echo, self.request.messages)
             found |= frozenset() if compared is None else compared.differs
         first = place.end - 1 - len(seen.units)
         for form, unit in zip(seen.forms, self.units[first:], strict=False):
@@ -339,11 +335,11 @@ class Search:
         if place.minted or place.turn.call_id == self.previous:
             return 1.0
         turn = place.turn
-        twins = False
-        for other in self.index.replied(turn.choices[place.choice].digest):
-            if other is not turn and other.seen.units == turn.seen.units:
-                twins = twins or same_call(other.base, turn.base)
-        return 0.5 if twins else 0.95
+        for other in self.index.found["reply", turn.choices[place.choice].digest]:
+            alike = other is not turn and other.seen.units == turn.seen.units
+            if alike and same_call(other.base, turn.base):
+                return 0.5
+        return 0.95
 
     def _retry(self, link: Link) -> Turn | None:
         below = (link.base.call_id, link.choice) if link.base is not None else None
@@ -361,32 +357,18 @@ class Search:
             for above, turn in self.passed_over
             if above == below
             and turn.choices
-            and (turn.seen.system, turn.seen.tools) == (self.seen.system, self.seen.tools)
+            and own_head(turn, self.seen)
             and turn.seen.agent == self.seen.agent
             and not self.index.echoed(turn)
         ]
         # Each call reports the reply before it; earlier ones have been reported by then.
         return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
-    def known_ids(self, unit: Unit) -> tuple[str, ...]:
-        turns = self.index.turns
-        return tuple([call_id for call_id in unit.minted if call_id in turns])
-
-    def _unknown(self) -> tuple[str, ...]:
-        ids: list[str] = []
-        for unit in self.units:
-            for call_id in unit.minted:
-                if call_id not in self.index.turns:
-                    ids.append(call_id)
-        if self.previous is not None and self.previous not in self.index.turns:
-            ids.append(self.previous)
-        return tuple(dict.fromkeys(ids))
-
 
 def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
     """Return the text that the reply goes on from, as the only item. The tuple is empty if the
     reply begins a turn of its own, or goes on from a recorded reply."""
-    if not request.extra.get("continue_final_message") or not request.messages:
+    if not request.extra["continue_final_message"] or not request.messages:
         return ()
     last = request.messages[-1]
     if last.role != "assistant" or index.replied(index.digester.reply(last)[0]):
@@ -395,7 +377,3 @@ def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part.get("type") == "text")
     return (content,) if content else ()
-
-
-def _merged(*names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set().union(*names)))

@@ -61,27 +61,27 @@ class Identity(NamedTuple):
 
 def identify(headers: Mapping[str, str]) -> Identity:
     harness = _by_user_agent(headers.get("user-agent", ""))
+    role = headers.get("x-claude-code-agent-id")
+    if not role:
+        thread = headers.get("thread-id")
+        role = thread if thread and thread != headers.get("session-id") else None
     for header, sender in _SESSION_HEADERS:
         value = headers.get(header)
         if value:
             harness = sender if harness in (None, "openai-js", "openai-python") else harness
-            return Identity(harness, f"{harness}-{value[:128]}", _role(headers))
-    return Identity(harness, None, _role(headers))
+            return Identity(harness, f"{harness}-{value[:128]}", role)
+    return Identity(harness, None, role)
 
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value[:_LONGEST_VALUE] for name, value in headers.items() if name in KEPT_HEADERS}
+    kept: dict[str, str] = {}
+    for name, value in headers.items():
+        if name in KEPT_HEADERS:
+            kept[name] = value[:_LONGEST_VALUE]
+    return kept
 
 
 @lru_cache(maxsize=1024)
 def _by_user_agent(user_agent: str) -> str | None:
     lowered = user_agent.lower()
     return next((harness for mark, harness in _USER_AGENTS if mark in lowered), None)
-
-
-def _role(headers: Mapping[str, str]) -> str | None:
-    agent = headers.get("x-claude-code-agent-id")
-    if agent:
-        return agent
-    thread = headers.get("thread-id")
-    return thread if thread and thread != headers.get("session-id") else None

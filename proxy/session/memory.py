@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from bridle.proxy.lineage.search import Search
-from bridle.proxy.lineage.turn import Link, Turn, TurnIndex
-from bridle.proxy.sessions.loading import load_calls
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.loading import load_calls
+from bridle.proxy.session.search import Search
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Request
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
@@ -72,7 +72,10 @@ class SessionMemory:
         return session
 
     def named(self, name: str) -> Session | None:
-        return self.get(self._ids.get(("name", name)))
+        session = self._sessions.get(self._ids.get(("name", name), ""))
+        if session is not None:
+            self._sessions.move_to_end(session.id)
+        return session
 
     def keyed(self, key_hash: str) -> Session | None:
         return self.get(self._ids.get(("key", key_hash)))

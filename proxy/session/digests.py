@@ -73,7 +73,7 @@ class _Asked:
 
     __slots__ = ("_places", "calls")
 
-    def __init__(self, message: Message | None = None) -> None:
+    def __init__(self, message: Message | None) -> None:
         self.calls = () if message is None else message.tool_calls
         self._places: dict[str, int] | None = None
 
@@ -94,11 +94,13 @@ class Digester:
     def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
         """Return the units of ``messages[first:]``, in order."""
         units: list[Unit] = []
-        asked = _Asked()
+        asked: _Asked | None = None
+        last: Message | None = None
         position = first
         while position < len(messages):
             message, end = messages[position], position + 1
             if message.role == "tool":
+                asked = asked or _Asked(last)
                 if end == len(messages) or messages[end].role != "tool":
                     unit = self._tool_result(message, position, asked)
                 else:
@@ -109,13 +111,12 @@ class Digester:
                 unit = Unit(message.role, known.digest, form, position, end, minted=known.minted)
             elif end < len(messages) and messages[end].role == "assistant":
                 unit = self._split_reply(messages, position)
-                asked = _Asked(unit.message)
+                last, asked = unit.message, None
             else:
                 form = _blake(_ENCODER.encode(message), digest_size=16).digest()
                 known = self._known.get(form) or self._read(message, form)
-                last = unfolded(message) if known.folded else message
+                last, asked = unfolded(message) if known.folded else message, None
                 unit = Unit("assistant", known.digest, form, position, end, last, known.minted)
-                asked = _Asked(last)
             units.append(unit)
             position = unit.end
         return tuple(units)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bridle.proxy.sessions.session import Session
+from bridle.proxy.session.session import Session
 from bridle.proxy.settings import Budget
 from bridle.proxy.wire.canonical import ApiError, Sampling
 from bridle.store.reading.queries import Reader
