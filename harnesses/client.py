@@ -15,7 +15,7 @@ from bridle.errors import BridleError
 from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
-from bridle.store.records import FindingMode, RewardKind
+from bridle.store.reward import FindingMode, RewardKind
 
 Answer = TypeVar("Answer")
 

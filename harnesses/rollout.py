@@ -42,7 +42,8 @@ from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Scores, VerifierError
-from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, new_id
+from bridle.store.records import new_id
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]

@@ -37,17 +37,9 @@ from bridle.proxy.sessions.rules import effective
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import (
-    BreakReason,
-    CallBegun,
-    CallEnded,
-    CallKind,
-    CallStatus,
-    Continuation,
-    Note,
-    new_id,
-)
+from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note, new_id
 
 log = logging.getLogger("bridle.proxy")
 

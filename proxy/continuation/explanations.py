@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from bridle.proxy.continuation.breaks import explain
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.wire.canonical import Request
+from bridle.store.call import CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import ALSO_BROKE_ON, BreakReason, CallEnded, Note
+from bridle.store.records import ALSO_BROKE_ON, BreakReason, Note
 from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:

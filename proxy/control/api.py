@@ -41,6 +41,7 @@ from bridle.proxy.control.models import (
     VerifierKey,
     engine_view,
     recorded_call,
+    recorded_reward,
     run_state,
     session_detail,
     session_state,
@@ -69,13 +70,12 @@ from bridle.store.records import (
     CallKind,
     CallStatus,
     Continuation,
-    Reward,
-    RewardSource,
     RunRecord,
     SessionRecord,
     TaskRecord,
     new_id,
 )
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import database_url
 
 
@@ -348,7 +348,7 @@ async def add_reward(
         raise ApiError("invalid_request", str(error), status=422) from error
     except StoreUnavailable as error:
         raise store_unavailable() from error
-    return RecordedReward(session_id=session.id, source=source, **new.model_dump())
+    return recorded_reward(reward)
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
@@ -367,7 +367,8 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
     if new.call_id not in (None, call_id):
         message = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
         raise ApiError("invalid_request", message, status=422, param="turn")
-    return new.model_copy(update={"call_id": call_id})
+    placed: NewReward = new.model_copy(update={"call_id": call_id})
+    return placed
 
 
 async def set_kind(

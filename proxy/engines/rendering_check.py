@@ -27,8 +27,9 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.engines.pool import EnginePool, PooledEngine
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.wire.canonical import ApiError
+from bridle.store.call import CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import RENDERS_OTHERWISE, CallEnded, Note, TokenIds, token_array
+from bridle.store.records import RENDERS_OTHERWISE, Note, TokenIds, token_array
 from bridle.store.tree import common_prefix
 from bridle.store.writing.writer import Writer
 

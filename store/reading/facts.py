@@ -29,14 +29,8 @@ from bridle.store.reading.pages import (
     placed_sessions,
 )
 from bridle.store.reading.queries import Reader
-from bridle.store.records import (
-    CallKind,
-    CallStatus,
-    Metric,
-    PolicyRecord,
-    RewardKind,
-    RunRecord,
-)
+from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.reward import RewardKind
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5

@@ -30,7 +30,8 @@ from sqlalchemy import (
 from bridle.store.reading.damage import json_value, number_or_none
 from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.titles import title
-from bridle.store.records import OBSERVED, CallKind, CallStatus, Reward, RewardKind, SessionRecord
+from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
+from bridle.store.reward import Reward, RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import (
     call_kinds,

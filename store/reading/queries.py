@@ -29,10 +29,10 @@ from sqlalchemy import (
     text,
 )
 
+from bridle.store.call import CallRow as CallRow
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
-from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
 from bridle.store.reading.damage import (
     READ_ERRORS,
@@ -51,10 +51,8 @@ from bridle.store.records import (
     CallKind,
     CallStatus,
     Choice,
-    Continuation,
     Metric,
     PolicyRecord,
-    Reward,
     RunRecord,
     ServedPolicy,
     SessionRecord,
@@ -62,6 +60,7 @@ from bridle.store.records import (
     TaskRecord,
     TokenIds,
 )
+from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, make_whole, snapshot
 from bridle.store.schema.tables import (
     attempts,
@@ -572,7 +571,6 @@ def _after(last: Row[Any], newest_first: bool) -> Any:
 
 def _session(row: Row[Any]) -> SessionRecord:
     values, damage = mended(sessions, row)
-    values["continuation"] = Continuation(values["continuation"])
     task = [values[name] for name in ("task_suite", "task_split", "task_id")]
     if any(task) and not all(task):
         values |= {"task_suite": None, "task_split": None, "task_id": None}

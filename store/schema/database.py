@@ -265,11 +265,18 @@ def upgrade(connection: Connection) -> None:
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        cause = f"its schema is {_current(connection)}, from before the first release"
+        raise StoreUnavailable(
+            f"the store cannot be migrated: {cause}; name a new store"
+        ) from error
     if connection.dialect.name == "sqlite":
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:

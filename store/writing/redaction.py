@@ -18,13 +18,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
-from bridle.store.records import CallBegun, CallEnded, Message, Note
+from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import Message, Note
 from bridle.store.writing.batch import Record
 
 Finder = Callable[[str], Iterable[tuple[int, int]]]
@@ -124,7 +126,7 @@ class Redactor:
         if not found:
             return begun
         self._requests[begun.id] = found
-        return msgspec.structs.replace(
+        return replace(
             begun,
             request_body=body,
             headers=headers,
@@ -148,7 +150,7 @@ class Redactor:
         if not found:
             return ended
         detail = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        return msgspec.structs.replace(
+        return replace(
             ended,
             response_body=body,
             replies=replies,

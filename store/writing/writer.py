@@ -35,13 +35,12 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     AttemptBegun,
     AttemptEnded,
     BreakReason,
-    CallBegun,
-    CallEnded,
     CallKind,
     Metric,
     Note,
@@ -79,7 +78,6 @@ class WriterStats:
 
     transactions: int = 0
     """Number of committed transactions that carried records."""
-    records: int = 0
     rejected: int = 0
     """Number of jobs (records that are added together) that the database refused."""
     failed: int = 0
@@ -432,7 +430,6 @@ class Writer:
             raise RecordRejected(_cause(error)) from error
         batch.settle()
         self.stats.transactions += 1
-        self.stats.records += sum(len(job.records) for job in jobs)
 
     def _batch(self, connection: Connection) -> Batch:
         return Batch(connection, self._cache, self._writer_id, self._lost)
@@ -440,10 +437,10 @@ class Writer:
     def _sign(self, connection: Connection) -> None:
         """Renew the lease and number the transaction, which :meth:`_committed` looks up."""
         renew = statements(connection.dialect.name).renew
-        values = {"now": time.time(), "number": self._number}
-        if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
+        values = (time.time(), self._number)
+        if renew.run(connection, [(*values, self._writer_id)]) == 0:
             self._writer_id = liveness.register(connection, self._lease, self._writer_id)
-            renew.run_named(connection, [{"writer": self._writer_id, **values}])
+            renew.run(connection, [(*values, self._writer_id)])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

@@ -17,7 +17,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.run.examples import example_directory
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward
+from bridle.store.reward import Reward
 from bridle.store.writing.writer import Writer
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 

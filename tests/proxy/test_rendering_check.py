@@ -21,7 +21,8 @@ from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.rendering_check import RenderingCheck
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.audit import audit_session
-from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
+from bridle.store.call import CallEnded
+from bridle.store.records import BreakReason, CallStatus, Note
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
@@ -141,7 +142,13 @@ async def test_prompts_that_are_too_many_to_compare_are_counted(
     counted: list[Note] = []
     check = RenderingCheck(Tokenizer(model_dir), None, _never, counted.extend)  # type: ignore[arg-type]
     monkeypatch.setattr(rendering_check, "_MOST_WAITING", 0)
-    ended = CallEnded("c", "s", CallStatus.COMPLETE, 1.0, prompt_token_ids=np.zeros(1, np.uint32))
+    ended = CallEnded(
+        id="c",
+        session_id="s",
+        status=CallStatus.COMPLETE,
+        ended_at=1.0,
+        prompt_token_ids=np.zeros(1, np.uint32),
+    )
     check.begin(None, _Ask(), ended, datetime.now().timestamp())  # type: ignore[arg-type]
     assert counted == [Note("rendering_uncompared")]
 

@@ -15,7 +15,8 @@ from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
 from bridle.reconstruct.exports.message_csv import inert, recorded
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.rules import SampleRules
-from bridle.store.records import CallKind, Reward
+from bridle.store.records import CallKind
+from bridle.store.reward import Reward
 
 TOOLS = [
     {

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
