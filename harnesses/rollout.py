@@ -303,7 +303,7 @@ class Rollout:
                 mode=one.mode,
                 detail=one.detail,
             )
-        await self._client.seal(session.id, outcome, seconds=episode.stages)
+        await self._client.seal(session.id, outcome, seconds=episode.stages, start=episode.start)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,

@@ -200,7 +200,7 @@ class CallEnded(EndedFacts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRow(DecidedFacts, DerivedFacts, EndedFacts, WrittenFacts, BegunFacts):
+class CallRow(BegunFacts, WrittenFacts, EndedFacts, DerivedFacts, DecidedFacts):
     """A call as recorded. Fields have their defaults where the value is not (yet) known."""
 
     conversation: Conversation | None = None

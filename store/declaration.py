@@ -103,7 +103,7 @@ def stored(*owners: type) -> tuple[Stored, ...]:
     found: dict[str, Stored] = {}
     for owner in owners:
         hints = get_type_hints(owner, include_extras=True)
-        for base in reversed(owner.__mro__):
+        for base in owner.__mro__:
             for name in vars(base).get("__annotations__", ()):
                 if name not in found and (one := _stored(owner, name, hints[name])) is not None:
                     found[name] = one

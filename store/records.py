@@ -200,8 +200,25 @@ class VersionRun(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartFacts:
+    """How a session's harness was started. All are ``None`` where that is not known."""
+
+    argv: Annotated[tuple[str, ...] | None, fact("The command of the harness")] = None
+    folder: Annotated[str | None, fact("The folder in which the harness was started")] = None
+    home: Annotated[str | None, fact("The harness's `HOME`")] = None
+    tz: Annotated[str | None, fact("The harness's `TZ`")] = None
+    environment_names: Annotated[
+        tuple[str, ...] | None, fact("The names of its environment's variables, never values")
+    ] = None
+    harness_version: Annotated[str | None, fact("The installed version of the harness")] = None
+    workspace_commit: Annotated[
+        str | None, fact("The Git commit that was checked out in the folder")
+    ] = None
+
+
 @dataclass(frozen=True, slots=True)
-class SessionRecord:
+class SessionRecord(StartFacts):
     """One run of one harness on one task: the declaration of the table ``sessions``."""
 
     id: Annotated[str, fact("The session's id", size=64, key=True)]

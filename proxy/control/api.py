@@ -45,6 +45,7 @@ from bridle.proxy.control.models import (
     run_state,
     session_detail,
     session_state,
+    start_facts,
 )
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.engines.addresses import require_engine_address
@@ -235,6 +236,7 @@ async def create_session(
             continuation=Continuation(new.continuation or settings.continuation),
             settings=new.settings,
             labels=new.labels,
+            **start_facts(new.start),
         )
     )
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
@@ -411,8 +413,10 @@ async def seal_session(
     """End the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
         seal = seal or Seal()
-        labels = {**session.labels, "seconds": seal.seconds} if seal.seconds else None
-        await services.sessions.seal(session.id, seal.outcome, labels)
+        fields = start_facts(seal.start)
+        if seal.seconds:
+            fields["labels"] = {**session.labels, "seconds": seal.seconds}
+        await services.sessions.seal(session.id, seal.outcome, fields)
         await services.cluster_control.forget_session(session.id)
         session = await _found(session.id, services)
     return await get_session(session, services)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_origin
+from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model, model_validator
@@ -12,7 +12,7 @@ from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
 from bridle.store.call import CallRow
 from bridle.store.declaration import SHORT_TEXT, stored
-from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord
+from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord, StartFacts
 from bridle.store.reward import Reward, RewardKind
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
@@ -39,7 +39,8 @@ def _declared(base: type[BaseModel], owner: type, without: Collection[str] = ())
         limits: dict[str, Any] = {"description": f"{one.fact.meaning}."}
         kind: Any = one.kind
         if one.is_json:
-            kind = list[Any] if get_origin(kind) is tuple else dict[str, Any]
+            item = get_args(kind)[0] if get_origin(kind) is tuple else None
+            kind = dict[str, Any] if item is None else list[str] if item is str else list[Any]
         if issubclass(base, _Body):
             if kind is str and one.fact.size is not None:
                 limits |= {"min_length": 1, "max_length": one.fact.size}
@@ -55,9 +56,10 @@ def _declared(base: type[BaseModel], owner: type, without: Collection[str] = ())
 
 def _shown(record: Any) -> dict[str, Any]:
     """Return the shown facts of a record as JSON."""
+    owner: type = type(record)
     return {
         one.name: msgspec.to_builtins(getattr(record, one.name))
-        for one in stored(type(record))
+        for one in stored(owner)
         if one.fact.shown
     }
 
@@ -69,6 +71,10 @@ class Task(_Body):
     suite: ShortText
     split: Annotated[str, Field(min_length=1, max_length=32)]
     payload: dict[str, Any] = {}
+
+
+class SessionStart(_declared(_Body, StartFacts)):  # type: ignore[misc]
+    """How the session's harness was started."""
 
 
 class NewSession(_Body):
@@ -83,6 +89,8 @@ class NewSession(_Body):
     {"calls": …, "tokens": …, "wall_s": …}}``."""
     labels: dict[str, Any] = {}
     ttl_s: Annotated[float, Field(gt=0)] | None = None
+    start: SessionStart | None = None
+    """How the session's harness is started, if that is known already."""
 
 
 class OpenedSession(_Documented):
@@ -180,6 +188,8 @@ class Seal(_Body):
     seconds: Annotated[dict[str, Annotated[float, Field(ge=0)]] | None, Field(max_length=16)] = None
     """Seconds that each stage of the session took, by its name. They are stored as the session's
     label ``seconds``."""
+    start: SessionStart | None = None
+    """How the session's harness was started, if that was not known when the session was created."""
 
 
 class EngineView(_Documented):
@@ -286,6 +296,14 @@ def run_state(run: RunRecord) -> RunState:
         status=run.status,
         reason=run.reason,
     )
+
+
+def start_facts(start: SessionStart | None) -> dict[str, Any]:
+    """Return the facts of a start that are known."""
+    given = {} if start is None else start.model_dump(exclude_none=True)
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
 
 
 def session_detail(

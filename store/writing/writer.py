@@ -246,14 +246,12 @@ class Writer:
         await self.add(Patch("calls", call_id, fields))
 
     async def seal_session(
-        self, session_id: str, outcome: str, at: float, labels: Mapping[str, Any] | None = None
+        self, session_id: str, outcome: str, at: float, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """Seal a session. A session that is sealed already is not changed. ``labels`` replace the
-        session's own."""
-        fields: dict[str, Any] = {"sealed_at": at, "outcome": outcome}
-        if labels is not None:
-            fields["labels"] = dict(labels)
-        await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
+        """Seal a session, and set further columns of it to ``fields``. A session that is sealed
+        already is not changed."""
+        sealed = {**(fields or {}), "sealed_at": at, "outcome": outcome}
+        await self.add(Patch("sessions", session_id, sealed, once="sealed_at"))
 
     async def set_verifier_key(self, session_id: str, key_hash: str) -> None:
         """Replace the hash of the key that scores a session."""
