@@ -143,8 +143,8 @@ def upgrade() -> None:
 def _add_column(checkout: Path) -> None:
     _insert(
         checkout / "store/call.py",
-        '    kind: Annotated[CallKind, fact("The purpose of the call"',
-        '    waited_s: Annotated[float | None, fact("Seconds until the engine took it")] = None\n',
+        '    kind: Annotated[CallKind, Fact("The purpose of the call"',
+        '    waited_s: Annotated[float | None, Fact("Seconds until the engine took it")] = None\n',
     )
     _insert(checkout / "proxy/calls/call.py", "            status=status,\n            notes=(",
             "            waited_s=1.5,\n")  # fmt: skip

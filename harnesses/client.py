@@ -70,7 +70,7 @@ class SessionRequest:
     ttl_s: float | None = None
     task: Task | None = None
     start: StartFacts | None = None
-    """How the harness is started, if that is known."""
+    """The start of the harness, if it is known."""
 
     def body(self) -> dict[str, Any]:
         fields: dict[str, Any] = {

@@ -56,7 +56,7 @@ class EpisodeResult:
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     start: StartFacts | None = None
-    """How the harness was started, for the first step."""
+    """The start of the harness for the first step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a harness was started, in the form that its session records."""
+"""The start of a harness, in the form that its session records."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, Final
 
-from bridle.store.declaration import SHORT_TEXT, fact
+from bridle.store.declaration import SHORT_TEXT, Fact
 from bridle.store.records import (
     ALSO_BROKE_ON,
     CONSTRAINED,
@@ -40,21 +40,21 @@ from bridle.store.records import (
 class BegunFacts:
     """The facts that are known when a request is admitted."""
 
-    id: Annotated[str, fact("The call's id", size=64, key=True)]
-    session_id: Annotated[str, fact("Its session's id", size=64, references="sessions.id")]
-    dialect: Annotated[str, fact("The wire API of the request, such as `chat`", size=16)]
-    started_at: Annotated[float, fact("The time at which the request was admitted")]
-    stream: Annotated[bool, fact("Whether the client asked for a stream")]
-    model_requested: Annotated[str, fact("The model that the client asked for")]
+    id: Annotated[str, Fact("The call's id", size=64, key=True)]
+    session_id: Annotated[str, Fact("Its session's id", size=64, references="sessions.id")]
+    dialect: Annotated[str, Fact("The wire API of the request, such as `chat`", size=16)]
+    started_at: Annotated[float, Fact("The time at which the request was admitted")]
+    stream: Annotated[bool, Fact("Whether the client asked for a stream")]
+    model_requested: Annotated[str, Fact("The model that the client asked for")]
     parent_call_id: Annotated[
-        str | None, fact("The id of the call that this one continues", size=64)
+        str | None, Fact("The id of the call that this one continues", size=64)
     ] = None
     lineage_rule: Annotated[
         str | None,
-        fact("The rule that found the parent: `minted_id`, `content`, `token_prefix` …", size=32),
+        Fact("The rule that found the parent: `minted_id`, `content`, `token_prefix` …", size=32),
     ] = None
     headers: Annotated[
-        Mapping[str, str], fact("Headers that identify the harness; never credentials")
+        Mapping[str, str], Fact("Headers that identify the harness; never credentials")
     ] = field(default_factory=dict)
 
 
@@ -62,20 +62,20 @@ class BegunFacts:
 class WrittenFacts:
     """The facts that the writer adds to the beginning of a call."""
 
-    writer_id: Annotated[str, fact("The writer of the call's process", size=64, shown=False)]
+    writer_id: Annotated[str, Fact("The writer of the call's process", size=64, shown=False)]
     request_sha256: Annotated[
-        str, fact("SHA-256 of the client's bytes", size=32, digest=True, shown=False)
+        str, Fact("SHA-256 of the client's bytes", size=32, digest=True, shown=False)
     ]
     request_messages: Annotated[
         int | None,
-        fact("Number of messages of the whole request; NULL if they were not read", shown=False),
+        Fact("Number of messages of the whole request; NULL if they were not read", shown=False),
     ] = None
     instructions: Annotated[
         bool | None,
-        fact("Whether the first message is a Responses request's `instructions`", shown=False),
+        Fact("Whether the first message is a Responses request's `instructions`", shown=False),
     ] = None
     tools_id: Annotated[
-        bytes | None, fact("The request's tools, in the table `tool_sets`", size=16, shown=False)
+        bytes | None, Fact("The request's tools, in the table `tool_sets`", size=16, shown=False)
     ] = None
 
 
@@ -83,48 +83,48 @@ class WrittenFacts:
 class EndedFacts:
     """The facts that are known when a call is over."""
 
-    kind: Annotated[CallKind, fact("The purpose of the call", size=16)] = CallKind.UNKNOWN
+    kind: Annotated[CallKind, Fact("The purpose of the call", size=16)] = CallKind.UNKNOWN
     role: Annotated[
-        str | None, fact("Name of the sub-agent or side task, if the harness names it")
+        str | None, Fact("Name of the sub-agent or side task, if the harness names it")
     ] = None
     status: Annotated[
         CallStatus,
-        fact(
+        Fact(
             "`complete`, `partial`, `failed`, `quarantined` or `interrupted`; `open` while it runs",
             size=16,
         ),
     ] = CallStatus.OPEN
     reason: Annotated[
-        str | None, fact("The reason why the call failed, was cut or was quarantined")
+        str | None, Fact("The reason why the call failed, was cut or was quarantined")
     ] = None
     break_reason: Annotated[
         BreakReason | None,
-        fact("The reason why the call does not continue its parent in tokens", size=32),
+        Fact("The reason why the call does not continue its parent in tokens", size=32),
     ] = None
-    model_served: Annotated[str | None, fact("The model that the engine says it served")] = None
+    model_served: Annotated[str | None, Fact("The model that the engine says it served")] = None
     policy: Annotated[
         str | None,
-        fact("The policy that was asked; NULL for the default one, or for none", size=SHORT_TEXT),
+        Fact("The policy that was asked; NULL for the default one, or for none", size=SHORT_TEXT),
     ] = None
     sampling: Annotated[
-        Mapping[str, Any], fact("The sampling parameters as sent to the engine", nullable=True)
+        Mapping[str, Any], Fact("The sampling parameters as sent to the engine", nullable=True)
     ] = field(default_factory=dict)
     sampler: Annotated[
         Sampler | None,
-        fact("What the tokens were drawn from, without the values of the policy's own sampling"),
+        Fact("What the tokens were drawn from, without the values of the policy's own sampling"),
     ] = None
-    usage: Annotated[Mapping[str, Any], fact("The engine's count of tokens", nullable=True)] = (
+    usage: Annotated[Mapping[str, Any], Fact("The engine's count of tokens", nullable=True)] = (
         field(default_factory=dict)
     )
-    error: Annotated[Mapping[str, Any], fact("The error that was sent", nullable=True)] = field(
+    error: Annotated[Mapping[str, Any], Fact("The error that was sent", nullable=True)] = field(
         default_factory=dict
     )
     notes: Annotated[
         tuple[Note, ...],
-        fact("What was dropped, converted or weakened: `name` and `detail`", nullable=True),
+        Fact("What was dropped, converted or weakened: `name` and `detail`", nullable=True),
     ] = ()
-    first_token_at: Annotated[float | None, fact("The time of the first token")] = None
-    ended_at: Annotated[float | None, fact("The time of the call's end")] = None
+    first_token_at: Annotated[float | None, Fact("The time of the first token")] = None
+    ended_at: Annotated[float | None, Fact("The time of the call's end")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,24 +133,24 @@ class DerivedFacts:
 
     prompt_span_id: Annotated[
         str | None,
-        fact(
+        Fact(
             "The span in whose path the first `prompt_tokens` tokens are the prompt",
             size=80,
             shown=False,
         ),
     ] = None
-    prompt_tokens: Annotated[int | None, fact("Number of prompt tokens")] = None
-    sampled_tokens: Annotated[int | None, fact("Number of sampled tokens of all choices")] = None
+    prompt_tokens: Annotated[int | None, Fact("Number of prompt tokens")] = None
+    sampled_tokens: Annotated[int | None, Fact("Number of sampled tokens of all choices")] = None
     version_start: Annotated[
-        int | None, fact("The lowest policy version of a sampled token", big=True)
+        int | None, Fact("The lowest policy version of a sampled token", big=True)
     ] = None
     version_end: Annotated[
-        int | None, fact("The highest policy version of a sampled token", big=True)
+        int | None, Fact("The highest policy version of a sampled token", big=True)
     ] = None
-    finish_reason: Annotated[str | None, fact("Why the first choice ended", size=32)] = None
+    finish_reason: Annotated[str | None, Fact("Why the first choice ended", size=32)] = None
     response_sha256: Annotated[
         str | None,
-        fact("SHA-256 of the bytes sent to the client", size=32, digest=True, shown=False),
+        Fact("SHA-256 of the bytes sent to the client", size=32, digest=True, shown=False),
     ] = None
 
 
@@ -160,10 +160,10 @@ class DecidedFacts:
     recorded."""
 
     kind_set: Annotated[
-        CallKind | None, fact("The kind that a person decided", size=16, shown=False)
+        CallKind | None, Fact("The kind that a person decided", size=16, shown=False)
     ] = None
-    role_set: Annotated[str | None, fact("The role that a person decided", shown=False)] = None
-    kind_by: Annotated[str | None, fact("The person who decided", shown=False)] = None
+    role_set: Annotated[str | None, Fact("The role that a person decided", shown=False)] = None
+    kind_by: Annotated[str | None, Fact("The person who decided", shown=False)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ A field that may be ``None`` has a column that may be NULL.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
@@ -42,12 +42,13 @@ class Codec(NamedTuple):
     decode: Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """The annotation of a field that is stored in a column of its name."""
 
     meaning: str
     """One sentence for people, without its full stop."""
+    _: KW_ONLY
     size: int | None = None
     """Maximum characters or bytes of the column."""
     big: bool = False
@@ -90,11 +91,6 @@ class Stored(NamedTuple):
     def decoded(self, value: Any) -> Any:
         """Return the field's value for one of its column that is not NULL."""
         return value if self.codec is None else self.codec.decode(value)
-
-
-def fact(meaning: str, **options: Any) -> Fact:
-    """Return the :class:`Fact` of this ``meaning``."""
-    return Fact(meaning=meaning, **options)
 
 
 @cache
@@ -145,13 +141,15 @@ class Part:
 
     def fields(self, row: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of a row that begins with the columns. JSON is its text there. A NULL
-        of JSON is left out, because it stands for the field's default."""
+        of a column with a codec is left out, because it stands for the field's default. Raise as
+        :class:`Codec` does, and ``TypeError``, for a damaged value."""
         fields = dict(zip(self.names, row, strict=False))
-        for _, name, _, _, codec in self._codecs:
-            if (value := fields[name]) is not None:
-                fields[name] = codec.decode(value)
-            else:
+        for _, name, nullable, _, codec in self._codecs:
+            value = fields[name]
+            if value is None and nullable:
                 del fields[name]
+            else:
+                fields[name] = codec.decode(value)
         return fields
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.declaration import SHORT_TEXT, Codec, fact
+from bridle.store.declaration import SHORT_TEXT, Codec, Fact
 
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
@@ -202,18 +202,18 @@ class VersionRun(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, kw_only=True)
 class StartFacts:
-    """How a session's harness was started. All are ``None`` where that is not known."""
+    """The start of a session's harness. Fields are ``None`` where they are not known."""
 
-    argv: Annotated[tuple[str, ...] | None, fact("The command of the harness")] = None
-    folder: Annotated[str | None, fact("The folder in which the harness was started")] = None
-    home: Annotated[str | None, fact("The harness's `HOME`")] = None
-    tz: Annotated[str | None, fact("The harness's `TZ`")] = None
+    argv: Annotated[tuple[str, ...] | None, Fact("The command of the harness")] = None
+    folder: Annotated[str | None, Fact("The folder in which the harness was started")] = None
+    home: Annotated[str | None, Fact("The harness's `HOME`")] = None
+    tz: Annotated[str | None, Fact("The harness's `TZ`")] = None
     environment_names: Annotated[
-        tuple[str, ...] | None, fact("The names of its environment's variables, never values")
+        tuple[str, ...] | None, Fact("The names of its environment's variables, never values")
     ] = None
-    harness_version: Annotated[str | None, fact("The installed version of the harness")] = None
+    harness_version: Annotated[str | None, Fact("The installed version of the harness")] = None
     workspace_commit: Annotated[
-        str | None, fact("The Git commit that was checked out in the folder")
+        str | None, Fact("The Git commit that was checked out in the folder")
     ] = None
 
 
@@ -221,47 +221,47 @@ class StartFacts:
 class SessionRecord(StartFacts):
     """One run of one harness on one task: the declaration of the table ``sessions``."""
 
-    id: Annotated[str, fact("The session's id", size=64, key=True)]
-    created_at: Annotated[float, fact("The time of its creation, in seconds since the epoch")]
+    id: Annotated[str, Fact("The session's id", size=64, key=True)]
+    created_at: Annotated[float, Fact("The time of its creation, in seconds since the epoch")]
     run_id: Annotated[
-        str | None, fact("The run that the session belongs to", size=64, references="runs.id")
+        str | None, Fact("The run that the session belongs to", size=64, references="runs.id")
     ] = None
-    task_suite: Annotated[str | None, fact("The suite of the task", size=SHORT_TEXT)] = None
-    task_split: Annotated[str | None, fact("The split of the task", size=32)] = None
+    task_suite: Annotated[str | None, Fact("The suite of the task", size=SHORT_TEXT)] = None
+    task_split: Annotated[str | None, Fact("The split of the task", size=32)] = None
     task_id: Annotated[
-        str | None, fact("The task's own id, unique within the suite and split", size=SHORT_TEXT)
+        str | None, Fact("The task's own id, unique within the suite and split", size=SHORT_TEXT)
     ] = None
     group_id: Annotated[
         str | None,
-        fact("The group, whose sessions the trainer compares with each other", size=SHORT_TEXT),
+        Fact("The group, whose sessions the trainer compares with each other", size=SHORT_TEXT),
     ] = None
-    harness: Annotated[str | None, fact("The name of the harness", size=SHORT_TEXT)] = None
+    harness: Annotated[str | None, Fact("The name of the harness", size=SHORT_TEXT)] = None
     name: Annotated[
         str | None,
-        fact("The name that people use for the session, as in `/s/NAME/…`", size=256, unique=True),
+        Fact("The name that people use for the session, as in `/s/NAME/…`", size=256, unique=True),
     ] = None
     key_hash: Annotated[
-        str | None, fact("SHA-256 of the session key", size=64, unique=True, shown=False)
+        str | None, Fact("SHA-256 of the session key", size=64, unique=True, shown=False)
     ] = None
     """Hex; the key itself is never stored."""
     verifier_key_hash: Annotated[
-        str | None, fact("SHA-256 of the key that scores the session", size=64, shown=False)
+        str | None, Fact("SHA-256 of the key that scores the session", size=64, shown=False)
     ] = None
-    expires_at: Annotated[float | None, fact("The time from which the key is refused")] = None
+    expires_at: Annotated[float | None, Fact("The time from which the key is refused")] = None
     continuation: Annotated[
-        Continuation, fact("How prompts are made: `exact` or `rendered`", size=16)
+        Continuation, Fact("How prompts are made: `exact` or `rendered`", size=16)
     ] = Continuation.EXACT
     settings: Annotated[
         Mapping[str, Any],
-        fact("Sampling parameters that are pinned or capped, and budgets", shown=False),
+        Fact("Sampling parameters that are pinned or capped, and budgets", shown=False),
     ] = field(default_factory=dict)
-    labels: Annotated[Mapping[str, Any], fact("Labels of the session's owner")] = field(
+    labels: Annotated[Mapping[str, Any], Fact("Labels of the session's owner")] = field(
         default_factory=dict
     )
-    sealed_at: Annotated[float | None, fact("The time of its end")] = None
+    sealed_at: Annotated[float | None, Fact("The time of its end")] = None
     outcome: Annotated[
         str | None,
-        fact("The outcome: `completed`, `timeout`, `error` …; null while it is open", size=32),
+        Fact("The outcome: `completed`, `timeout`, `error` …; null while it is open", size=32),
     ] = None
 
     def __post_init__(self) -> None:
@@ -375,7 +375,7 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
 
     digests: Annotated[
         RequestDigests,
-        fact(
+        Fact(
             "The request in digests, as MessagePack",
             shown=False,
             nullable=True,
@@ -384,7 +384,7 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
     ]
     base_call_id: Annotated[
         str | None,
-        fact(
+        Fact(
             "The deepest call whose whole conversation stands unchanged at the start of the "
             "request",
             size=64,
@@ -392,11 +392,11 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
         ),
     ] = None
     base_choice: Annotated[
-        int, fact("The index of the base's reply that is continued", shown=False, nullable=True)
+        int, Fact("The index of the base's reply that is continued", shown=False, nullable=True)
     ] = 0
     differs: Annotated[
         tuple[str, ...],
-        fact(
+        Fact(
             "Ways in which the harness rewrote this conversation so far, such as `reasoning`",
             shown=False,
             nullable=True,
@@ -404,14 +404,14 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
     ] = ()
     confidence: Annotated[
         float,
-        fact(
+        Fact(
             "The confidence in the base: 1.0 if an echoed id names the parent",
             shown=False,
             nullable=True,
         ),
     ] = 1.0
     retry_of: Annotated[
-        str | None, fact("An earlier call that asked the same question", size=64, shown=False)
+        str | None, Fact("An earlier call that asked the same question", size=64, shown=False)
     ] = None
     """The request only looked like a retry when it was admitted: if the earlier call has children,
     both replies were samples."""

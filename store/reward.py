@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from bridle.store.declaration import SHORT_TEXT, fact
+from bridle.store.declaration import SHORT_TEXT, Fact
 
 
 class RewardSource(StrEnum):
@@ -53,30 +53,30 @@ class Reward:
     """A named reward of a session, or of one call or turn in it. It may arrive at any later
     time."""
 
-    session_id: Annotated[str, fact("The session's id", size=64, references="sessions.id")]
-    name: Annotated[str, fact("The name of the reward", size=SHORT_TEXT)]
-    value: Annotated[float, fact("The number; a finding's is the number of times it was seen")]
-    created_at: Annotated[float, fact("The time at which the reward was given")]
+    session_id: Annotated[str, Fact("The session's id", size=64, references="sessions.id")]
+    name: Annotated[str, Fact("The name of the reward", size=SHORT_TEXT)]
+    value: Annotated[float, Fact("The number; a finding's is the number of times it was seen")]
+    created_at: Annotated[float, Fact("The time at which the reward was given")]
     call_id: Annotated[
-        str | None, fact("The id of the call, if the reward is for one call alone", size=64)
+        str | None, Fact("The id of the call, if the reward is for one call alone", size=64)
     ] = None
     turn: Annotated[
         int | None,
-        fact("The number of the turn, from 1, if the reward is for one turn alone"),
+        Fact("The number of the turn, from 1, if the reward is for one turn alone"),
     ] = None
     source: Annotated[
         RewardSource,
-        fact("The key that the reward was given with: `verifier` or `operator`", size=16),
+        Fact("The key that the reward was given with: `verifier` or `operator`", size=16),
     ] = RewardSource.OPERATOR
     kind: Annotated[
-        RewardKind, fact("`score`, a number that counts, or `finding`, a report", size=16)
+        RewardKind, Fact("`score`, a number that counts, or `finding`, a report", size=16)
     ] = RewardKind.SCORE
     mode: Annotated[
         FindingMode | None,
-        fact("The effect of a finding: `warn` unless given, `zero` or `quarantine`", size=16),
+        Fact("The effect of a finding: `warn` unless given, `zero` or `quarantine`", size=16),
     ] = None
     """A score has none."""
-    detail: Annotated[Mapping[str, Any], fact("Whatever else the scorer reports")] = field(
+    detail: Annotated[Mapping[str, Any], Fact("Whatever else the scorer reports")] = field(
         default_factory=dict
     )
 

@@ -74,7 +74,7 @@ class Task(_Body):
 
 
 class SessionStart(_declared(_Body, StartFacts)):  # type: ignore[misc]
-    """How the session's harness was started."""
+    """The start of the session's harness."""
 
 
 class NewSession(_Body):
@@ -90,7 +90,7 @@ class NewSession(_Body):
     labels: dict[str, Any] = {}
     ttl_s: Annotated[float, Field(gt=0)] | None = None
     start: SessionStart | None = None
-    """How the session's harness is started, if that is known already."""
+    """The start of the session's harness, if it is known already."""
 
 
 class OpenedSession(_Documented):
@@ -189,7 +189,7 @@ class Seal(_Body):
     """Seconds that each stage of the session took, by its name. They are stored as the session's
     label ``seconds``."""
     start: SessionStart | None = None
-    """How the session's harness was started, if that was not known when the session was created."""
+    """The start of the session's harness, if it was not known when the session was created."""
 
 
 class EngineView(_Documented):

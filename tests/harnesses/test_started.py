@@ -1,4 +1,4 @@
-"""How a session's harness was started (``harnesses/started.py``)."""
+"""The start of a session's harness (``harnesses/started.py``)."""
 
 import json
 import subprocess
