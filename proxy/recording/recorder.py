@@ -219,15 +219,14 @@ class Recording:
         if prompt is not None and not frozen and not exact:
             break_reason, notes = self._prompt.verdict(self.link, growth)
         turn = self._turn(status, messages, None if frozen else growth, prompt)
-        facts = replace(
-            outcome,
-            ended_at=time.time(),
-            first_token_at=self._first_token_at,
-            usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
-            kind=self.link.kind(),
-            role=self.link.seen.agent,
-            break_reason=break_reason,
-            notes=(
+        by_reply = {
+            "ended_at": time.time(),
+            "first_token_at": self._first_token_at,
+            "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
+            "kind": self.link.kind(),
+            "role": self.link.seen.agent,
+            "break_reason": break_reason,
+            "notes": (
                 *outcome.notes,
                 *notes,
                 *unread_tool_calls(self.request, reply.choices),
@@ -235,9 +234,9 @@ class Recording:
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
                 *self.link.notes(status),
             ),
-        )
+        }
         ended = CallEnded(
-            **vars(facts),
+            **vars(outcome) | by_reply,
             id=self.begun.id,
             session_id=self.begun.session_id,
             prompt_token_ids=prompt,

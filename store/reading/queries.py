@@ -61,7 +61,7 @@ from bridle.store.records import (
     TokenIds,
 )
 from bridle.store.reward import Reward
-from bridle.store.schema.database import connect, make_whole, snapshot
+from bridle.store.schema.database import connect, in_pieces, make_whole, snapshot
 from bridle.store.schema.tables import (
     attempts,
     calls,
@@ -78,9 +78,6 @@ from bridle.store.schema.tables import (
 from bridle.store.tree import TokenTree
 
 _PAGE: Final = 200
-_AT_ONCE: Final = 500
-"""Maximum sessions per query, because databases limit the number of parameters."""
-
 SESSIONS: Final[Select[Any]] = select(*as_stored(sessions))
 """The query whose rows :meth:`Reader.session_record` reads."""
 # Built once: a statement that is built anew costs more than most reads.
@@ -556,8 +553,7 @@ def _in_pieces(
     connection: Connection, query: Select[Any], session_ids: Sequence[str]
 ) -> list[Row[Any]]:
     found: list[Row[Any]] = []
-    for start in range(0, len(session_ids), _AT_ONCE):
-        some = session_ids[start : start + _AT_ONCE]
+    for some in in_pieces(session_ids):
         found += connection.execute(query, {"sessions": some}).all()
     return found
 
