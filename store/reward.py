@@ -62,7 +62,7 @@ class Reward:
     ] = None
     turn: Annotated[
         int | None,
-        Fact("The number of the turn, from 1, if the reward is for one turn alone"),
+        Fact("The number of the turn, counted from 1, if the reward is for one turn"),
     ] = None
     source: Annotated[
         RewardSource,

@@ -59,7 +59,7 @@ def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
         session = reader.session(row["id"])
     assert session.argv == (sys.executable, "-c", AGENT, "Hello?")
     assert (session.folder, session.home) == (os.getcwd(), os.environ.get("HOME"))
-    assert session.environment_names == tuple(sorted(os.environ))
+    assert set(session.environment_names or ()) >= {"HOME", "PATH"} & set(os.environ)
 
 
 def test_a_session_has_the_name_of_its_command_or_of_the_harness_in_it(
