@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.collector import Collector
 from bridle.trainer.config import FilterConfig, GrpoConfig

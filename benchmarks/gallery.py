@@ -19,11 +19,10 @@ import numpy as np
 from bridle.bench.corpus import Corpus, corpus
 from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     BreakReason,
-    CallBegun,
-    CallEnded,
     CallKind,
     CallStatus,
     Choice,
@@ -33,8 +32,6 @@ from bridle.store.records import (
     Note,
     PolicyRecord,
     RequestDigests,
-    Reward,
-    RewardSource,
     RunRecord,
     Sampler,
     SessionRecord,
@@ -43,6 +40,7 @@ from bridle.store.records import (
     VersionRun,
     new_id,
 )
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import migrate
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer

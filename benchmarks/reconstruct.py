@@ -23,10 +23,9 @@ import orjson
 from bridle.bench.corpus import corpus
 from bridle.bench.session import OBSERVED, SAMPLED, session_record
 from bridle.reconstruct.episodes import episodes
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
-    CallBegun,
-    CallEnded,
     CallStatus,
     Choice,
     Conversation,
@@ -78,11 +77,11 @@ def fill(path: str, sessions: int, turns: int) -> None:
                 messages = [result.to_chat()]
                 body = orjson.dumps({"model": "policy", "turn": turn, "messages": messages})
                 begun = CallBegun(
-                    call_id,
-                    session.id,
-                    "chat",
-                    now,
-                    body,
+                    id=call_id,
+                    session_id=session.id,
+                    dialect="chat",
+                    started_at=now,
+                    request_body=body,
                     stream=True,
                     model_requested="policy",
                     parent_call_id=parent,
@@ -90,10 +89,10 @@ def fill(path: str, sessions: int, turns: int) -> None:
                 )
                 choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),)
                 ended = CallEnded(
-                    call_id,
-                    session.id,
-                    CallStatus.COMPLETE,
-                    now,
+                    id=call_id,
+                    session_id=session.id,
+                    status=CallStatus.COMPLETE,
+                    ended_at=now,
                     prompt_token_ids=prompt,
                     choices=choices,
                     growth=tree.grow(call_id, prompt, choices),

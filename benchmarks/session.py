@@ -18,7 +18,7 @@ import numpy as np
 from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.recording.recorder import CallOutcome, Recording, recorded_conversation
+from bridle.proxy.recording.recorder import Recording, recorded_conversation
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
@@ -29,13 +29,14 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.store.records import CallBegun, CallEnded, CallStatus, SessionRecord, TokenIds, new_id
+from bridle.store.call import CallBegun, CallEnded, EndedFacts
+from bridle.store.records import CallStatus, SessionRecord, TokenIds, new_id
 
 SAMPLED: Final = 150
 OBSERVED: Final = 450
 
-_OUTCOME: Final = CallOutcome(
-    CallStatus.COMPLETE,
+_OUTCOME: Final = EndedFacts(
+    status=CallStatus.COMPLETE,
     sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192},
     model_served="policy",
 )

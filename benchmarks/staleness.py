@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import GrpoConfig, LossConfig, OptimizerConfig
 from bridle.trainer.learner.optimizer import make_optimizer

@@ -29,17 +29,9 @@ import orjson
 
 from bridle.bench.corpus import corpus
 from bridle.bench.session import Agent, BenchCall, session_record
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
-from bridle.store.records import (
-    CallBegun,
-    CallEnded,
-    CallStatus,
-    Choice,
-    Conversation,
-    Message,
-    VersionRun,
-    new_id,
-)
+from bridle.store.records import CallStatus, Choice, Conversation, Message, VersionRun, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
@@ -259,11 +251,11 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
         now, call_id = time.time(), new_id("call")
         reply = Message("assistant", said)
         begun = CallBegun(
-            call_id,
-            session_id,
-            "chat",
-            now,
-            history + b"{}]",
+            id=call_id,
+            session_id=session_id,
+            dialect="chat",
+            started_at=now,
+            request_body=history + b"{}]",
             stream=True,
             model_requested="policy",
             parent_call_id=parent,
@@ -271,10 +263,10 @@ def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
         )
         choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "stop"),)
         ended = CallEnded(
-            call_id,
-            session_id,
-            CallStatus.COMPLETE,
-            now,
+            id=call_id,
+            session_id=session_id,
+            status=CallStatus.COMPLETE,
+            ended_at=now,
             prompt_token_ids=prompt,
             choices=choices,
             growth=tree.grow(call_id, prompt, choices),

@@ -24,14 +24,8 @@ from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, judged, matching
-from bridle.store.records import (
-    CallKind,
-    CallStatus,
-    Metric,
-    PolicyRecord,
-    RewardKind,
-    RunRecord,
-)
+from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.reward import RewardKind
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5

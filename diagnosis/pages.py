@@ -24,7 +24,8 @@ from bridle.diagnosis.titles import title
 from bridle.store.reading.damage import json_value, number_or_none
 from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.records import OBSERVED, CallKind, CallStatus, Reward, SessionRecord
+from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
+from bridle.store.reward import Reward
 from bridle.store.schema.tables import (
     call_messages,
     calls,

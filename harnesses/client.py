@@ -15,7 +15,8 @@ from bridle.errors import BridleError
 from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
-from bridle.store.records import FindingMode, RewardKind
+from bridle.store.records import StartFacts
+from bridle.store.reward import FindingMode, RewardKind
 
 Answer = TypeVar("Answer")
 
@@ -68,6 +69,8 @@ class SessionRequest:
     labels: Mapping[str, Any] | None = None
     ttl_s: float | None = None
     task: Task | None = None
+    start: StartFacts | None = None
+    """The start of the harness, if it is known."""
 
     def body(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -79,6 +82,7 @@ class SessionRequest:
             "settings": dict(self.settings) if self.settings is not None else None,
             "labels": dict(self.labels) if self.labels is not None else None,
             "ttl_s": self.ttl_s,
+            "start": None if self.start is None else vars(self.start),
         }
         if self.task is not None:
             fields["task"] = {
@@ -191,10 +195,19 @@ class Client:
         await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
 
     async def seal(
-        self, session_id: str, outcome: str, seconds: Mapping[str, float] | None = None
+        self,
+        session_id: str,
+        outcome: str,
+        seconds: Mapping[str, float] | None = None,
+        start: StartFacts | None = None,
     ) -> None:
-        """End the session. ``seconds`` by stage become its label ``seconds``."""
-        body = {"outcome": outcome, **({"seconds": dict(seconds)} if seconds else {})}
+        """End the session. ``seconds`` by stage become its label ``seconds``. ``start`` is how its
+        harness was started, if the session was created before that was known."""
+        body: dict[str, Any] = {"outcome": outcome}
+        if seconds:
+            body["seconds"] = dict(seconds)
+        if start is not None:
+            body["start"] = vars(start)
         await self._send("POST", f"/sessions/{session_id}/seal", body)
 
     async def session(self, session_id: str) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from bridle.harnesses.sandboxes.base import (
 )
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.stages import StageClock
+from bridle.harnesses.started import how_started
 from bridle.harnesses.tasks.task import Step, Task
 from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, Verifier
+from bridle.store.records import StartFacts
 
 
 class Outcome(StrEnum):
@@ -53,6 +55,8 @@ class EpisodeResult:
     answer: str
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
+    start: StartFacts | None = None
+    """The start of the harness for the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,14 @@ class Episode:
         seconds = 0.0
         outcome, answer = Outcome.COMPLETED, ""
         exit_code: int | None = 0
+        start: StartFacts | None = None
         for step in task.steps or (Step("", task.prompt),):
             one = _one(task, step)
             async with self.clock.stage("prepare"):
                 if step.setup is not None:
                     await self._set_up(step, Path(step.setup))
                 launch = await self._harness(one, step)
+                start = start or self._started(launch)
             async with self.clock.stage("run"):
                 finished = await self.sandbox.exec(launch)
             seconds += finished.seconds
@@ -98,8 +104,12 @@ class Episode:
             if not reaches(scores, step.min_rewards):
                 break
         return EpisodeResult(
-            outcome, combined(self._steps, task.combine), seconds, exit_code, answer
+            outcome, combined(self._steps, task.combine), seconds, exit_code, answer, start=start
         )
+
+    def _started(self, launch: Launch) -> StartFacts:
+        folder, key = str(self.sandbox.place.workspace), self.session.key
+        return how_started(launch.argv, folder, launch.environment, secrets=(key,))
 
     async def _set_up(self, step: Step, folder: Path) -> None:
         workspace = self.sandbox.place.workspace

@@ -42,7 +42,8 @@ from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Scores, VerifierError
-from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, new_id
+from bridle.store.records import new_id
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +303,7 @@ class Rollout:
                 mode=one.mode,
                 detail=one.detail,
             )
-        await self._client.seal(session.id, outcome, seconds=episode.stages)
+        await self._client.seal(session.id, outcome, seconds=episode.stages, start=episode.start)
         return RolloutResult(
             session_id=session.id,
             task_id=job.task.id,

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.store import processes
-from bridle.store.records import DEFAULT_POLICY, SHORT_TEXT, Continuation
+from bridle.store.declaration import SHORT_TEXT
+from bridle.store.records import DEFAULT_POLICY, Continuation
 from bridle.store.schema.database import Synchronous
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 
 from bridle.reconstruct.rewards import Aggregation, CountedRewards
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward, SessionRecord
+from bridle.store.records import SessionRecord
+from bridle.store.reward import Reward
 
 By = Literal["harness", "task", "version"]
 QUARANTINED: Final = "quarantined"

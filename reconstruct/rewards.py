@@ -23,7 +23,8 @@ from typing import Any, Final, Literal
 
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
-from bridle.store.records import FindingMode, Reward, RewardSource, SessionRecord
+from bridle.store.records import SessionRecord
+from bridle.store.reward import FindingMode, Reward, RewardSource
 
 Over = Literal["sum", "mean", "min", "max", "last"]
 MAIN: Final = "reward"

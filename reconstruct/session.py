@@ -29,7 +29,8 @@ from bridle.store.errors import NotFound
 from bridle.store.reading.conversation import base
 from bridle.store.reading.damage import DamagedRows, RowDamage
 from bridle.store.reading.queries import CallRow, DamagedSession, Reader, SpanRow
-from bridle.store.records import Reward, SessionRecord, SpanKind
+from bridle.store.records import SessionRecord, SpanKind
+from bridle.store.reward import Reward
 
 AT_ONCE: Final = 16
 """Sessions per query."""

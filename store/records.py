@@ -13,23 +13,16 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.reward import FindingMode as FindingMode
-from bridle.store.reward import Reward as Reward
-from bridle.store.reward import RewardKind as RewardKind
-from bridle.store.reward import RewardSource as RewardSource
+from bridle.store.declaration import SHORT_TEXT, Codec, Fact
 
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
-
-SHORT_TEXT: Final = 128
-"""Maximum characters of a name that a person or program chooses, such as that of a task, a harness
-or a reward."""
 
 
 def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
@@ -209,37 +202,69 @@ class VersionRun(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """One run of one harness on one task."""
+@dataclass(frozen=True, kw_only=True)
+class StartFacts:
+    """The start of a session's harness. Fields are ``None`` where they are not known."""
 
-    id: str
-    created_at: float
-    """The time in seconds since the epoch, like every time in the store."""
-    run_id: str | None = None
-    task_suite: str | None = None
-    task_split: str | None = None
-    task_id: str | None = None
-    """The task's own id, unique within the suite and split."""
-    group_id: str | None = None
-    """The group of the session. The trainer compares the sessions of one group with each other."""
-    harness: str | None = None
-    name: str | None = None
-    """The name that people use for the session; the path segment of ``/s/{name}/…`` when the client
-    sets it."""
-    key_hash: str | None = None
-    """SHA-256 hex of the session key; the key itself is never stored."""
-    verifier_key_hash: str | None = None
-    """SHA-256 hex of the key that scores the session; the key itself is never stored."""
-    expires_at: float | None = None
-    continuation: Continuation = Continuation.EXACT
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters that are pinned or capped, and budgets."""
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    sealed_at: float | None = None
-    outcome: str | None = None
-    """The outcome of the rollout: ``completed``, ``timeout``, ``error`` …; ``None`` while the
-    session is open."""
+    argv: Annotated[tuple[str, ...] | None, Fact("The command of the harness")] = None
+    folder: Annotated[str | None, Fact("The folder in which the harness was started")] = None
+    home: Annotated[str | None, Fact("The harness's `HOME`")] = None
+    tz: Annotated[str | None, Fact("The harness's `TZ`")] = None
+    environment_names: Annotated[
+        tuple[str, ...] | None, Fact("The names of its environment's variables, never values")
+    ] = None
+    harness_version: Annotated[str | None, Fact("The installed version of the harness")] = None
+    workspace_commit: Annotated[
+        str | None, Fact("The Git commit that was checked out in the folder")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord(StartFacts):
+    """One run of one harness on one task: the declaration of the table ``sessions``."""
+
+    id: Annotated[str, Fact("The session's id", size=64, key=True)]
+    created_at: Annotated[float, Fact("The time of its creation, in seconds since the epoch")]
+    run_id: Annotated[
+        str | None, Fact("The run that the session belongs to", size=64, references="runs.id")
+    ] = None
+    task_suite: Annotated[str | None, Fact("The suite of the task", size=SHORT_TEXT)] = None
+    task_split: Annotated[str | None, Fact("The split of the task", size=32)] = None
+    task_id: Annotated[
+        str | None, Fact("The task's own id, unique within the suite and split", size=SHORT_TEXT)
+    ] = None
+    group_id: Annotated[
+        str | None,
+        Fact("The group, whose sessions the trainer compares with each other", size=SHORT_TEXT),
+    ] = None
+    harness: Annotated[str | None, Fact("The name of the harness", size=SHORT_TEXT)] = None
+    name: Annotated[
+        str | None,
+        Fact("The name that people use for the session, as in `/s/NAME/…`", size=256, unique=True),
+    ] = None
+    key_hash: Annotated[
+        str | None, Fact("SHA-256 of the session key", size=64, unique=True, shown=False)
+    ] = None
+    """Hex; the key itself is never stored."""
+    verifier_key_hash: Annotated[
+        str | None, Fact("SHA-256 of the key that scores the session", size=64, shown=False)
+    ] = None
+    expires_at: Annotated[float | None, Fact("The time from which the key is refused")] = None
+    continuation: Annotated[
+        Continuation, Fact("How prompts are made: `exact` or `rendered`", size=16)
+    ] = Continuation.EXACT
+    settings: Annotated[
+        Mapping[str, Any],
+        Fact("Sampling parameters that are pinned or capped, and budgets", shown=False),
+    ] = field(default_factory=dict)
+    labels: Annotated[Mapping[str, Any], Fact("Labels of the session's owner")] = field(
+        default_factory=dict
+    )
+    sealed_at: Annotated[float | None, Fact("The time of its end")] = None
+    outcome: Annotated[
+        str | None,
+        Fact("The outcome: `completed`, `timeout`, `error` …; null while it is open", size=32),
+    ] = None
 
     def __post_init__(self) -> None:
         known = [part is not None for part in (self.task_suite, self.task_split, self.task_id)]
@@ -341,24 +366,57 @@ class RequestDigests(msgspec.Struct, frozen=True, gc=False, array_like=True):
     step of the request, because a later request repeats it and the reply as one message."""
 
 
+_PACKED_DIGESTS: Final = Codec(
+    msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(RequestDigests).decode
+)
+
+
 class LineageState(msgspec.Struct, frozen=True, gc=False):
     """The recorded reply that a request continues, as lineage found it when the request was
-    admitted."""
+    admitted. Its fields are columns of ``calls``."""
 
-    digests: RequestDigests
-    base_call_id: str | None = None
-    """The deepest call whose whole conversation stands unchanged at the start of the request."""
-    base_choice: int = 0
-    """The index of the base's reply that is continued."""
-    differs: tuple[str, ...] = ()
-    """Ways in which the harness rewrote what it echoes of the base, such as ``reasoning`` or
-    ``whitespace``: evidence for the reason of a break."""
-    confidence: float = 1.0
-    """The confidence in the base: 1.0 if an echoed id names the parent, less the more is
-    inferred."""
-    retry_of: str | None = None
-    """An earlier call that asked the same question. The request only looked like a retry when it
-    was admitted: if the earlier call has children, both replies were samples."""
+    digests: Annotated[
+        RequestDigests,
+        Fact(
+            "The request in digests, as MessagePack",
+            shown=False,
+            nullable=True,
+            codec=_PACKED_DIGESTS,
+        ),
+    ]
+    base_call_id: Annotated[
+        str | None,
+        Fact(
+            "The deepest call whose whole conversation stands unchanged at the start of the "
+            "request",
+            size=64,
+            shown=False,
+        ),
+    ] = None
+    base_choice: Annotated[
+        int, Fact("The index of the base's reply that is continued", shown=False, nullable=True)
+    ] = 0
+    differs: Annotated[
+        tuple[str, ...],
+        Fact(
+            "Ways in which the harness rewrote what it echoes of the base, such as `reasoning`",
+            shown=False,
+            nullable=True,
+        ),
+    ] = ()
+    confidence: Annotated[
+        float,
+        Fact(
+            "The confidence in the base: 1.0 if an echoed id names the parent",
+            shown=False,
+            nullable=True,
+        ),
+    ] = 1.0
+    retry_of: Annotated[
+        str | None, Fact("An earlier call that asked the same question", size=64, shown=False)
+    ] = None
+    """The request only looked like a retry when it was admitted: if the earlier call has children,
+    both replies were samples."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
@@ -435,26 +493,6 @@ PLAIN: Final = Sampler()
 """The policy's own distribution."""
 
 
-class CallBegun(msgspec.Struct, frozen=True, gc=False):
-    """The record of an admitted request; it is written before the engine is asked."""
-
-    id: str
-    session_id: str
-    dialect: str
-    started_at: float
-    request_body: bytes
-    """The client's bytes as they came."""
-    stream: bool
-    model_requested: str
-    parent_call_id: str | None = None
-    lineage_rule: str | None = None
-    """The rule that found the parent: ``minted_id``, ``content``, ``token_prefix`` …"""
-    headers: Mapping[str, str] = {}
-    """Headers that identify the harness; never credentials."""
-    conversation: Conversation | None = None
-    """The messages of the request; ``None`` if it has none that were read."""
-
-
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
 
@@ -499,45 +537,6 @@ class Growth(msgspec.Struct, frozen=True, gc=False):
     spans: tuple[Span, ...]
     shared: int = 0
     """Number of leading tokens that the prompt shares with the path that the call continues."""
-
-
-class CallEnded(msgspec.Struct, frozen=True, gc=False):
-    """The record of a call that is over. The reply may be delivered once it is committed."""
-
-    id: str
-    session_id: str
-    status: CallStatus
-    ended_at: float
-    first_token_at: float | None = None
-    prompt_token_ids: TokenIds | None = None
-    """The prompt's ids, ``uint32[P]``, as the engine reports that it used them; ``None`` without a
-    report."""
-    choices: tuple[Choice, ...] = ()
-    growth: Growth | None = None
-    """The place of these tokens in the session's tree; if ``None``, they are stored whole."""
-    response_body: bytes = b""
-    """The bytes that were sent to the client (the whole event stream when streaming)."""
-    model_served: str | None = None
-    usage: Mapping[str, Any] = {}
-    sampling: Mapping[str, Any] = {}
-    """Effective sampling parameters, as sent to the engine."""
-    sampler: Sampler | None = None
-    """The distribution that the tokens were drawn from; ``None`` if it was not recorded."""
-    replies: tuple[Message, ...] = ()
-    """The reply of each choice, its tool calls under their minted ids."""
-    kind: CallKind = CallKind.UNKNOWN
-    role: str | None = None
-    """Name of the sub-agent or side task, if the harness names it."""
-    break_reason: BreakReason | None = None
-    reason: str | None = None
-    """The reason why the call failed, was cut or was quarantined."""
-    error: Mapping[str, Any] = {}
-    notes: tuple[Note, ...] = ()
-    compared: bool = False
-    """Whether the call was already checked for contradictions (``integrity.py``); if not, the
-    writer checks it."""
-    policy: str | None = None
-    """The name of the policy that the request asked for; ``None`` for the default."""
 
 
 def span_id(call_id: str, choice: int) -> str:

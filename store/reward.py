@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from bridle.store.declaration import SHORT_TEXT, Fact
 
 
 class RewardSource(StrEnum):
@@ -51,17 +53,32 @@ class Reward:
     """A named reward of a session, or of one call or turn in it. It may arrive at any later
     time."""
 
-    session_id: str
-    name: str
-    value: float
-    created_at: float
-    call_id: str | None = None
-    turn: int | None = None
-    source: RewardSource = RewardSource.OPERATOR
-    kind: RewardKind = RewardKind.SCORE
-    mode: FindingMode | None = None
-    """The mode of a finding, ``warn`` unless given. A score has none."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    session_id: Annotated[str, Fact("The session's id", size=64, references="sessions.id")]
+    name: Annotated[str, Fact("The name of the reward", size=SHORT_TEXT)]
+    value: Annotated[float, Fact("The number; a finding's is the number of times it was seen")]
+    created_at: Annotated[float, Fact("The time at which the reward was given")]
+    call_id: Annotated[
+        str | None, Fact("The id of the call, if the reward is for one call alone", size=64)
+    ] = None
+    turn: Annotated[
+        int | None,
+        Fact("The number of the turn, counted from 1, if the reward is for one turn"),
+    ] = None
+    source: Annotated[
+        RewardSource,
+        Fact("The key that the reward was given with: `verifier` or `operator`", size=16),
+    ] = RewardSource.OPERATOR
+    kind: Annotated[
+        RewardKind, Fact("`score`, a number that counts, or `finding`, a report", size=16)
+    ] = RewardKind.SCORE
+    mode: Annotated[
+        FindingMode | None,
+        Fact("The effect of a finding: `warn` unless given, `zero` or `quarantine`", size=16),
+    ] = None
+    """A score has none."""
+    detail: Annotated[Mapping[str, Any], Fact("Whatever else the scorer reports")] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

@@ -6,6 +6,7 @@ A room that writes to stores of its own has a fixture ``url`` for ``writer`` and
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -23,17 +24,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
 from bridle.reconstruct.audit import audit
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
-    CallBegun,
-    CallEnded,
     CallStatus,
     Choice,
     Message,
@@ -237,7 +236,7 @@ class Calls:
         if tree is None:
             return ended
         growth = tree.grow(ended.id, ended.prompt_token_ids, ended.choices)
-        return msgspec.structs.replace(ended, growth=growth)
+        return dataclasses.replace(ended, growth=growth)
 
     @staticmethod
     def message(chat: Mapping[str, Any]) -> Message:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
 from bridle.registry import Options
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]

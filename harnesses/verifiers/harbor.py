@@ -30,7 +30,7 @@ from bridle.harnesses.tasks.harbor.config import (
 )
 from bridle.harnesses.tasks.task import TaskError
 from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, VerifierError
-from bridle.store.records import SHORT_TEXT
+from bridle.store.declaration import SHORT_TEXT
 
 TESTS: Final = PurePosixPath("/tests")
 REWARDS: Final = PurePosixPath("/logs/verifier")

@@ -19,7 +19,7 @@ from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
-from bridle.proxy.recording.recorder import CallOutcome, Recording
+from bridle.proxy.recording.recorder import Recording, error_fields
 from bridle.proxy.services import Services
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.wire.canonical import (
@@ -30,6 +30,7 @@ from bridle.proxy.wire.canonical import (
     Request,
 )
 from bridle.proxy.wire.in_flight import STEP, Held
+from bridle.store.call import CallEnded, EndedFacts
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import CLIENT_DISCONNECTED, CallStatus, Note
 
@@ -230,7 +231,7 @@ class Call:
         try:
             if recording.link.parent is None:
                 await self._compare_rendering()
-            await self._services.recorder.commit(recording, self._outcome(CallStatus.COMPLETE))
+            await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._unrecorded(error)
             if self._services.settings.when_store_is_down == "fail":
@@ -260,27 +261,27 @@ class Call:
             self._recording.sent(reply.body)
         status = CallStatus.PARTIAL if self._recording.fold.sampled else CallStatus.FAILED
         try:
-            outcome = self._outcome(status, failure)
-            await self._services.recorder.commit(self._recording, outcome)
+            await self._commit(status, failure)
         except StoreUnavailable as lost:
             self._unrecorded(lost)
         if reply is not None:
             await self._send_error(reply)
 
-    def _outcome(self, status: CallStatus, failure: CallFailure | None = None) -> CallOutcome:
+    async def _commit(self, status: CallStatus, failure: CallFailure | None = None) -> CallEnded:
         engine = self._stream.engine
-        return CallOutcome(
+        outcome = EndedFacts(
             status=status,
             notes=(*self.notes, *self._decoder.notes),
             sampling=self._ask.sampling,
             sampler=None if engine is None else self._ask.sampler(engine.sampling),
             model_served=self._decoder.model,
             policy=self._to.policy,
-            policy_version=self._gate.version if engine is None else engine.serves.version,
             reason=None if failure is None else failure.reason,
-            error=None if failure is None else failure.error,
-            contradiction=self._decoder.contradiction,
-            engine=None if engine is None else engine.name,
+            error={} if failure is None or failure.error is None else error_fields(failure.error),
+        )
+        name = None if engine is None else engine.name
+        return await self._services.recorder.commit(
+            self._recording, outcome, name, self._decoder.contradiction
         )
 
     def _unrecorded(self, error: StoreUnavailable) -> None:

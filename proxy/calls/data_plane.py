@@ -31,17 +31,9 @@ from bridle.proxy.session.turn import Link
 from bridle.proxy.session.upstream_fields import with_upstream_fields
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import (
-    BreakReason,
-    CallBegun,
-    CallEnded,
-    CallKind,
-    CallStatus,
-    Continuation,
-    Note,
-    new_id,
-)
+from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note, new_id
 
 log = logging.getLogger("bridle.proxy")
 

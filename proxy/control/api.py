@@ -40,9 +40,11 @@ from bridle.proxy.control.models import (
     VerifierKey,
     engine_view,
     recorded_call,
+    recorded_reward,
     run_state,
     session_detail,
     session_state,
+    start_facts,
 )
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.routes import nothing_at
@@ -68,13 +70,12 @@ from bridle.store.records import (
     CallKind,
     CallStatus,
     Continuation,
-    Reward,
-    RewardSource,
     RunRecord,
     SessionRecord,
     TaskRecord,
     new_id,
 )
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import database_url
 
 
@@ -233,6 +234,7 @@ async def create_session(
             continuation=Continuation(new.continuation or settings.continuation),
             settings=new.settings,
             labels=new.labels,
+            **start_facts(new.start),
         )
     )
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
@@ -349,7 +351,7 @@ async def add_reward(
         raise ApiError("invalid_request", str(error), status=422) from error
     except StoreUnavailable as error:
         raise store_unavailable() from error
-    return RecordedReward(session_id=session.id, source=source, **new.model_dump())
+    return recorded_reward(reward)
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
@@ -368,7 +370,8 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
     if new.call_id not in (None, call_id):
         message = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
         raise ApiError("invalid_request", message, status=422, param="turn")
-    return new.model_copy(update={"call_id": call_id})
+    placed: NewReward = new.model_copy(update={"call_id": call_id})
+    return placed
 
 
 async def set_kind(
@@ -411,8 +414,10 @@ async def seal_session(
     """End the session: no further call is admitted. A second seal keeps the first outcome."""
     if session.sealed_at is None:
         seal = seal or Seal()
-        labels = {**session.labels, "seconds": seal.seconds} if seal.seconds else None
-        await services.sessions.seal(session.id, seal.outcome, labels)
+        fields = start_facts(seal.start)
+        if seal.seconds:
+            fields["labels"] = {**session.labels, "seconds": seal.seconds}
+        await services.sessions.seal(session.id, seal.outcome, fields)
         await services.cluster_control.forget_session(session.id)
         session = await _found(session.id, services)
     return await get_session(session, services)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model, model_validator
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
-from bridle.store.reading.call_rows import CallRow
-from bridle.store.records import (
-    SHORT_TEXT,
-    CallKind,
-    CallStatus,
-    FindingMode,
-    RewardKind,
-    RewardSource,
-    RunRecord,
-    SessionRecord,
-)
+from bridle.store.call import CallRow
+from bridle.store.declaration import SHORT_TEXT, stored
+from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord, StartFacts
+from bridle.store.reward import Reward, RewardKind
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
@@ -36,6 +29,41 @@ class _Body(_Documented):
     model_config = ConfigDict(extra="forbid")
 
 
+def _declared(base: type[BaseModel], owner: type, without: Collection[str] = ()) -> Any:
+    """Return a model of the shown facts of a record (``store/declaration.py``). A model of a
+    request has their limits and defaults."""
+    fields: dict[str, Any] = {}
+    for one in stored(owner):
+        if not one.fact.shown or one.name in without:
+            continue
+        limits: dict[str, Any] = {"description": f"{one.fact.meaning}."}
+        kind: Any = one.kind
+        if one.is_json:
+            item = get_args(kind)[0] if get_origin(kind) is tuple else None
+            kind = dict[str, Any] if item is None else list[str] if item is str else list[Any]
+        if issubclass(base, _Body):
+            if kind is str and one.fact.size is not None:
+                limits |= {"min_length": 1, "max_length": one.fact.size}
+            if kind is float:
+                kind = FiniteFloat
+            if not one.required:
+                limits["default"] = one.default
+        if one.nullable and one.default is None:
+            kind |= None
+        fields[one.name] = (kind, Field(**limits))
+    return create_model(owner.__name__, __base__=base, **fields)
+
+
+def _shown(record: Any) -> dict[str, Any]:
+    """Return the shown facts of a record as JSON."""
+    owner: type = type(record)
+    return {
+        one.name: msgspec.to_builtins(getattr(record, one.name))
+        for one in stored(owner)
+        if one.fact.shown
+    }
+
+
 class Task(_Body):
     """The session's task; it replaces a stored task of the same suite, split and id."""
 
@@ -43,6 +71,10 @@ class Task(_Body):
     suite: ShortText
     split: Annotated[str, Field(min_length=1, max_length=32)]
     payload: dict[str, Any] = {}
+
+
+class SessionStart(_declared(_Body, StartFacts)):  # type: ignore[misc]
+    """The start of the session's harness."""
 
 
 class NewSession(_Body):
@@ -57,6 +89,8 @@ class NewSession(_Body):
     {"calls": …, "tokens": …, "wall_s": …}}``."""
     labels: dict[str, Any] = {}
     ttl_s: Annotated[float, Field(gt=0)] | None = None
+    start: SessionStart | None = None
+    """The start of the session's harness, if it is known already."""
 
 
 class OpenedSession(_Documented):
@@ -80,21 +114,9 @@ class PrivateFiles(_Documented):
     """Absolute paths on the machine that the proxy runs on."""
 
 
-class SessionState(_Documented):
-    id: str
-    name: str | None
-    run_id: str | None
-    task_suite: str | None
-    task_split: str | None
-    task_id: str | None
-    group_id: str | None
-    harness: str | None
-    continuation: str
-    labels: dict[str, Any]
-    created_at: float
-    expires_at: float | None
-    sealed_at: float | None
-    outcome: str | None
+class SessionState(_declared(_Documented, SessionRecord)):  # type: ignore[misc]
+    """A session."""
+
     calls: dict[str, int]
     """Number of calls by status."""
 
@@ -113,67 +135,38 @@ class SampledAction(_Documented):
     """The arguments as the model wrote them."""
 
 
-class RecordedCall(_Documented):
+class RecordedCall(_declared(_Documented, CallRow)):  # type: ignore[misc]
     """A model request and its reply."""
 
-    id: str
     turn: int
     """Number of the call in the session, from 1."""
     continues: int | None
     """The turn of the call that this one continues."""
-    dialect: str
-    kind: CallKind
-    status: CallStatus
-    reason: str | None
-    """The reason why the call failed or was put aside."""
     model: str
-    started_at: float
-    first_token_at: float | None
-    ended_at: float | None
-    prompt_tokens: int | None
-    sampled_tokens: int | None
-    policy_versions: tuple[int | None, int | None]
-    finish_reason: str | None
-    break_reasons: tuple[str, ...]
-    notes: list[str]
+    """The model that was served, or else the one that was requested."""
     messages: list[dict[str, Any]]
     """The messages that the request added to the call that it continues, in chat form."""
     replies: list[dict[str, Any]]
     """The reply of each choice as a chat message."""
 
 
-class NewReward(_Body):
-    name: ShortText
-    value: FiniteFloat
-    call_id: str | None = None
-    """Id of the call, if the reward is for one call alone. The call must already be recorded in the
-    session."""
-    turn: int | None = None
-    """Number of the turn, if the reward is for one turn alone. Turns are the session's calls in the
-    order of their start, counted from 1, as in ``bridle show``. The turn must have begun; its
-    ``call_id`` is stored too."""
-    kind: RewardKind = RewardKind.SCORE
-    """``score`` is a number that counts. ``finding`` is a report about the session, which is never
-    summed; its ``value`` is the number of times that it was seen."""
-    mode: FindingMode | None = None
-    """The effect of a finding: ``warn`` (the default) only shows it, ``zero`` lets no number of the
-    session be above 0, ``quarantine`` keeps the session out of training. A score has none."""
-    detail: dict[str, Any] = {}
+_GIVEN: Final = {"session_id", "source", "created_at"}
+"""The fields of a reward that the server sets."""
+
+
+class NewReward(_declared(_Body, Reward, without=_GIVEN)):  # type: ignore[misc]
+    """A reward. Turns are the session's calls in the order of their start, as in ``bridle show``. A
+    call or turn must have begun; the ``call_id`` of a turn is stored too."""
 
     @model_validator(mode="after")
     def _mode_of_findings(self) -> Self:
-        if self.kind is RewardKind.FINDING:
-            self.mode = self.mode or FindingMode.WARN
-        elif self.mode is not None:
+        if self.kind is RewardKind.SCORE and self.mode is not None:
             raise ValueError("a score has no mode: post it with kind `finding`, or without mode")
         return self
 
 
-class RecordedReward(NewReward):
-    session_id: str
-    source: RewardSource
-    """``verifier`` if the reward was given with a verifier key, ``operator`` if with the admin
-    key."""
+class RecordedReward(_declared(_Documented, Reward)):  # type: ignore[misc]
+    """A reward as recorded."""
 
 
 class NewKind(_Body):
@@ -195,6 +188,8 @@ class Seal(_Body):
     seconds: Annotated[dict[str, Annotated[float, Field(ge=0)]] | None, Field(max_length=16)] = None
     """Seconds that each stage of the session took, by its name. They are stored as the session's
     label ``seconds``."""
+    start: SessionStart | None = None
+    """The start of the session's harness, if it was not known when the session was created."""
 
 
 class EngineView(_Documented):
@@ -303,6 +298,14 @@ def run_state(run: RunRecord) -> RunState:
     )
 
 
+def start_facts(start: SessionStart | None) -> dict[str, Any]:
+    """Return the facts of a start that are known."""
+    given = {} if start is None else start.model_dump(exclude_none=True)
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+
+
 def session_detail(
     session: SessionRecord, calls: Mapping[CallStatus, int], fault: str | None
 ) -> SessionDetail:
@@ -311,22 +314,12 @@ def session_detail(
 
 def session_state(session: SessionRecord, calls: Mapping[CallStatus, int]) -> SessionState:
     return SessionState(
-        id=session.id,
-        name=session.name,
-        run_id=session.run_id,
-        task_suite=session.task_suite,
-        task_split=session.task_split,
-        task_id=session.task_id,
-        group_id=session.group_id,
-        harness=session.harness,
-        continuation=session.continuation.value,
-        labels=dict(session.labels),
-        created_at=session.created_at,
-        expires_at=session.expires_at,
-        sealed_at=session.sealed_at,
-        outcome=session.outcome,
-        calls={status.value: count for status, count in calls.items()},
+        **_shown(session), calls={status.value: count for status, count in calls.items()}
     )
+
+
+def recorded_reward(reward: Reward) -> RecordedReward:
+    return RecordedReward(**_shown(reward))
 
 
 def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
@@ -334,23 +327,10 @@ def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
     its id."""
     asked = () if call.conversation is None else call.conversation.tail
     return RecordedCall(
-        id=call.id,
+        **_shown(call),
         turn=turns[call.id],
         continues=turns.get(call.parent_call_id or ""),
-        dialect=call.dialect,
-        kind=call.kind,
-        status=call.status,
-        reason=call.reason,
         model=call.model_served or call.model_requested,
-        started_at=call.started_at,
-        first_token_at=call.first_token_at,
-        ended_at=call.ended_at,
-        prompt_tokens=call.prompt_tokens,
-        sampled_tokens=call.sampled_tokens,
-        policy_versions=(call.version_start, call.version_end),
-        finish_reason=call.finish_reason,
-        break_reasons=call.break_reasons,
-        notes=[note.name for note in call.notes],
         messages=[message.to_chat() for message in asked],
         replies=[message.to_chat() for message in call.replies],
     )

@@ -11,8 +11,8 @@ from typing import Final
 
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.logs import log
-from bridle.proxy.recording.recorder import CallOutcome
-from bridle.store.records import IDS_MISSING, CallBegun, CallEnded, CallStatus, Note
+from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import IDS_MISSING, CallStatus, Note
 
 SUMMARY_S: Final = 60.0
 """Seconds between two summaries."""
@@ -42,9 +42,9 @@ class CallWarnings:
         await self._summaries.close()
         await self.summarise()
 
-    def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
+    def observe(self, begun: CallBegun, ended: CallEnded, engine: str | None) -> None:
         if ended.status is CallStatus.QUARANTINED:
-            self._quarantined(ended, outcome)
+            self._quarantined(ended, engine)
         elif _WITHOUT_IDS in ended.notes:
             self._without_ids(ended)
 
@@ -56,9 +56,9 @@ class CallWarnings:
             total = self._total[engine, reason]
             log.warning("calls_quarantined", extra={**fields, "since_start": total})
 
-    def _quarantined(self, ended: CallEnded, outcome: CallOutcome) -> None:
+    def _quarantined(self, ended: CallEnded, engine: str | None) -> None:
         reason = ended.reason or ""
-        cause = (outcome.engine or "", reason.partition(":")[0].partition(" ")[0])
+        cause = (engine or "", reason.partition(":")[0].partition(" ")[0])
         self._total[cause] += 1
         if self._total[cause] > 1:
             self._since[cause] += 1
@@ -68,7 +68,7 @@ class CallWarnings:
             extra={
                 "session": ended.session_id,
                 "call": ended.id,
-                "engine": outcome.engine,
+                "engine": engine,
                 "reason": reason,
                 "meaning": "the reply contradicts itself, so nothing of it is trained; examine "
                 "the engine with `bridle doctor --upstream URL`. Further such calls are counted",

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from bridle.printable import printable
 from bridle.proxy.settings import LogLevel
-from bridle.store.records import CallBegun, CallEnded
+from bridle.store.call import CallBegun, CallEnded
 
 Format = Literal["text", "json"]
 

@@ -20,7 +20,8 @@ from prometheus_client.registry import Collector
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EngineState
-from bridle.store.records import DEFAULT_POLICY, BreakReason, CallEnded, CallStatus, Note
+from bridle.store.call import CallEnded
+from bridle.store.records import DEFAULT_POLICY, BreakReason, CallStatus, Note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Upper bounds of the histograms' buckets."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -28,19 +29,17 @@ from bridle.proxy.wire.canonical import (
     Tokens,
 )
 from bridle.proxy.wire.fold import Fold
+from bridle.store.call import CallBegun, CallEnded, EndedFacts
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     IDS_MISSING,
     LOGPROBS_MISSING,
     TOOL_CALLS_UNREAD,
-    CallBegun,
-    CallEnded,
     CallStatus,
     Choice,
     Conversation,
     Growth,
     Note,
-    Sampler,
     TokenIds,
     VersionRun,
     is_frozen,
@@ -55,30 +54,9 @@ _UNPACK: Final = ZstdDecompressor().decompress
 _WITHOUT_IDS: Final = Note(IDS_MISSING)
 
 
-class CallOutcome(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of a call."""
-
-    status: CallStatus
-    notes: tuple[Note, ...] = ()
-    sampling: Mapping[str, Any] = {}
-    """The effective sampling parameters, as sent."""
-    sampler: Sampler | None = None
-    """The sampler that the reply was drawn from; ``None`` if no engine was asked."""
-    model_served: str | None = None
-    policy: str | None = None
-    """The name of the policy that was asked if it is not the default one, else ``None``."""
-    policy_version: int = 0
-    """The policy version of the engine that replied, at the end of the call."""
-    reason: str | None = None
-    error: ApiError | None = None
-    contradiction: str | None = None
-    """The contradiction between the reply and the request, or within the reply, that was found
-    while it came; ``None`` if there is none."""
-    engine: str | None = None
-    """The name of the engine that replied, or that the call was last sent to."""
-
-
-Observer = Callable[[CallBegun, CallEnded, CallOutcome], None]
+Observer = Callable[[CallBegun, CallEnded, str | None], None]
+"""A function that gets the committed records of a call, and the name of the engine that replied or
+that the call was last sent to."""
 
 
 class Recorder:
@@ -117,9 +95,16 @@ class Recorder:
         self._memory.begin(session, begun.id)
         return Recording(begun, session, request, link, prompt)
 
-    async def commit(self, recording: Recording, outcome: CallOutcome) -> CallEnded:
+    async def commit(
+        self,
+        recording: Recording,
+        outcome: EndedFacts,
+        engine: str | None = None,
+        contradiction: str | None = None,
+    ) -> CallEnded:
         """Commit the end of a call, and return it when it is durable. Other calls may continue the
-        call from then on.
+        call from then on. ``contradiction`` is the one between the reply and the request, or within
+        the reply, that was found while it came.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -129,24 +114,22 @@ class Recorder:
         try:
             if recording.packed:
                 await asyncio.to_thread(recording.unpack)
-            ended, turn = recording.ended(outcome, self._vocabulary)
+            ended, turn = recording.ended(outcome, contradiction, self._vocabulary)
             await self._writer.end_call(ended)
         except BaseException:
             self._memory.end(recording.session, recording.begun.id)
             raise
-        asyncio.get_running_loop().call_soon(self._over, recording, outcome, ended, turn)
+        asyncio.get_running_loop().call_soon(self._over, recording, engine, ended, turn)
         return ended
 
-    def _over(
-        self, recording: Recording, outcome: CallOutcome, ended: CallEnded, turn: Turn
-    ) -> None:
+    def _over(self, recording: Recording, engine: str | None, ended: CallEnded, turn: Turn) -> None:
         begun = recording.begun
         self._memory.end(recording.session, begun.id, turn)
         self._metrics.count_call(begun.dialect, begun.started_at, ended)
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
         for observe in self._observers:
-            observe(begun, ended, outcome)
+            observe(begun, ended, engine)
 
 
 class Recording:
@@ -193,9 +176,15 @@ class Recording:
         self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
         self.packed.clear()
 
-    def ended(self, outcome: CallOutcome, vocabulary: int | None = None) -> tuple[CallEnded, Turn]:
-        """Return the call's final record, and its turn for lineage. A contradiction within the
-        record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`."""
+    def ended(
+        self,
+        outcome: EndedFacts,
+        contradicted: str | None = None,
+        vocabulary: int | None = None,
+    ) -> tuple[CallEnded, Turn]:
+        """Return the call's final record, and its turn for lineage: ``outcome`` with the facts that
+        follow from the reply. A contradiction within the record makes the call ``QUARANTINED``.
+        ``vocabulary`` is as for :class:`Recorder`."""
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -223,26 +212,13 @@ class Recording:
         if prompt is not None and not frozen and not exact:
             break_reason, notes = self._prompt.verdict(self.link, growth)
         turn = self._turn(status, messages, None if frozen else growth, prompt)
-        ended = CallEnded(
-            id=self.begun.id,
-            session_id=self.begun.session_id,
-            status=status,
-            ended_at=time.time(),
-            first_token_at=self._first_token_at,
-            prompt_token_ids=prompt,
-            choices=choices,
-            growth=growth,
-            response_body=b"".join(self._sent),
-            model_served=outcome.model_served,
-            usage={} if reply.usage is None else msgspec.structs.asdict(reply.usage),
-            sampling=outcome.sampling,
-            sampler=outcome.sampler,
-            replies=tuple(messages),
-            role=self.link.seen.agent,
-            break_reason=break_reason,
-            reason=outcome.reason,
-            error={} if outcome.error is None else _error_fields(outcome.error),
-            notes=(
+        by_reply = {
+            "ended_at": time.time(),
+            "first_token_at": self._first_token_at,
+            "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
+            "role": self.link.seen.agent,
+            "break_reason": break_reason,
+            "notes": (
                 *outcome.notes,
                 *notes,
                 *unread_tool_calls(self.request, reply.choices),
@@ -250,13 +226,22 @@ class Recording:
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
                 *self.link.notes(status),
             ),
+        }
+        ended = CallEnded(
+            **vars(outcome) | by_reply,
+            id=self.begun.id,
+            session_id=self.begun.session_id,
+            prompt_token_ids=prompt,
+            choices=choices,
+            growth=growth,
+            response_body=b"".join(self._sent),
+            replies=tuple(messages),
             compared=True,
-            policy=outcome.policy,
         )
         found = None
         if status in TRUSTED:
             known = None if frozen else vocabulary  # a frozen model has another one
-            found = outcome.contradiction or contradiction(ended, known)
+            found = contradicted or contradiction(ended, known)
         if found is None:
             return ended, turn
         status = CallStatus.QUARANTINED
@@ -314,7 +299,7 @@ def quarantined(ended: CallEnded, found: str) -> CallEnded:
     """Return ``ended`` as quarantined, with the contradiction that was ``found`` in it."""
     kind = found.partition(":")[0].partition(" ")[0]
     notes = (*ended.notes, Note(f"quarantined_{kind}", found))
-    return msgspec.structs.replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
+    return replace(ended, status=CallStatus.QUARANTINED, reason=found, notes=notes)
 
 
 def assistant_message(choice: ChoiceReply) -> Message:
@@ -327,5 +312,6 @@ def assistant_message(choice: ChoiceReply) -> Message:
     )
 
 
-def _error_fields(error: ApiError) -> dict[str, Any]:
+def error_fields(error: ApiError) -> dict[str, Any]:
+    """Return an error as the record of its call has it."""
     return {"kind": error.kind, "message": error.message, "status": error.status}

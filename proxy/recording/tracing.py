@@ -20,8 +20,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from bridle.proxy.dialects.dialect import Dialect
-from bridle.proxy.recording.recorder import CallOutcome
-from bridle.store.records import CallBegun, CallEnded, CallStatus
+from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import CallStatus
 
 _REQUEST: Final = {
     "temperature": "temperature",
@@ -56,14 +56,14 @@ class Tracing:
         if self._own is not None:
             self._own.shutdown()
 
-    def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
+    def observe(self, begun: CallBegun, ended: CallEnded, engine: str | None) -> None:
         """Create the span of a committed call."""
         dialect = self._dialects[begun.dialect]
         span = self._tracer.start_span(
             f"{dialect.operation} {begun.model_requested}",
             context=self._context.extract(begun.headers),
             kind=SpanKind.CLIENT,
-            attributes=_attributes(dialect, begun, ended, outcome),
+            attributes=_attributes(dialect, begun, ended),
             start_time=_ns(begun.started_at),
         )
         if ended.first_token_at is not None:
@@ -76,9 +76,8 @@ class Tracing:
         span.end(_ns(ended.ended_at))
 
 
-def _attributes(
-    dialect: Dialect, begun: CallBegun, ended: CallEnded, outcome: CallOutcome
-) -> dict[str, Any]:
+def _attributes(dialect: Dialect, begun: CallBegun, ended: CallEnded) -> dict[str, Any]:
+    versions = [run for choice in ended.choices for run in choice.versions]
     found: dict[str, Any] = {
         "gen_ai.operation.name": dialect.operation,
         "gen_ai.provider.name": dialect.provider.trace_name or dialect.provider.name,
@@ -93,7 +92,7 @@ def _attributes(
         "bridle.call.status": ended.status.value,
         "bridle.call.kind": ended.kind.value,
         "bridle.call.parent": begun.parent_call_id,
-        "bridle.policy_version": outcome.policy_version,
+        "bridle.policy_version": versions[-1].version if versions else None,
     }
     for name, attribute in _REQUEST.items():
         found[f"gen_ai.request.{attribute}"] = ended.sampling.get(name)

@@ -193,12 +193,12 @@ class Sessions:
         return self._memory.add(record, new=True)
 
     async def seal(
-        self, session_id: str, outcome: str, labels: Mapping[str, Any] | None = None
+        self, session_id: str, outcome: str, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """End the session; the first seal counts, wherever it was made. ``labels`` replace its own.
-        Raise 503."""
+        """End the session; the first seal counts, wherever it was made. ``fields`` are further
+        columns of the session to set. Raise 503."""
         try:
-            await self._writer.seal_session(session_id, outcome, time.time(), labels)
+            await self._writer.seal_session(session_id, outcome, time.time(), fields)
         except StoreUnavailable as error:
             raise store_unavailable() from error
         self.forget(session_id)

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig

@@ -15,7 +15,8 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.store.records import Reward, SessionRecord
+from bridle.store.records import SessionRecord
+from bridle.store.reward import Reward
 
 ExportPart = Literal["train", "eval"]
 

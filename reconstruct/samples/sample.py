@@ -13,15 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import (
-    CallKind,
-    CallStatus,
-    Logprobs,
-    Reward,
-    Sampler,
-    SessionRecord,
-    TokenIds,
-)
+from bridle.store.records import CallKind, CallStatus, Logprobs, Sampler, SessionRecord, TokenIds
+from bridle.store.reward import Reward
 from bridle.store.schema.accounts import Fate
 
 

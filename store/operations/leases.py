@@ -18,7 +18,8 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bridle.errors import BridleError
-from bridle.store.records import RewardKind, new_id
+from bridle.store.records import new_id
+from bridle.store.reward import RewardKind
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import leases, rewards, sessions
 

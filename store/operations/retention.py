@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, select
 
 from bridle.store.records import CallStatus
-from bridle.store.schema.database import make_whole, transaction
+from bridle.store.schema.database import in_pieces, make_whole, transaction
 from bridle.store.schema.tables import calls, metadata, sessions
-
-_AT_ONCE: Final = 500
-"""Maximum identifiers per statement, because databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,7 @@ def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
     with transaction(engine) as connection:
         if sqlite:
             connection.exec_driver_sql("PRAGMA secure_delete=ON")
-        for start in range(0, len(session_ids), _AT_ONCE):
-            some = list(session_ids[start : start + _AT_ONCE])
+        for some in map(list, in_pieces(session_ids)):
             gone_calls += _delete_owned(connection, some)
             gone = connection.execute(delete(sessions).where(sessions.c.id.in_(some)))
             gone_sessions += gone.rowcount

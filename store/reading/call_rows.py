@@ -3,105 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-import orjson
-from sqlalchemy import Connection, Row, null, select
+from sqlalchemy import Connection, Row, select
 
+from bridle.store.call import CallRow
+from bridle.store.declaration import Part
 from bridle.store.reading.damage import Shapes
 from bridle.store.reading.loading import SPANS as SPANS
 from bridle.store.reading.loading import Said, json_as_text, messages_of, read_span
-from bridle.store.records import (
-    ALSO_BROKE_ON,
-    CONSTRAINED,
-    OBSERVED,
-    BreakReason,
-    CallKind,
-    CallStatus,
-    Conversation,
-    LineageState,
-    Message,
-    Note,
-    RequestDigests,
-    Sampler,
-    Span,
-)
+from bridle.store.records import OBSERVED, Conversation, LineageState, Message, Span
 from bridle.store.schema.tables import calls, spans, tool_sets
-
-
-@dataclass(frozen=True, slots=True)
-class CallRow:
-    """A call as recorded. Fields are ``None`` where the value is not (yet) known."""
-
-    id: str
-    session_id: str
-    writer_id: str
-    dialect: str
-    kind: CallKind
-    role: str | None
-    status: CallStatus
-    reason: str | None
-    stream: bool
-    parent_call_id: str | None
-    lineage_rule: str | None
-    break_reason: BreakReason | None
-    model_requested: str
-    model_served: str | None
-    prompt_span_id: str | None
-    """The span in whose path the first ``prompt_tokens`` tokens are the prompt."""
-    prompt_tokens: int | None
-    sampled_tokens: int | None
-    """Number of sampled tokens of all choices."""
-    version_start: int | None
-    version_end: int | None
-    finish_reason: str | None
-    """The finish reason of the first choice."""
-    request_sha256: str
-    response_sha256: str | None
-    """The SHA-256 (hex) of the response; ``None`` if nothing was sent to the client."""
-    headers: Mapping[str, str]
-    sampling: Mapping[str, Any]
-    sampler: Sampler | None
-    usage: Mapping[str, Any]
-    conversation: Conversation | None
-    """The messages of the request; ``None`` if they were not read."""
-    replies: tuple[Message, ...]
-    """The reply of each choice; empty if the call has no reply."""
-    error: Mapping[str, Any]
-    notes: tuple[Note, ...]
-    started_at: float
-    first_token_at: float | None
-    ended_at: float | None
-    kind_set: CallKind | None
-    """The kind that a person decided; it takes precedence over everything recorded."""
-    role_set: str | None
-    kind_by: str | None
-    """The person who decided the kind."""
-    policy: str | None
-    """The name of the policy that the request asked for; ``None`` for the default."""
-
-    @property
-    def break_reasons(self) -> tuple[str, ...]:
-        """All reasons of the call's break, that of the first difference first."""
-        if self.break_reason is None:
-            return ()
-        others = (note.detail for note in self.notes if note.name == ALSO_BROKE_ON)
-        return (self.break_reason.value, *others)
-
-    @property
-    def constrained(self) -> bool:
-        """Whether the request asked for a reply constrained by a grammar."""
-        return any(note.name == CONSTRAINED for note in self.notes)
-
-    def with_kind(self, kind: CallKind, role: str | None) -> CallRow:
-        """Return this call with another kind and role. ``dataclasses.replace`` takes three times as
-        long, and every call of every session is classified."""
-        values = list(_values(self))
-        values[_KIND], values[_ROLE] = kind, role
-        return CallRow(*values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +28,17 @@ class SpanRow:
     checksum: bytes
 
 
-_NAMES: Final = tuple(field.name for field in fields(CallRow))
-_AT: Final = {name: index for index, name in enumerate(_NAMES)}
-_ID, _SESSION_ID = _AT["id"], _AT["session_id"]
-_KIND, _ROLE = _AT["kind"], _AT["role"]
-_KIND_SET = _AT["kind_set"]
-_STATUS, _BREAK_REASON, _NOTES = _AT["status"], _AT["break_reason"], _AT["notes"]
-_CONVERSATION, _REPLIES = _AT["conversation"], _AT["replies"]
-_SAMPLER: Final = _AT["sampler"]
-_OBJECTS: Final = [_AT[name] for name in ("headers", "sampling", "usage", "error")]
-_values: Final = attrgetter(*_NAMES)
-
+_ROW: Final = Part(CallRow)
+_LINEAGE: Final = Part(LineageState)
+_WIDTH: Final = len(_ROW.names)
+_ID, _SESSION_ID = (_ROW.names.index(name) for name in ("id", "session_id"))
 _COLUMNS: Final = {column.name: column for column in json_as_text(calls)}
-_OF_CONVERSATION: Final = (
-    *("request_messages", "instructions", "tools_id", "digests", "base_call_id", "base_choice"),
-    *("differs", "confidence", "retry_of"),
-)
-CALLS: Final = select(
-    *(_COLUMNS.get(name, null().label(name)) for name in _NAMES),
-    *(_COLUMNS[name] for name in _OF_CONVERSATION),
-)
+CALLS: Final = select(*(_COLUMNS[name] for name in _ROW.names + _LINEAGE.names))
 """The query whose rows :func:`read_calls` reads."""
 
 _LENGTH, _CHOICE, _FINISH, _CHECKSUM = (
     list(spans.c.keys()).index(name) for name in ("length", "choice", "finish_reason", "checksum")
 )
-
-_KINDS: Final = {kind.value: kind for kind in CallKind}
-_STATUSES: Final = {status.value: status for status in CallStatus}
-_decode_sampler: Final = msgspec.json.Decoder(Sampler).decode
-_decode_digests: Final = msgspec.msgpack.Decoder(RequestDigests).decode
 
 _SHAPES: Final = Shapes(CALLS.selected_columns)
 _SPAN_SHAPES: Final = Shapes(SPANS.selected_columns)
@@ -172,41 +66,24 @@ def _tool_sets(connection: Connection, session_ids: set[str]) -> ToolSets:
 
 
 def _read_call(row: Row[Any], said: Said, tools: ToolSets) -> CallRow:
-    values: list[Any] = list(row[: len(_NAMES)])
-    values[_KIND] = _KINDS[values[_KIND]]
-    values[_STATUS] = _STATUSES[values[_STATUS]]
-    if values[_BREAK_REASON] is not None:
-        values[_BREAK_REASON] = BreakReason(values[_BREAK_REASON])
-    if values[_KIND_SET] is not None:
-        values[_KIND_SET] = _KINDS[values[_KIND_SET]]
-    for at in _OBJECTS:
-        values[at] = {} if values[at] is None else orjson.loads(values[at])
-    if values[_SAMPLER] is not None:
-        values[_SAMPLER] = _decode_sampler(values[_SAMPLER])
-    values[_CONVERSATION] = _read_conversation(row, said, tools)
-    values[_REPLIES] = said.replies
-    notes = values[_NOTES]
-    values[_NOTES] = () if notes is None else tuple(Note(**note) for note in orjson.loads(notes))
-    return CallRow(*values)
+    fields = _ROW.fields(row)
+    return CallRow(
+        **fields,
+        conversation=_read_conversation(row, fields, said.asked, tools),
+        replies=said.replies,
+    )
 
 
-def _read_conversation(row: Row[Any], said: Said, tools: ToolSets) -> Conversation | None:
-    (length, instructions, tools_id, digests, base_call_id, base_choice, differs, confidence,
-     retry_of) = row[len(_NAMES) :]  # fmt: skip
+def _read_conversation(
+    row: Row[Any], fields: Mapping[str, Any], asked: tuple[Message, ...], tools: ToolSets
+) -> Conversation | None:
+    length, tools_id = fields["request_messages"], fields["tools_id"]
     if length is None:
         return None
-    lineage = None
-    if digests is not None:
-        lineage = LineageState(
-            _decode_digests(digests),
-            base_call_id,
-            base_choice,
-            () if differs is None else tuple(orjson.loads(differs)),
-            confidence,
-            retry_of,
-        )
-    defined = () if tools_id is None else tools[row[_SESSION_ID], bytes(tools_id)]
-    return Conversation(said.asked, defined, length, instructions, lineage)
+    found = _LINEAGE.fields(row[_WIDTH:])
+    lineage = LineageState(**found) if "digests" in found else None
+    defined = () if tools_id is None else tools[fields["session_id"], bytes(tools_id)]
+    return Conversation(asked, defined, length, fields["instructions"], lineage)
 
 
 def read_span_row(row: Row[Any]) -> SpanRow:

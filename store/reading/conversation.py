@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from bridle.errors import BridleError
-from bridle.store.reading.call_rows import CallRow
+from bridle.store.call import CallRow
 from bridle.store.records import Conversation, LineageState
 
 

@@ -35,21 +35,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import NullType
 
+from bridle.store.declaration import Stored
 from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import (
-    BreakReason,
-    CallKind,
-    CallStatus,
-    Continuation,
-    FindingMode,
-    RequestDigests,
-    RewardKind,
-    RewardSource,
-    Sampler,
-    ToolCall,
-    span_id,
-)
+from bridle.store.records import ToolCall, span_id
 from bridle.store.schema.columns import Digest, Undecodable
 from bridle.store.schema.tables import (
     call_messages,
@@ -86,29 +75,9 @@ READ_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, msgspe
 """The errors that reading a damaged row raises."""
 
 _ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
-_WORDS: Final[Mapping[Column[Any], frozenset[str]]] = {
-    calls.c.kind: frozenset(CallKind),
-    calls.c.kind_set: frozenset(CallKind),
-    calls.c.status: frozenset(CallStatus),
-    calls.c.break_reason: frozenset(BreakReason),
-    sessions.c.continuation: frozenset(Continuation),
-    rewards.c.source: frozenset(RewardSource),
-    rewards.c.kind: frozenset(RewardKind),
-    rewards.c.mode: frozenset(FindingMode),
-    call_messages.c.role: _ROLES,
-}
-_NEUTRAL_WORDS: Final[Mapping[Column[Any], str]] = {
-    sessions.c.continuation: Continuation.EXACT,
-    rewards.c.source: RewardSource.OPERATOR,
-    rewards.c.kind: RewardKind.SCORE,
-}
-_LISTS: Final = frozenset(
-    {calls.c.differs, calls.c.notes, spans.c.versions, tool_sets.c.definitions}
-)
+_LISTS: Final = frozenset({spans.c.versions, tool_sets.c.definitions})
 _ANY_JSON: Final = frozenset({call_messages.c.content_json})
 _DECODED: Final[Mapping[Column[Any], Any]] = {
-    calls.c.digests: msgspec.msgpack.Decoder(RequestDigests).decode,
-    calls.c.sampler: msgspec.json.Decoder(Sampler).decode,
     call_messages.c.tool_calls: msgspec.json.Decoder(tuple[ToolCall, ...]).decode,
     spans.c.token_ids: unpack_ids,
     spans.c.logprobs: unpack_logprobs,
@@ -245,10 +214,12 @@ def _value(column: Column[Any], stored: Any) -> Any:
         stored = bytes(stored)
         if (decode := _DECODED.get(column)) is not None:
             decode(stored)
-        return stored.hex() if isinstance(kind, Digest) else stored
+        return stored.hex() if isinstance(kind, Digest) else _field(column, stored)
     text = isinstance(kind, JSON) or not isinstance(kind, Boolean | Float | Integer)
     if not isinstance(stored, (str,) if text else _types(kind)):
         raise ValueError(f"it is a value of type {type(stored).__name__}")
+    if "stored" in column.info:
+        return _field(column, stored)
     if isinstance(kind, JSON):
         value = orjson.loads(str(stored))
         wanted: Any = list if column in _LISTS else dict
@@ -257,13 +228,28 @@ def _value(column: Column[Any], stored: Any) -> Any:
         elif column not in _ANY_JSON and not isinstance(value, wanted):
             raise ValueError(f"it is JSON, but no {wanted.__name__}")
         return value
-    if column in _WORDS and stored not in _WORDS[column]:
+    if column is call_messages.c.role and stored not in _ROLES:
         raise ValueError(f"it is {str(stored)[:32]!r}")
     return bool(stored) if isinstance(kind, Boolean) else stored
 
 
+def _field(column: Column[Any], stored: Any) -> Any:
+    """Return the value of a declared field (``store/declaration.py``)."""
+    one: Stored | None = column.info.get("stored")
+    if one is None:
+        return stored
+    try:
+        value = one.decoded(stored)
+    except KeyError as error:
+        raise ValueError(f"it is {str(stored)[:32]!r}") from error
+    return bool(value) if one.kind is bool else value
+
+
 def _neutral(column: Column[Any]) -> Any:
     kind = column.type
+    one: Stored | None = column.info.get("stored")
+    if one is not None and one.default is not None:
+        return one.default
     if isinstance(kind, JSON):
         return [] if column in _LISTS else {}
     if isinstance(kind, Digest):
@@ -272,7 +258,7 @@ def _neutral(column: Column[Any]) -> Any:
         return b""
     if isinstance(kind, Boolean | Float | Integer):
         return kind.python_type(0)
-    return _NEUTRAL_WORDS.get(column, "")
+    return ""
 
 
 def _name(table: Table, row: Row[Any]) -> str:

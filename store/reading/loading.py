@@ -41,6 +41,7 @@ from bridle.store.records import (
     VersionRun,
     span_id,
 )
+from bridle.store.schema.database import in_pieces
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
 
 
@@ -168,9 +169,6 @@ _MESSAGES: Final = (
     .order_by(call_messages.c.call_id, call_messages.c.choice, call_messages.c.position)
 )
 _MESSAGE_SHAPES: Final = Shapes(_MESSAGES.selected_columns)
-_AT_ONCE: Final = 500
-"""Maximum identifiers per statement, because databases limit the number of parameters."""
-
 _decode_calls: Final = msgspec.json.Decoder(tuple[ToolCall, ...]).decode
 
 
@@ -178,8 +176,8 @@ def messages_of(connection: Connection, call_ids: Sequence[str]) -> dict[str, Sa
     """Return the messages of calls, by call."""
     asked: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
     replies: dict[str, list[Message]] = {call_id: [] for call_id in call_ids}
-    for start in range(0, len(call_ids), _AT_ONCE):
-        rows = connection.execute(_MESSAGES, {"calls": call_ids[start : start + _AT_ONCE]})
+    for some in in_pieces(call_ids):
+        rows = connection.execute(_MESSAGES, {"calls": some})
         for row in rows:
             _MESSAGE_SHAPES.check(row)
             call_id, choice, _, role, content, other, reasoning, tools, tool_id, name = row

@@ -29,10 +29,10 @@ from sqlalchemy import (
     text,
 )
 
+from bridle.store.call import CallRow as CallRow
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
-from bridle.store.reading.call_rows import CallRow as CallRow
 from bridle.store.reading.call_rows import SpanRow as SpanRow
 from bridle.store.reading.damage import (
     READ_ERRORS,
@@ -51,10 +51,8 @@ from bridle.store.records import (
     CallKind,
     CallStatus,
     Choice,
-    Continuation,
     Metric,
     PolicyRecord,
-    Reward,
     RunRecord,
     ServedPolicy,
     SessionRecord,
@@ -62,7 +60,8 @@ from bridle.store.records import (
     TaskRecord,
     TokenIds,
 )
-from bridle.store.schema.database import connect, make_whole, snapshot
+from bridle.store.reward import Reward
+from bridle.store.schema.database import connect, in_pieces, make_whole, snapshot
 from bridle.store.schema.tables import (
     attempts,
     calls,
@@ -79,9 +78,6 @@ from bridle.store.schema.tables import (
 from bridle.store.tree import TokenTree
 
 _PAGE: Final = 200
-_AT_ONCE: Final = 500
-"""Maximum sessions per query, because databases limit the number of parameters."""
-
 SESSIONS: Final[Select[Any]] = select(*as_stored(sessions))
 """The query whose rows :meth:`Reader.session_record` reads."""
 # Built once: a statement that is built anew costs more than most reads.
@@ -557,8 +553,7 @@ def _in_pieces(
     connection: Connection, query: Select[Any], session_ids: Sequence[str]
 ) -> list[Row[Any]]:
     found: list[Row[Any]] = []
-    for start in range(0, len(session_ids), _AT_ONCE):
-        some = session_ids[start : start + _AT_ONCE]
+    for some in in_pieces(session_ids):
         found += connection.execute(query, {"sessions": some}).all()
     return found
 
@@ -572,7 +567,6 @@ def _after(last: Row[Any], newest_first: bool) -> Any:
 
 def _session(row: Row[Any]) -> SessionRecord:
     values, damage = mended(sessions, row)
-    values["continuation"] = Continuation(values["continuation"])
     task = [values[name] for name in ("task_suite", "task_split", "task_id")]
     if any(task) and not all(task):
         values |= {"task_suite": None, "task_split": None, "task_id": None}

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, select
 
 from bridle.store.reading.damage import RowDamage, as_stored, mended
-from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource
+from bridle.store.reward import Reward, RewardKind
 from bridle.store.schema.tables import calls, rewards
 
 log = logging.getLogger(__name__)
@@ -82,12 +82,6 @@ def _reward(row: Row[Any]) -> tuple[Reward | None, list[RowDamage]]:
     identifier = values.pop("id")
     if damage:
         return None, damage
-    mode = values["mode"]
-    values |= {
-        "source": RewardSource(values["source"]),
-        "kind": RewardKind(values["kind"]),
-        "mode": None if mode is None else FindingMode(mode),
-    }
     try:
         return Reward(**values), []
     except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Select, Text, and_, cast, exists, func, or_, select
 
-from bridle.store.records import RewardKind
+from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import call_kinds, call_messages, calls, rewards, sessions
 

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import JSON, Dialect, LargeBinary
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+)
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from bridle.store.declaration import Stored, is_word, stored
 
 PlainJson: Final = JSON(none_as_null=True)
 """JSON text. ``None`` is SQL's NULL, not the JSON text ``null``."""
@@ -37,6 +51,40 @@ def digest_bytes(value: str | None) -> bytes | None:
         return bytes.fromhex(value)
     except ValueError:
         return value.encode()
+
+
+def columns(*owners: type) -> list[Column[Any]]:
+    """Return the columns of the facts of these classes. ``Column.info`` has each one's field, under
+    ``"stored"``."""
+    return [
+        Column(
+            one.name,
+            _type(one),
+            *(() if one.fact.references is None else (ForeignKey(one.fact.references),)),
+            primary_key=one.fact.key,
+            nullable=one.nullable and not one.fact.key,
+            unique=one.fact.unique or None,
+            info={"stored": one},
+        )
+        for one in stored(*owners)
+    ]
+
+
+def _type(one: Stored) -> TypeEngine[Any]:
+    fact = one.fact
+    if one.is_json:
+        return PlainJson
+    if fact.digest:
+        return Digest(fact.size)
+    if one.kind is str or is_word(one.kind):
+        return Text() if fact.size is None else String(fact.size)
+    if one.kind is bytes or fact.codec is not None:
+        return LargeBinary(fact.size)
+    if one.kind is bool:
+        return Boolean()
+    if one.kind is float:
+        return Float(53)
+    return BigInteger() if fact.big else Integer()
 
 
 class Undecodable(bytes):

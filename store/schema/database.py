@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -47,6 +47,9 @@ BUSY_TIMEOUT_S: Final = 5.0
 """Seconds until SQLite, which waits for another process's transaction, reports "locked"."""
 
 _SCHEMES: Final = frozenset({"sqlite", "postgresql+psycopg"})
+
+_AT_ONCE: Final = 500
+"""Maximum identifiers per statement, because databases limit the number of parameters."""
 
 _PAGE_SIZE: Final = 8192
 """Bytes per page of a new SQLite file. A call's row is about 1 KB, and the part that does not fit a
@@ -265,11 +268,18 @@ def upgrade(connection: Connection) -> None:
     # A proxy that has nothing to migrate need not hold Alembic and what comes with it in memory.
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        cause = f"its schema is {_current(connection)}, from before the first release"
+        raise StoreUnavailable(
+            f"the store cannot be migrated: {cause}; name a new store"
+        ) from error
     if connection.dialect.name == "sqlite":
         parted = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if parted:
@@ -291,6 +301,12 @@ def _current(connection: Connection) -> str | None:
     if not inspect(connection).has_table(_VERSIONS.name):
         return None
     return connection.execute(select(_VERSIONS.c.version_num)).scalar()
+
+
+def in_pieces(identifiers: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield parts of the identifiers, each of as many as one statement takes."""
+    for start in range(0, len(identifiers), _AT_ONCE):
+        yield identifiers[start : start + _AT_ONCE]
 
 
 @contextmanager

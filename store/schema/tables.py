@@ -26,8 +26,11 @@ from sqlalchemy import (
     text,
 )
 
-from bridle.store.records import SHORT_TEXT
-from bridle.store.schema.columns import Digest, PlainJson
+from bridle.store.call import BegunFacts, DecidedFacts, DerivedFacts, EndedFacts, WrittenFacts
+from bridle.store.declaration import SHORT_TEXT
+from bridle.store.records import LineageState, SessionRecord
+from bridle.store.reward import Reward
+from bridle.store.schema.columns import PlainJson, columns
 
 metadata = MetaData(
     naming_convention={
@@ -109,23 +112,7 @@ tasks = Table(
 sessions = Table(
     "sessions",
     metadata,
-    Column("id", String(64), primary_key=True),
-    Column("run_id", String(64), ForeignKey("runs.id")),
-    Column("task_suite", String(SHORT_TEXT)),
-    Column("task_split", String(32)),
-    Column("task_id", String(SHORT_TEXT)),
-    Column("group_id", String(SHORT_TEXT)),
-    Column("harness", String(SHORT_TEXT)),
-    Column("name", String(256), unique=True),
-    Column("key_hash", String(64), unique=True),
-    Column("expires_at", Float(53)),
-    Column("continuation", String(16), nullable=False),
-    Column("settings", JSON, nullable=False),
-    Column("labels", JSON, nullable=False),
-    Column("created_at", Float(53), nullable=False),
-    Column("sealed_at", Float(53)),
-    Column("outcome", String(32)),
-    Column("verifier_key_hash", String(64)),
+    *columns(SessionRecord),
     ForeignKeyConstraint(
         ["task_suite", "task_split", "task_id"], ["tasks.suite", "tasks.split", "tasks.id"]
     ),
@@ -145,50 +132,7 @@ sessions = Table(
 calls = Table(
     "calls",
     metadata,
-    Column("id", String(64), primary_key=True),
-    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
-    Column("writer_id", String(64), nullable=False),
-    Column("dialect", String(16), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("role", Text),
-    Column("status", String(16), nullable=False),
-    Column("reason", Text),
-    Column("stream", Boolean, nullable=False),
-    Column("parent_call_id", String(64)),
-    Column("lineage_rule", String(32)),
-    Column("break_reason", String(32)),
-    Column("base_call_id", String(64)),
-    Column("base_choice", Integer),
-    Column("retry_of", String(64)),
-    Column("confidence", Float(53)),
-    Column("differs", PlainJson),
-    Column("digests", LargeBinary),
-    Column("request_messages", Integer),
-    Column("instructions", Boolean),
-    Column("tools_id", LargeBinary(16)),
-    Column("model_requested", Text, nullable=False),
-    Column("model_served", Text),
-    Column("prompt_span_id", String(80)),
-    Column("prompt_tokens", Integer),
-    Column("sampled_tokens", Integer),
-    Column("version_start", BigInteger),
-    Column("version_end", BigInteger),
-    Column("finish_reason", String(32)),
-    Column("request_sha256", Digest(32), nullable=False),
-    Column("response_sha256", Digest(32)),
-    Column("headers", PlainJson, nullable=False),
-    Column("sampling", PlainJson),
-    Column("usage", PlainJson),
-    Column("error", PlainJson),
-    Column("notes", PlainJson),
-    Column("started_at", Float(53), nullable=False),
-    Column("first_token_at", Float(53)),
-    Column("ended_at", Float(53)),
-    Column("kind_set", String(16)),
-    Column("role_set", Text),
-    Column("kind_by", Text),
-    Column("sampler", PlainJson),
-    Column("policy", String(SHORT_TEXT)),
+    *columns(BegunFacts, WrittenFacts, LineageState, EndedFacts, DerivedFacts, DecidedFacts),
     Index(None, "session_id", "started_at"),
     Index(
         "ix_calls_open",
@@ -197,14 +141,8 @@ calls = Table(
         postgresql_where=text("status = 'open'"),
     ),
 )
-"""The calls. ``request_messages`` is the number of messages of the whole request, or NULL if they
-were not read. The call's own messages follow the reply ``base_choice`` of ``base_call_id``.
-``digests`` are lineage's (:class:`bridle.store.records.RequestDigests`, as MessagePack).
-``kind_set`` and ``role_set`` are the purpose of the call as a person (``kind_by``) decided it.
-``sampler`` is the distribution that the tokens were drawn from
-(:class:`bridle.store.records.Sampler`), an object without the values that are the policy's own
-distribution. ``policy`` names the policy that was asked; NULL stands for the default policy, or for
-a model that is not trained."""
+"""The calls, as store/call.py declares them. The call's own messages follow the reply
+``base_choice`` of ``base_call_id``."""
 
 call_messages = Table(
     "call_messages",
@@ -282,16 +220,7 @@ rewards = Table(
     "rewards",
     metadata,
     Column("id", String(64), primary_key=True),
-    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
-    Column("call_id", String(64)),
-    Column("turn", Integer),
-    Column("name", String(SHORT_TEXT), nullable=False),
-    Column("value", Float(53), nullable=False),
-    Column("source", String(16), nullable=False),
-    Column("kind", String(16), nullable=False, server_default="score"),
-    Column("mode", String(16)),
-    Column("detail", JSON, nullable=False),
-    Column("created_at", Float(53), nullable=False),
+    *columns(Reward),
     Index(None, "session_id"),
 )
 """The rewards. ``kind`` is ``score`` or ``finding``; only a finding has a ``mode``

@@ -7,39 +7,83 @@ here. So a changed view needs a migration too, even if it has no steps. docs/sql
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 
 from bridle.store.schema import accounts
+from bridle.store.schema.tables import calls, sessions
+
+
+class ViewColumn(NamedTuple):
+    """A column of the view ``turns``."""
+
+    name: str
+    sql: str
+    meaning: str
+    """One sentence for people, without its full stop."""
+
+
+_AS: Final = {
+    "id": ("call_id", "c.id"),
+    "kind": ("kind", "COALESCE(c.kind_set, k.kind, c.kind)"),
+    "role": (
+        "role",
+        "CASE WHEN c.kind_set IS NOT NULL THEN c.role_set ELSE COALESCE(c.role, k.role) END",
+    ),
+    "break_reason": ("break_reason", "COALESCE(k.break_reason, c.break_reason)"),
+    "model_served": ("model", "c.model_served"),
+    "policy": (
+        "policy",
+        "CASE WHEN c.status IN ('open', 'interrupted')"
+        """ OR CAST(c.notes AS TEXT) LIKE '%%"model_frozen"%%' THEN NULL"""
+        " ELSE COALESCE(c.policy, 'policy') END",
+    ),
+}
+"""Columns of ``calls`` that the view shows under another name, or with what was found later."""
+_MEANINGS: Final = {
+    "kind": "The purpose of the call, as a person decided it or as it was classified last",
+    "policy": "The trained policy that was asked; NULL for a model that is never trained",
+}
+_SAMPLING: Final = {
+    "temperature": "DOUBLE PRECISION",
+    "top_p": "DOUBLE PRECISION",
+    "top_k": "INTEGER",
+    "min_p": "DOUBLE PRECISION",
+    "max_tokens": "INTEGER",
+    "presence_penalty": "DOUBLE PRECISION",
+    "frequency_penalty": "DOUBLE PRECISION",
+    "repetition_penalty": "DOUBLE PRECISION",
+}
+"""Sampling parameters with columns of their own."""
+_OF_SESSION: Final = {
+    "session_name": "name",
+    **{name: name for name in ("harness", "run_id", "group_id", "outcome")},
+    **{name: name for name in ("task_suite", "task_split", "task_id")},
+}
+"""Columns of the call's session."""
+
+
+def turn_columns() -> list[ViewColumn]:
+    """Return the columns of the view ``turns``: those of ``calls`` that are shown, and some of the
+    call's sampling parameters and of its session."""
+    found = [ViewColumn("turn", "c.turn", "Number of the call in its session, from 1")]
+    for one in (column.info["stored"] for column in calls.columns):
+        if one.fact.shown:
+            name, sql = _AS.get(one.name, (one.name, f"c.{one.name}"))
+            found.append(ViewColumn(name, sql, _MEANINGS.get(name, one.fact.meaning)))
+    for name, kind in _SAMPLING.items():
+        sql = f"CAST(c.sampling ->> '{name}' AS {kind})"
+        found.append(ViewColumn(name, sql, f"The member `{name}` of `sampling`"))
+    for name, column in _OF_SESSION.items():
+        meaning = sessions.c[column].info["stored"].fact.meaning
+        found.append(ViewColumn(name, f"s.{column}", meaning))
+    return found
+
 
 _TURNS: Final = """
 CREATE VIEW turns AS
-SELECT
-    c.session_id, c.turn, c.id AS call_id,
-    COALESCE(c.kind_set, k.kind, c.kind) AS kind,
-    CASE WHEN c.kind_set IS NOT NULL THEN c.role_set ELSE COALESCE(c.role, k.role) END AS role,
-    c.dialect, c.model_requested, c.model_served AS model,
-    CASE
-        WHEN c.status IN ('open', 'interrupted')
-            OR CAST(c.notes AS TEXT) LIKE '%%"model_frozen"%%' THEN NULL
-        ELSE COALESCE(c.policy, 'policy')
-    END AS policy,
-    c.status, c.reason, c.finish_reason, c.stream,
-    c.parent_call_id, c.lineage_rule, COALESCE(k.break_reason, c.break_reason) AS break_reason,
-    c.prompt_tokens, c.sampled_tokens, c.version_start, c.version_end,
-    CAST(c.sampling ->> 'temperature' AS DOUBLE PRECISION) AS temperature,
-    CAST(c.sampling ->> 'top_p' AS DOUBLE PRECISION) AS top_p,
-    CAST(c.sampling ->> 'top_k' AS INTEGER) AS top_k,
-    CAST(c.sampling ->> 'min_p' AS DOUBLE PRECISION) AS min_p,
-    CAST(c.sampling ->> 'max_tokens' AS INTEGER) AS max_tokens,
-    CAST(c.sampling ->> 'presence_penalty' AS DOUBLE PRECISION) AS presence_penalty,
-    CAST(c.sampling ->> 'frequency_penalty' AS DOUBLE PRECISION) AS frequency_penalty,
-    CAST(c.sampling ->> 'repetition_penalty' AS DOUBLE PRECISION) AS repetition_penalty,
-    c.sampling, c.sampler, c.usage, c.error, c.notes, c.headers,
-    c.started_at, c.first_token_at, c.ended_at,
-    s.name AS session_name, s.harness, s.run_id, s.group_id,
-    s.task_suite, s.task_split, s.task_id, s.outcome
+SELECT {columns}
 FROM (
     SELECT calls.*,
         ROW_NUMBER() OVER (PARTITION BY session_id ORDER BY started_at, id) AS turn
@@ -116,6 +160,7 @@ def drop_views(connection: Connection) -> None:
 def create_views(connection: Connection) -> None:
     """Create the views."""
     tool_calls = _TOOL_CALLS.format(each=_EACH[connection.dialect.name])
-    for statement in (_TURNS, _MESSAGES, tool_calls, _SCORES):
+    turns = _TURNS.format(columns=", ".join(f"{one.sql} AS {one.name}" for one in turn_columns()))
+    for statement in (turns, _MESSAGES, tool_calls, _SCORES):
         connection.exec_driver_sql(statement)
     accounts.create_view(connection)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.encoding.bodies import (
     REQUEST,
     RESPONSE,
@@ -33,13 +34,10 @@ from bridle.store.records import (
     OBSERVED,
     AttemptBegun,
     AttemptEnded,
-    CallBegun,
-    CallEnded,
     Conversation,
     Growth,
     Metric,
     PolicyRecord,
-    Reward,
     RunRecord,
     ServedPolicy,
     SessionFates,
@@ -48,6 +46,7 @@ from bridle.store.records import (
     new_id,
     span_place,
 )
+from bridle.store.reward import Reward
 from bridle.store.schema.tables import (
     calls,
     metrics,
@@ -99,6 +98,7 @@ Record = (
     | Patch
 )
 
+_REPLACED: Final = frozenset({tasks, policies, served, metrics})
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
 
@@ -117,8 +117,8 @@ class Batch:
         self._writer_id = writer_id
         self._lost = lost
         self._sessions: set[str] = set()
-        self._new_calls: dict[str, dict[str, Any]] = {}
-        self._ended_calls: list[dict[str, Any]] = []
+        self._new_calls: dict[str, list[Any]] = {}
+        self._ended_calls: list[list[Any]] = []
         self._tool_sets: dict[tuple[str, bytes], tuple[Any, ...]] = {}
         self._messages: list[tuple[Any, ...]] = []
         self._bodies: list[tuple[Any, ...]] = []
@@ -160,18 +160,15 @@ class Batch:
 
     def write(self) -> None:
         """Write all rows, owners before the rows that they own."""
-        self._many(runs)
+        self._write_rows(runs)
         for attempt in self._attempts:
             self._write_attempt(attempt)
-        self._renew(tasks)
-        self._many(sessions)
+        self._write_rows(tasks, sessions)
         for patch in self._patches:
             self._patch(patch)
         if self._new_calls or self._ended_calls:
             self._write_calls()
-        self._many(rewards)
-        for table in (policies, served, metrics):
-            self._renew(table)
+        self._write_rows(rewards, policies, served, metrics)
         if self._fates:
             fates.replace(self._connection, self._fates)
 
@@ -187,9 +184,9 @@ class Batch:
         if self._tool_sets:
             hot.add_tool_sets.run(connection, [row for _, row in sorted(self._tool_sets.items())])
         if self._new_calls:
-            hot.begin_calls.run_named(connection, list(self._new_calls.values()))
+            hot.begin_calls.run(connection, list(self._new_calls.values()))
         if self._ended_calls:
-            ended = hot.end_calls.run_named(connection, self._ended_calls)
+            ended = hot.end_calls.run(connection, self._ended_calls)
             if ended != len(self._ended_calls):
                 raise RecordRejected("an ended call was never begun in this store")
         if self._messages:
@@ -231,7 +228,9 @@ class Batch:
             begun.id, Earlier(body, packed.depth), superseded=base_id if contains else None
         )
         self._bodies.append(body_row(begun.id, REQUEST, packed, base_id))
-        self._new_calls[begun.id] = begun_row(begun, self._writer_id, sha256_of(body), tools_id)
+        self._new_calls[begun.id] = begun_row(
+            begun, self._writer_id, sha256_of(body).hex(), tools_id
+        )
 
     def _end(self, ended: CallEnded) -> None:
         state = self._state(ended.session_id)
@@ -249,14 +248,13 @@ class Batch:
             state.requests[ended.id] = Earlier(earlier.data, earlier.depth, texts)
         body, digest = ended.response_body, None
         if body:
-            digest = sha256_of(body)
+            digest = sha256_of(body).hex()
             self._bodies.append(body_row(ended.id, RESPONSE, pack_whole(body, texts)))
         row = ended_row(ended, growth.prompt_span_id, digest)
         if ended.id in self._new_calls:
-            self._new_calls[ended.id].update(row)
+            self._new_calls[ended.id][-len(row) :] = row
         else:
-            row["_id"] = ended.id
-            self._ended_calls.append(row)
+            self._ended_calls.append([*row, ended.id])
 
     def _tool_set(
         self, state: CachedSession, session_id: str, said: Conversation, *, exact: bool
@@ -304,15 +302,17 @@ class Batch:
         if self._connection.execute(statement).rowcount != 1 and patch.once is None:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
-    def _many(self, table: Table) -> None:
-        if rows := self._rows.get(table):
-            self._connection.execute(insert(table), rows)
-
-    def _renew(self, table: Table) -> None:
-        """Add rows, or replace those of the same keys."""
-        if rows := self._rows.get(table):
-            keys = [column.name for column in table.primary_key]
-            self._connection.execute(self._upsert(table, keys), _last(rows, keys))
+    def _write_rows(self, *tables: Table) -> None:
+        """Add the rows of these tables. Those of :data:`_REPLACED` replace the rows of the same
+        keys."""
+        for table in tables:
+            if (rows := self._rows.get(table)) is None:
+                continue
+            if table in _REPLACED:
+                keys = [column.name for column in table.primary_key]
+                self._connection.execute(self._upsert(table, keys), _last(rows, keys))
+            else:
+                self._connection.execute(insert(table), rows)
 
     def _upsert(self, table: Table, keys: Sequence[str]) -> Insert:
         postgres = self._connection.dialect.name == "postgresql"

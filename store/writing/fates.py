@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import BUILDER
+from bridle.store.schema.database import in_pieces
 from bridle.store.schema.tables import sessions, token_fates
-
-_AT_ONCE: Final = 500
-"""Maximum sessions per statement, because databases limit the number of parameters."""
 
 
 def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
@@ -25,7 +23,7 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
     latest = {(e.run_id, e.session_id): e for e in accounts if e.session_id in known}
     for run_id in {each.run_id for each in latest.values()}:
         own = [each.session_id for each in latest.values() if each.run_id == run_id]
-        for some in _parts(own):
+        for some in in_pieces(own):
             connection.execute(
                 delete(token_fates).where(
                     token_fates.c.run_id == run_id,
@@ -61,13 +59,8 @@ def fate_rows(tokens: Mapping[tuple[str, str], int], **place: Any) -> list[dict[
 def _known(connection: Connection, ids: set[str]) -> set[str]:
     return {
         one
-        for some in _parts(sorted(ids))
+        for some in in_pieces(sorted(ids))
         for one in connection.execute(
             select(sessions.c.id).where(sessions.c.id.in_(some))
         ).scalars()
     }
-
-
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), _AT_ONCE):
-        yield ids[start : start + _AT_ONCE]

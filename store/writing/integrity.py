@@ -12,14 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from bridle.store.records import (
-    MISSING_LOGPROB,
-    CallEnded,
-    CallStatus,
-    Choice,
-    Span,
-    VersionRun,
-)
+from bridle.store.call import CallEnded
+from bridle.store.records import MISSING_LOGPROB, CallStatus, Choice, Span, VersionRun
 
 _ANY_ID: Final = 1 << 32
 

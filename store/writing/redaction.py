@@ -17,15 +17,17 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
-from bridle.store.records import CallBegun, CallEnded, Message, Note
-from bridle.store.writing.batch import Record
+from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import Message, Note, SessionRecord
+from bridle.store.writing.batch import Patch, Record
 
 Finder = Callable[[str], Iterable[tuple[int, int]]]
 """A function that returns the places of secrets in a text, as starts and ends in order. Its cost is
@@ -105,11 +107,21 @@ class Redactor:
         """The numbers of secrets by name in the requests of open calls, by call."""
 
     def scrubbed(self, record: Record) -> Record:
-        """Return ``record``, without secrets if it is a call's. The beginning of a call must come
-        before its end."""
-        if isinstance(record, CallBegun):
-            return self.begun(record)
-        return self.ended(record) if isinstance(record, CallEnded) else record
+        """Return ``record``, without secrets if it is a call's or has the command of a session. The
+        beginning of a call must come before its end."""
+        match record:
+            case CallBegun():
+                return self.begun(record)
+            case CallEnded():
+                return self.ended(record)
+            case SessionRecord(argv=tuple()):
+                return replace(record, argv=self._scrub_argv(record.argv))
+            case Patch(fields={"argv": argv}):
+                return replace(record, fields={**record.fields, "argv": self._scrub_argv(argv)})
+        return record
+
+    def _scrub_argv(self, argv: Sequence[str] | None) -> tuple[str, ...]:
+        return tuple(self._scrub_text(one, Counter()) for one in argv or ())
 
     def begun(self, begun: CallBegun) -> CallBegun:
         found: Counter[str] = Counter()
@@ -124,7 +136,7 @@ class Redactor:
         if not found:
             return begun
         self._requests[begun.id] = found
-        return msgspec.structs.replace(
+        return replace(
             begun,
             request_body=body,
             headers=headers,
@@ -148,7 +160,7 @@ class Redactor:
         if not found:
             return ended
         detail = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        return msgspec.structs.replace(
+        return replace(
             ended,
             response_body=body,
             replies=replies,

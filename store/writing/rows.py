@@ -8,9 +8,9 @@ Errors are still SQLAlchemy's; the writer decides by them whether to try again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -18,15 +18,25 @@ from sqlalchemy import Connection, Dialect, Executable, bindparam, insert, updat
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 
+from bridle.store.call import (
+    BegunFacts,
+    CallBegun,
+    CallEnded,
+    DerivedFacts,
+    EndedFacts,
+    WrittenFacts,
+)
+from bridle.store.declaration import Part
 from bridle.store.encoding.bodies import Packed
 from bridle.store.encoding.packing import dump_json, pack_ids, pack_logprobs
 from bridle.store.records import (
+    IDS_MISSING,
     OBSERVED,
-    CallBegun,
-    CallEnded,
     CallKind,
     CallStatus,
+    LineageState,
     Message,
+    Note,
     Span,
     ToolCall,
     span_place,
@@ -36,119 +46,62 @@ from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool
 from bridle.store.writing.integrity import contradiction, has_ids, span_checksum
 from bridle.store.writing.liveness import RENEW
 
-_IDS_ABSENT: Final = "no_token_ids"
-"""Name of the note on a call whose upstream sent no ids, so that there is nothing to check or
-train."""
-
-_NOT_YET: Final[dict[str, Any]] = {
-    "kind": CallKind.UNKNOWN.value,
-    "role": None,
-    "status": CallStatus.OPEN.value,
-    "reason": None,
-    "break_reason": None,
-    "model_served": None,
-    "prompt_span_id": None,
-    "prompt_tokens": None,
-    "sampled_tokens": None,
-    "version_start": None,
-    "version_end": None,
-    "finish_reason": None,
-    "response_sha256": None,
-    "sampling": None,
-    "sampler": None,
-    "usage": None,
-    "error": None,
-    "notes": None,
-    "first_token_at": None,
-    "ended_at": None,
-    "policy": None,
-}
+_BEGINNING: Final = Part(BegunFacts, WrittenFacts, LineageState)
+_END: Final = Part(EndedFacts, DerivedFacts)
+_OPEN: Final = _END.row(EndedFacts(), DerivedFacts())
 """The columns that a call's end fills in, with their values while the call runs."""
 
-_BY_HAND: Final[dict[str, Any]] = {"kind_set": None, "role_set": None, "kind_by": None}
-"""The columns of the kind that a person may decide later."""
-
-_encode: Final = msgspec.msgpack.Encoder().encode
+_VERSIONS: Final = attrgetter("start", "version")
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
 def begun_row(
-    begun: CallBegun, writer_id: str, request_sha256: bytes, tools_id: bytes | None
-) -> dict[str, Any]:
-    """Return all columns of ``calls`` for a call that runs."""
+    begun: CallBegun, writer_id: str, request_sha256: str, tools_id: bytes | None
+) -> list[Any]:
+    """Return a row of ``calls`` for a call that runs, without the columns that a person sets."""
     said = begun.conversation
     lineage = None if said is None else said.lineage
-    return {
-        "id": begun.id,
-        "session_id": begun.session_id,
-        "writer_id": writer_id,
-        "dialect": begun.dialect,
-        "stream": begun.stream,
-        "parent_call_id": begun.parent_call_id,
-        "lineage_rule": begun.lineage_rule,
-        "base_call_id": None if lineage is None else lineage.base_call_id,
-        "base_choice": None if lineage is None else lineage.base_choice,
-        "retry_of": None if lineage is None else lineage.retry_of,
-        "confidence": None if lineage is None else lineage.confidence,
-        "differs": _json(lineage.differs) if lineage is not None and lineage.differs else None,
-        "digests": None if lineage is None else _encode(lineage.digests),
-        "request_messages": None if said is None else said.length,
-        "instructions": None if said is None else said.instructions,
-        "tools_id": tools_id,
-        "model_requested": begun.model_requested,
-        "request_sha256": request_sha256,
-        "headers": _json(begun.headers),
-        "started_at": begun.started_at,
-        **_BY_HAND,
-        **_NOT_YET,
-    }
+    written = WrittenFacts(
+        writer_id=writer_id,
+        request_sha256=request_sha256,
+        request_messages=None if said is None else said.length,
+        instructions=None if said is None else said.instructions,
+        tools_id=tools_id,
+    )
+    return _BEGINNING.row(begun, written, lineage) + _OPEN
 
 
 def ended_row(
-    ended: CallEnded, prompt_span_id: str | None, response_sha256: bytes | None
-) -> dict[str, Any]:
-    """Return the columns of ``_NOT_YET``. A reply that contradicts itself is quarantined here,
-    whichever caller wrote it, unless it has been checked before."""
-    status, reason = ended.status, ended.reason
-    notes = [{"name": note.name, "detail": note.detail} for note in ended.notes]
-    if status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
+    ended: CallEnded, prompt_span_id: str | None, response_sha256: str | None
+) -> list[Any]:
+    """Return the last columns of a :func:`begun_row`, which a call's end fills in. A reply that
+    contradicts itself is quarantined here, whichever caller wrote it, unless it has been checked
+    before."""
+    if ended.status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
         if not ended.compared and (found := contradiction(ended)) is not None:
-            status, reason = CallStatus.QUARANTINED, found
+            ended = replace(ended, status=CallStatus.QUARANTINED, reason=found)
         elif (
             ended.prompt_token_ids is None
             and ended.kind is not CallKind.COUNT
             and not has_ids(ended)
-            and not any(note["name"] == _IDS_ABSENT for note in notes)
+            and not any([note.name == IDS_MISSING for note in ended.notes])
         ):
-            notes.append({"name": _IDS_ABSENT, "detail": ""})
+            ended = replace(ended, notes=(*ended.notes, Note(IDS_MISSING)))
     versions, sampled = [], 0
     for choice in ended.choices:
         sampled += len(choice.token_ids)
         for run in choice.versions:
             versions.append(run.version)
-    return {
-        "kind": ended.kind.value,
-        "role": ended.role,
-        "status": status.value,
-        "reason": reason,
-        "break_reason": None if ended.break_reason is None else ended.break_reason.value,
-        "model_served": ended.model_served,
-        "prompt_span_id": prompt_span_id,
-        "prompt_tokens": None if ended.prompt_token_ids is None else len(ended.prompt_token_ids),
-        "sampled_tokens": sampled,
-        "version_start": min(versions, default=None),
-        "version_end": max(versions, default=None),
-        "finish_reason": ended.choices[0].finish_reason if ended.choices else None,
-        "response_sha256": response_sha256,
-        "sampling": _json(ended.sampling) if ended.sampling else None,
-        "sampler": None if ended.sampler is None else _encode_json(ended.sampler).decode(),
-        "usage": _json(ended.usage) if ended.usage else None,
-        "error": _json(ended.error) if ended.error else None,
-        "notes": _json(notes) if notes else None,
-        "first_token_at": ended.first_token_at,
-        "ended_at": ended.ended_at,
-        "policy": ended.policy,
-    }
+    derived = DerivedFacts(
+        prompt_span_id=prompt_span_id,
+        prompt_tokens=None if ended.prompt_token_ids is None else len(ended.prompt_token_ids),
+        sampled_tokens=sampled,
+        version_start=min(versions, default=None),
+        version_end=max(versions, default=None),
+        finish_reason=ended.choices[0].finish_reason if ended.choices else None,
+        response_sha256=response_sha256,
+    )
+    return _END.row(ended, derived)
 
 
 def storable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -160,7 +113,7 @@ def _has_nul(message: Message) -> bool:
     texts = [message.reasoning, message.tool_call_id, message.name]
     for call in message.tool_calls:
         texts += (call.id, call.name, call.arguments)
-    return any([text is not None and "\0" in text for text in texts])
+    return "\0" in "".join(filter(None, texts))
 
 
 def _without_nul(message: Message) -> Message:
@@ -206,7 +159,6 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
     parent_call = parent_choice = None
     if span.parent_id is not None:
         parent_call, parent_choice = span_place(span.parent_id)
-    versions = [(run.start, run.version) for run in span.versions]
     return (
         call_id,
         choice,
@@ -217,7 +169,7 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
         None if choice == OBSERVED else ended.choices[choice].finish_reason,
         pack_ids(span.token_ids),
         None if span.logprobs is None else pack_logprobs(span.logprobs),
-        _json(versions) if versions else "[]",
+        _encode_json(list(map(_VERSIONS, span.versions))).decode(),
         span_checksum(span),
     )
 
@@ -236,14 +188,13 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The SQL text of a statement, and the order of its parameters."""
+    """The SQL text of a statement. Its parameters are the columns that it sets, in the order of the
+    table, and then those of its condition."""
 
     sql: str
-    names: tuple[str, ...]
 
-    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Execute the statement for all rows, whose values are in the order of ``names``. Return
-        the number of affected rows.
+    def run(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> int:
+        """Execute the statement for all rows. Return the number of affected rows.
 
         Raise SQLAlchemy's ``DBAPIError``.
         """
@@ -256,10 +207,6 @@ class Statement:
                 cursor.close()
         except connection.dialect.loaded_dbapi.Error as error:
             raise driver_error(connection, self.sql, error) from error
-
-    def run_named(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> int:
-        """Execute the statement as :meth:`run` does, for rows by name."""
-        return self.run(connection, list(map(itemgetter(*self.names), rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +234,9 @@ def statements(backend: str) -> Statements:
     else:
         dialect = sqlite.dialect(paramstyle="qmark")
         add_tool_sets = sqlite.insert(tool_sets).on_conflict_do_nothing()
-    end_calls = (
-        update(calls)
-        .where(calls.c.id == bindparam("_id"))
-        .values({name: bindparam(name) for name in _NOT_YET})
-    )
+    end_calls = update(calls).where(calls.c.id == bindparam("_id")).values(_set(_END.names))
     return Statements(
-        begin_calls=_compile(insert(calls), dialect),
+        begin_calls=_compile(insert(calls).values(_set(_BEGINNING.names + _END.names)), dialect),
         end_calls=_compile(end_calls, dialect),
         add_tool_sets=_compile(add_tool_sets, dialect),
         add_messages=_compile(insert(call_messages), dialect),
@@ -303,6 +246,9 @@ def statements(backend: str) -> Statements:
     )
 
 
+def _set(names: Sequence[str]) -> dict[str, Any]:
+    return {name: bindparam(name) for name in names}
+
+
 def _compile(statement: Executable, dialect: Dialect) -> Statement:
-    compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
-    return Statement(str(compiled), tuple(compiled.positiontup))
+    return Statement(str(statement.compile(dialect=dialect)))  # type: ignore[attr-defined]

@@ -35,12 +35,11 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     AttemptBegun,
     AttemptEnded,
-    CallBegun,
-    CallEnded,
     CallKind,
     Metric,
     Note,
@@ -78,7 +77,6 @@ class WriterStats:
 
     transactions: int = 0
     """Number of committed transactions that carried records."""
-    records: int = 0
     rejected: int = 0
     """Number of jobs (records that are added together) that the database refused."""
     failed: int = 0
@@ -241,14 +239,12 @@ class Writer:
         await self.add(Patch("calls", call_id, {"notes": _plain(notes)}))
 
     async def seal_session(
-        self, session_id: str, outcome: str, at: float, labels: Mapping[str, Any] | None = None
+        self, session_id: str, outcome: str, at: float, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """Seal a session. A session that is sealed already is not changed. ``labels`` replace the
-        session's own."""
-        fields: dict[str, Any] = {"sealed_at": at, "outcome": outcome}
-        if labels is not None:
-            fields["labels"] = dict(labels)
-        await self.add(Patch("sessions", session_id, fields, once="sealed_at"))
+        """Seal a session, and set further columns of it to ``fields``. A session that is sealed
+        already is not changed."""
+        sealed = {**(fields or {}), "sealed_at": at, "outcome": outcome}
+        await self.add(Patch("sessions", session_id, sealed, once="sealed_at"))
 
     async def set_verifier_key(self, session_id: str, key_hash: str) -> None:
         """Replace the hash of the key that scores a session."""
@@ -425,7 +421,6 @@ class Writer:
             raise RecordRejected(_cause(error)) from error
         batch.settle()
         self.stats.transactions += 1
-        self.stats.records += sum(len(job.records) for job in jobs)
 
     def _batch(self, connection: Connection) -> Batch:
         return Batch(connection, self._cache, self._writer_id, self._lost)
@@ -433,10 +428,10 @@ class Writer:
     def _sign(self, connection: Connection) -> None:
         """Renew the lease and number the transaction, which :meth:`_committed` looks up."""
         renew = statements(connection.dialect.name).renew
-        values = {"now": time.time(), "number": self._number}
-        if renew.run_named(connection, [{"writer": self._writer_id, **values}]) == 0:
+        values = (time.time(), self._number)
+        if renew.run(connection, [(*values, self._writer_id)]) == 0:
             self._writer_id = liveness.register(connection, self._lease, self._writer_id)
-            renew.run_named(connection, [{"writer": self._writer_id, **values}])
+            renew.run(connection, [(*values, self._writer_id)])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

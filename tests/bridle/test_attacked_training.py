@@ -21,7 +21,7 @@ from bridle.harnesses.sandboxes.isolation import missing
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 

@@ -24,7 +24,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.run.feed import feed
 from bridle.store.operations import leases
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
 

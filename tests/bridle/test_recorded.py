@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward
+from bridle.store.reward import Reward
 from bridle.store.writing.writer import Writer
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.policy.model import load_policy, save_policy

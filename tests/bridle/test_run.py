@@ -55,6 +55,11 @@ def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
     (row,) = json.loads(bridle("sessions", "--store", store, "--json").stdout)
     assert (row["calls"], row["outcome"]) == (1, "agent_error")
     assert row["id"] in done.stderr
+    with Reader(store) as reader:
+        session = reader.session(row["id"])
+    assert session.argv == (sys.executable, "-c", AGENT, "Hello?")
+    assert (session.folder, session.home) == (os.getcwd(), os.environ.get("HOME"))
+    assert set(session.environment_names or ()) >= {"HOME", "PATH"} & set(os.environ)
 
 
 def test_a_session_has_the_name_of_its_command_or_of_the_harness_in_it(

@@ -22,7 +22,8 @@ from bridle.cli.terminal import Terminal
 from bridle.printable import printable
 from bridle.proxy.recording.logs import TextLines
 from bridle.recipes.demo.progress import progress
-from bridle.store.records import CallStatus, Message, Reward, RunRecord, ToolCall
+from bridle.store.records import CallStatus, Message, RunRecord, ToolCall
+from bridle.store.reward import Reward
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]52;c;ZWNobw==\x1b\\ \x9b2J \x08\x08 \x00 \x7f \r "

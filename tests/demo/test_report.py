@@ -16,15 +16,10 @@ from bridle.recipes.demo.report import make_report, plot
 from bridle.recipes.demo.run import Demo
 from bridle.recipes.demo.settings import DemoSettings
 from bridle.reconstruct.evaluation import wilson
+from bridle.store.call import CallBegun
 from bridle.store.reading.queries import Reader
-from bridle.store.records import (
-    CallBegun,
-    Reward,
-    RewardSource,
-    RunRecord,
-    SessionRecord,
-    TaskRecord,
-)
+from bridle.store.records import RunRecord, SessionRecord, TaskRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 
@@ -60,7 +55,15 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
                 )
                 for call in range(2):
                     writer.begin_call(
-                        CallBegun(f"{session}-{call}", session, "chat", now, b"{}", False, "m")
+                        CallBegun(
+                            id=f"{session}-{call}",
+                            session_id=session,
+                            dialect="chat",
+                            started_at=now,
+                            request_body=b"{}",
+                            stream=False,
+                            model_requested="m",
+                        )
                     )
     with Reader(path) as opened:
         yield opened

@@ -18,7 +18,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.examples import example_directory
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward
+from bridle.store.reward import Reward
 from bridle.store.writing.writer import Writer
 
 nbclient = pytest.importorskip("nbclient", reason="make docs installs it")

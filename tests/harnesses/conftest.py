@@ -36,6 +36,8 @@ class StandIn:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     rewards: list[dict[str, Any]] = field(default_factory=list)
     sealed: dict[str, str] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
+    """How the harness of each sealed session was started."""
     chats: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
     """Session, request body and Authorization header of every chat call."""
     failing: int = 0
@@ -89,7 +91,9 @@ class StandIn:
 
     async def seal(self, request: web.Request) -> web.Response:
         self._fail_if_asked()
-        self.sealed[request.match_info["id"]] = (await request.json())["outcome"]
+        body = await request.json()
+        self.sealed[request.match_info["id"]] = body["outcome"]
+        self.started[request.match_info["id"]] = body.get("start")
         await asyncio.sleep(self.seal_wait_s)
         if self.misencoding_seals:
             return web.Response(body=b"plain", headers={"content-encoding": "gzip"})

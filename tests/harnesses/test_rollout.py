@@ -100,6 +100,16 @@ async def test_a_completed_session_is_scored_rewarded_and_sealed(
     assert not list(run.directory.iterdir()), "directories of completed sessions are removed"
 
 
+async def test_a_session_is_sealed_with_how_its_harness_was_started(
+    run: Runner, stand_in: Any
+) -> None:
+    (result,) = await run("echo $OPENAI_API_KEY Yes")
+    start = stand_in.started[result.session_id]
+    assert start["argv"] == ["sh", "-c", "echo $OPENAI_API_KEY Yes"]
+    assert (start["folder"], start["home"]) != (None, None)
+    assert "OPENAI_API_KEY" in start["environment_names"]
+
+
 async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) -> None:
     (result,) = await run("echo yes; exit 3")
 

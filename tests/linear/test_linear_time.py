@@ -6,11 +6,11 @@ engine cuts its stream. A policy that repeats one tag must not stop a proxy for 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +24,8 @@ from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.proxy.wire.fold import Fold
 from bridle.proxy.wire.sse import SseParser
-from bridle.store.records import CallBegun, CallStatus, Choice, SessionRecord, new_id
+from bridle.store.call import CallBegun
+from bridle.store.records import CallStatus, Choice, SessionRecord, new_id
 from bridle.store.writing.redaction import Redactor
 from bridle.viewer.differences import _compared
 
@@ -386,7 +387,7 @@ def test_a_body_that_is_redacted(is_linear, text):
 
     def redact(n: int) -> Work:
         begun = _begun(text * n)
-        plain = msgspec.structs.replace(begun, request_body=(text * n).encode())
+        plain = dataclasses.replace(begun, request_body=(text * n).encode())
         return lambda: (redactor.begun(begun), redactor.begun(plain))
 
     is_linear(redact, 256)

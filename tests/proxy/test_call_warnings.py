@@ -12,8 +12,8 @@ import pytest
 
 from bridle.engine.scripted import ScriptedReply
 from bridle.proxy.recording.call_warnings import CallWarnings
-from bridle.proxy.recording.recorder import CallOutcome
-from bridle.store.records import IDS_MISSING, CallBegun, CallEnded, CallStatus, Note
+from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import IDS_MISSING, CallStatus, Note
 
 CHAT = "/v1/chat/completions"
 IMPOSSIBLE = 0.5
@@ -48,7 +48,14 @@ def test_an_engine_whose_every_reply_is_quarantined_is_in_the_log(
 
 def ended(calls: Any, *, reason: str = "", notes: tuple[Note, ...] = ()) -> CallEnded:
     status = CallStatus.QUARANTINED if reason else CallStatus.COMPLETE
-    return CallEnded("call_x", "ses_x", status, 1.0, reason=reason or None, notes=notes)
+    return CallEnded(
+        id="call_x",
+        session_id="ses_x",
+        status=status,
+        ended_at=1.0,
+        reason=reason or None,
+        notes=notes,
+    )
 
 
 def test_thousands_of_calls_make_a_line_for_each_cause(
@@ -61,9 +68,8 @@ def test_thousands_of_calls_make_a_line_for_each_cause(
         for turn in range(number):
             engine = f"engine-{turn % 2}"
             reason = ("usage_mismatch: 3 of 4", f"logprobs_mismatch: {turn} ids")[turn % 4 // 2]
-            outcome = CallOutcome(CallStatus.COMPLETE, engine=engine)
-            seen.observe(begun, ended(calls, reason=reason), outcome)
-            seen.observe(begun, ended(calls), outcome)
+            seen.observe(begun, ended(calls, reason=reason), engine)
+            seen.observe(begun, ended(calls), engine)
 
     come(1353)
     causes = {(line.engine, line.reason.partition(":")[0]) for line in warnings()}
@@ -83,5 +89,5 @@ def test_missing_ids_are_warned_of_once(calls: Any, warnings: Callable[[], list[
     seen = CallWarnings()
     for _ in range(3):
         without = ended(calls, notes=(Note(IDS_MISSING),))
-        seen.observe(calls.begun("ses_x"), without, CallOutcome(CallStatus.COMPLETE))
+        seen.observe(calls.begun("ses_x"), without, None)
     assert [line.getMessage() for line in warnings()] == ["no_token_ids"]

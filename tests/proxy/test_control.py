@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy import text
 
 from bridle.engine.scripted import ScriptedReply, Stall
 from bridle.proxy.continuation.continuation import Continuer
@@ -70,6 +71,30 @@ def test_a_sessions_calls_are_read_with_what_was_said(bench: Any, control: Any, 
     assert (one["status"], one["sampled_tokens"] > 0) == ("complete", True)
     assert control.get(f"/sessions/{made['id']}/calls?first=2").json() == [two]
     assert control.get("/sessions/ses_none/calls").status_code == 404
+
+
+def test_a_session_keeps_how_it_was_started(control: Any) -> None:
+    start = {"argv": ["codex", "exec"], "folder": "/work", "environment_names": ["HOME", "TZ"]}
+    known = control.post("/sessions", json={"start": start}).json()
+    late = control.post("/sessions", json={}).json()
+    sealed = control.post(f"/sessions/{late['id']}/seal", json={"start": start | {"tz": "UTC"}})
+    shown = control.get(f"/sessions/{known['id']}").json()
+    assert {name: shown[name] for name in start} == start
+    assert (shown["tz"], sealed.json()["tz"], sealed.json()["argv"]) == (None, "UTC", start["argv"])
+    assert control.post("/sessions", json={"start": {"environment": {}}}).status_code == 422
+
+
+def test_a_call_is_shown_as_the_view_shows_it(bench: Any, control: Any, ask: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    client = openai.OpenAI(base_url=made["base_urls"]["openai"], api_key=made["key"])
+    client.chat.completions.create(**ask)
+    (shown,) = control.get(f"/sessions/{made['id']}/calls").json()
+    with bench.reader.engine.connect() as connection:
+        row = connection.execute(text("SELECT * FROM turns")).mappings().one()
+    for name in ("dialect", "started_at", "model_requested", "version_end", "finish_reason"):
+        assert shown[name] == row[name]
+    assert shown["usage"] == json.loads(row["usage"])
+    assert "request_sha256" not in shown
 
 
 def test_a_taken_name_is_a_409_and_an_unknown_field_a_422(control: Any) -> None:

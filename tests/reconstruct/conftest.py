@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
-from bridle.store.records import (
-    CallBegun,
-    CallKind,
-    Conversation,
-    LineageState,
-    RequestDigests,
-    SessionRecord,
-)
+from bridle.store.call import CallBegun
+from bridle.store.records import CallKind, Conversation, LineageState, RequestDigests, SessionRecord
 from bridle.store.schema.database import migrate
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer

@@ -8,7 +8,7 @@ import pytest
 
 from bridle.reconstruct import open_store
 from bridle.store.errors import NotFound
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import Reward, RewardSource
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -6,7 +6,7 @@ from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Reward
+from bridle.store.reward import Reward
 
 
 def test_an_episode_has_its_samples_rewards_and_table(reader, writer, agent):

@@ -18,7 +18,7 @@ from bridle.reconstruct.evaluation import (
     split_by,
 )
 from bridle.reconstruct.rewards import Aggregation
-from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 
 @pytest.mark.parametrize(("attempts", "passed"), [(4, 0), (4, 1), (5, 3), (4, 4)])

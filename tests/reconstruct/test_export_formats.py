@@ -15,7 +15,8 @@ from bridle.reconstruct.exports.formats import EXPORTS, export, format_of
 from bridle.reconstruct.exports.message_csv import inert, recorded
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.rules import SampleRules
-from bridle.store.records import CallKind, Reward
+from bridle.store.records import CallKind
+from bridle.store.reward import Reward
 
 JSON_LINES = [name for name in EXPORTS.names() if format_of(name).suffix == ".jsonl"]
 TOOLS = [

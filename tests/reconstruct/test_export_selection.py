@@ -13,7 +13,8 @@ from bridle.reconstruct.exports.formats import EXPORTS, export
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection, part_of
 from bridle.reconstruct.samples.rules import SampleRules
-from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
+from bridle.store.records import CallKind, CallStatus, TaskRecord
+from bridle.store.reward import Reward
 from support.parquet import read_samples
 
 

@@ -10,7 +10,8 @@ from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import build
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.session import LoadedSession
-from bridle.store.records import CallKind, CallStatus, Reward, TaskRecord
+from bridle.store.records import CallKind, CallStatus, TaskRecord
+from bridle.store.reward import Reward
 from support.parquet import read_samples
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -11,7 +11,8 @@ from bridle.reconstruct.rewards import (
     turn_rewards,
 )
 from bridle.reconstruct.session import LoadedSession
-from bridle.store.records import FindingMode, Reward, RewardKind, RewardSource, RunRecord
+from bridle.store.records import RunRecord
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 
 def given(*values):

@@ -18,16 +18,8 @@ from bridle.reconstruct.samples.builders import BUILDERS, build
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample_store import derive, stored_samples
 from bridle.reconstruct.session import LoadedSession
-from bridle.store.records import (
-    FROZEN,
-    CallKind,
-    CallStatus,
-    Choice,
-    Note,
-    Reward,
-    Sampler,
-    VersionRun,
-)
+from bridle.store.records import FROZEN, CallKind, CallStatus, Choice, Note, Sampler, VersionRun
+from bridle.store.reward import Reward
 from bridle.trainer.sft.data import examples_from_store
 from support.parquet import read_samples
 

@@ -19,7 +19,7 @@ from bridle.run.environment import admin_key_file
 from bridle.run.rollouts import rollout
 from bridle.run.services import Service
 from bridle.store.reading.queries import Reader
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 NAMES = set(runpy.run_path(str(ATTEMPTS))["ATTEMPTS"])

@@ -12,7 +12,7 @@ import pytest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.session.keys import hash_key, new_verifier_key
 from bridle.proxy.settings import ProxySettings
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 ADMIN = "admin-key-of-the-test-0123456789"
 CHAT = "/v1/chat/completions"

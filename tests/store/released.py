@@ -21,10 +21,9 @@ from sqlalchemy import JSON, Boolean, Dialect, Float, MetaData, insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
-    CallBegun,
-    CallEnded,
     CallStatus,
     Choice,
     Conversation,
@@ -32,12 +31,12 @@ from bridle.store.records import (
     Message,
     Note,
     RequestDigests,
-    Reward,
     SessionRecord,
     TaskRecord,
     ToolCall,
     VersionRun,
 )
+from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, migrate, newest_revision, transaction
 from bridle.store.schema.tables import metadata
 from bridle.store.tree import TokenTree
@@ -62,11 +61,11 @@ def fill(url: str) -> None:
             digests = RequestDigests(b"s" * 16, b"f" * 16, b"t" * 16, b"a" * 16, (), (), turn)
             body = {"tools": TOOLS, "messages": [message.to_chat() for message in history]}
             begun = CallBegun(
-                f"call_{turn}",
-                session.id,
-                "chat",
-                3.0 + turn,
-                orjson.dumps(body),
+                id=f"call_{turn}",
+                session_id=session.id,
+                dialect="chat",
+                started_at=3.0 + turn,
+                request_body=orjson.dumps(body),
                 stream=True,
                 model_requested="policy",
                 parent_call_id=parent,
@@ -83,10 +82,10 @@ def fill(url: str) -> None:
             logprobs = np.array([-0.5, -1.25, -2.0], dtype=np.float32)
             choices = (Choice(ids, logprobs, (VersionRun(0, 1),), "tool_calls"),)
             ended = CallEnded(
-                begun.id,
-                session.id,
-                CallStatus.COMPLETE,
-                3.5 + turn,
+                id=begun.id,
+                session_id=session.id,
+                status=CallStatus.COMPLETE,
+                ended_at=3.5 + turn,
                 prompt_token_ids=prompt,
                 choices=choices,
                 growth=tree.grow(begun.id, prompt, choices),
@@ -197,16 +196,20 @@ def _plain(value: Any, kind: Any) -> Any:
     return bool(value) if isinstance(kind, Boolean) and value is not None else value
 
 
-def main() -> None:
+def kept() -> dict[str, Any]:
+    """A store as this version writes it."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/bridle.db"
         migrate(path)
         fill(path)
         tables = {"sqlite": schema(sqlite.dialect()), "postgresql": schema(postgresql.dialect())}
-        kept = {"schema": tables, "rows": rows(path), "read": read(path)}
+        return {"schema": tables, "rows": rows(path), "read": read(path)}
+
+
+def main() -> None:
     DATA.mkdir(exist_ok=True)
     target = DATA / f"written_by_{newest_revision()}.json.gz"
-    target.write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
+    target.write_bytes(gzip.compress(json.dumps(kept()).encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ CHILD = textwrap.dedent(
     """
     import asyncio, sys, time
     import numpy as np
+    from bridle.store.call import *
     from bridle.store.records import *
     from bridle.store.writing.writer import Writer
 
@@ -33,14 +34,17 @@ CHILD = textwrap.dedent(
         while True:
             call = new_id("call")
             body = b'{"turn":"%s"}' % (b"%d " % number * len(prompt))
-            begun = CallBegun(call, session, "chat", time.time(), body, True, "m", parent)
+            begun = CallBegun(
+                id=call, session_id=session, dialect="chat", started_at=time.time(),
+                request_body=body, stream=True, model_requested="m", parent_call_id=parent)
             writer.begin_call(begun)
             await asyncio.sleep(0)
             ids = np.array([number, 7, len(prompt)], dtype=np.uint32)
             choice = Choice(ids, np.zeros(3, np.float32), (VersionRun(0, 1),), "stop")
             usage = {"prompt_tokens": len(prompt), "completion_tokens": 3}
             await writer.end_call(CallEnded(
-                call, session, CallStatus.COMPLETE, time.time(), prompt_token_ids=prompt,
+                id=call, session_id=session, status=CallStatus.COMPLETE,
+                ended_at=time.time(), prompt_token_ids=prompt,
                 choices=(choice,), response_body=call.encode(), usage=usage,
             ))
             print(call, len(prompt), flush=True)

@@ -12,7 +12,8 @@ from sqlalchemy import Engine, event
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallStatus, Reward
+from bridle.store.records import CallStatus
+from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, migrate
 from bridle.store.writing.writer import Writer
 

@@ -1,8 +1,9 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from bridle.store.records import (
     MISSING_LOGPROB,
@@ -20,7 +21,7 @@ def ended(calls):
 
 
 def with_choice(ended, **fields):
-    return replace(ended, choices=(replace(ended.choices[0], **fields),))
+    return replace(ended, choices=(structs.replace(ended.choices[0], **fields),))
 
 
 def scores(*values):

@@ -10,7 +10,7 @@ import pytest
 from bridle.store.operations import leases
 from bridle.store.operations.leases import Leases, UnknownLease
 from bridle.store.operations.retention import forget
-from bridle.store.records import Reward
+from bridle.store.reward import Reward
 from bridle.store.schema.database import connect
 
 

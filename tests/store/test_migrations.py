@@ -14,11 +14,9 @@ from types import SimpleNamespace
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect
 
 from bridle.store.errors import StoreUnavailable
-from bridle.store.reading.queries import Reader
-from bridle.store.records import DEFAULT_POLICY, PolicyRecord, RewardSource, Sampler
 from bridle.store.schema import database
 from bridle.store.schema.database import (
     connect,
@@ -172,8 +170,8 @@ def test_a_store_whose_rows_have_lost_their_owner_is_not_migrated(tmp_path, monk
     migrate(url)
     with closing(sqlite3.connect(url)) as database, database:
         database.execute(
-            "INSERT INTO rewards (id, session_id, name, value, source, detail, created_at)"
-            " VALUES ('r', 'gone', 'x', 1, 'operator', '{}', 1)"
+            "INSERT INTO rewards (id, session_id, name, value, source, kind, detail, created_at)"
+            " VALUES ('r', 'gone', 'x', 1, 'operator', 'score', '{}', 1)"
         )
         database.execute("UPDATE alembic_version SET version_num = '0000'")
     monkeypatch.setattr("alembic.command.upgrade", lambda *_: None)
@@ -198,14 +196,16 @@ def test_an_address_is_shown_without_its_password():
 
 
 released = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("released.py"))))
-FIRST_RELEASE = Path(__file__).parent / "data" / "written_by_0200.json.gz"
-RELEASES = sorted((Path(__file__).parent / "data").glob("written_by_*.json.gz"))
+RELEASES = sorted(released.DATA.glob("written_by_*.json.gz"))
 
 
-@pytest.mark.parametrize("kept", RELEASES, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("kept", ["this version", *RELEASES], ids=lambda kept: Path(kept).name)
 def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     """``tests/store/released.py`` keeps a store of each release."""
-    stored = json.loads(gzip.decompress(kept.read_bytes()))
+    if kept == "this version":
+        stored = json.loads(json.dumps(released.kept()))
+    else:
+        stored = json.loads(gzip.decompress(kept.read_bytes()))
     at_once = shape(url)
     emptied(url)
     released.restore(url, stored)
@@ -217,80 +217,17 @@ def test_what_every_release_wrote_is_read_back_exactly(url, kept):
     assert revision(url) == newest_revision()
     assert shape(url) == at_once
     assert released.read(url) == stored["read"]
-    with Reader(url) as reader:
-        (session,) = reader.sessions()
-        sources = {reward.source for reward in reader.rewards(session.id)}
-    if kept.name == "written_by_0200.json.gz":
-        assert sources == {RewardSource.UNATTESTED}, "nothing shows who wrote them"
     with transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM messages").scalar() >= 8
     engine.dispose()
 
 
-def test_all_that_was_published_before_there_were_several_policies_is_the_default_ones(url):
-    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
-    published = {"path": None, "digest": "d", "verified": 1, "logprob_gap": 1e-5}
-    stored["rows"]["policies"] = [
-        {"run_id": "run_1", "version": version, "published_at": 3.0, **published}
-        for version in (1, 2**40)
-    ]
-    emptied(url)
-    released.restore(url, stored)
-    migrate(url)
-    with Reader(url) as reader:
-        found = reader.policies("run_1", DEFAULT_POLICY)
-        asked = [call.policy for one in reader.sessions() for call in reader.calls(one.id)]
-    assert [policy.version for policy in found] == [1, 2**40]
-    assert found[0] == PolicyRecord(
-        "run_1", 1, 3.0, digest="d", verified=True, logprob_gap=1e-5, name="policy"
-    )
-    assert asked == [None] * 4
-
-
-def test_calls_of_the_first_release_get_the_sampler_that_they_asked_for(url):
-    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
-    asked, shaped = [row["id"] for row in stored["rows"]["calls"]][:2]
-    for row in stored["rows"]["calls"]:
-        row["sampling"] = json.dumps({"temperature": 0.7, "top_k": 64, "max_tokens": 9})
-        row["notes"] = None
-        if row["id"] == shaped:
-            row["notes"] = json.dumps([{"name": "constrained_by_grammar", "detail": "tool_choice"}])
-    counts = {row["id"]: row["sampled_tokens"] for row in stored["rows"]["calls"]}
-    assert counts[asked]
-    assert counts[shaped]
-    emptied(url)
-    released.restore(url, stored)
-    migrate(url)
-    with Reader(url) as reader:
-        samplers = {
-            call.id: call.sampler
-            for session in reader.sessions()
-            for call in reader.calls(session.id)
-        }
-    assert samplers[asked] == Sampler("raw", temperature=0.7, top_k=64)
-    assert samplers[shaped] == Sampler("raw", temperature=0.7, top_k=64, grammar="tool_choice")
-
-
-def test_findings_of_guards_that_were_rewards_become_findings(url):
-    stored = json.loads(gzip.decompress(FIRST_RELEASE.read_bytes()))
-    emptied(url)
-    released.restore(url, stored)
+def test_a_store_from_before_the_first_release_is_refused_as_it_is(url):
     engine = connect(url)
     with transaction(engine) as connection:
-        for name in ("guard:git_history", "reward", "guard:"):
-            connection.execute(
-                text(
-                    "INSERT INTO rewards (id, session_id, name, value, source, detail, created_at)"
-                    " VALUES (:name, 'session_a', :name, 3.0, 'verifier', '{}', 90.0)"
-                ),
-                {"name": name},
-            )
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0206'")
     engine.dispose()
-    migrate(url)
-    with Reader(url) as reader:
-        found = {one.name: (one.kind, one.mode) for one in reader.rewards("session_a")[-3:]}
-    assert found == {
-        "git_history": ("finding", "warn"),
-        "reward": ("score", None),
-        "guard:": ("score", None),
-    }
+    with pytest.raises(StoreUnavailable, match=r"its schema is 0206, from before the first"):
+        migrate(url)
+    assert revision(url) == "0206"
+    assert set(shape(url)["views"]) >= {"turns", "messages"}

@@ -32,6 +32,7 @@ CHILD = textwrap.dedent(
     """
     import asyncio, os, sys, time
     import numpy as np
+    from bridle.store.call import *
     from bridle.store.records import *
     from bridle.store.writing.writer import Writer
 
@@ -43,14 +44,16 @@ CHILD = textwrap.dedent(
             call = new_id("call")
             said += b'{"role":"user","content":"line %d of session %d"},' % (len(prompt), number)
             writer.begin_call(CallBegun(
-                call, session, "chat", time.time(), b"[" + said + b"]", True, "m", parent,
+                id=call, session_id=session, dialect="chat", started_at=time.time(), stream=True,
+                request_body=b"[" + said + b"]", model_requested="m", parent_call_id=parent,
                 conversation=Conversation((Message("user", said.decode()),), length=1)))
             await asyncio.sleep(0)
             ids = np.array([number, 7, len(prompt)], dtype=np.uint32)
             choice = Choice(ids, np.full(3, -0.5, np.float32), (VersionRun(0, 1),), "stop")
             usage = {"prompt_tokens": len(prompt), "completion_tokens": 3}
             await writer.end_call(CallEnded(
-                call, session, CallStatus.COMPLETE, time.time(), prompt_token_ids=prompt,
+                id=call, session_id=session, status=CallStatus.COMPLETE,
+                ended_at=time.time(), prompt_token_ids=prompt,
                 choices=(choice,), response_body=call.encode(), usage=usage,
                 replies=(Message("assistant", call),),
             ))

@@ -137,6 +137,17 @@ def test_two_halves_of_a_key_in_two_strings_leave_the_message_whole(url, reader,
     assert reader.call(found).replies == (reply,)
 
 
+def test_a_secret_in_a_command_is_scrubbed(url, reader, calls):
+    secret = SECRETS["github_token"]
+    argv = ("agent", f"--token={secret}")
+    with Writer(url, redactor=Redactor()) as writer:
+        known, late = calls.session(argv=argv), calls.session()
+        writer.add_sync(known, late)
+        writer.update_session_sync(late.id, argv=argv)
+    for session in (known, late):
+        assert reader.session(session.id).argv == ("agent", "--token=[redacted:github_token]")
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_a_secret_in_a_header_is_scrubbed(url, reader, calls, name):
     """Codex tells the addresses of git remotes, some with the token that opens them."""

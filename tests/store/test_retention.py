@@ -10,7 +10,8 @@ from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.operations.copying import NotEmpty, backup, copy_store
 from bridle.store.operations.retention import forget, older_than
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallStatus, Conversation, Message, Reward, TaskRecord
+from bridle.store.records import CallStatus, Conversation, Message, TaskRecord
+from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, migrate, transaction
 from bridle.store.schema.tables import bodies, metadata, writers
 from bridle.store.writing.writer import Writer

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 
+from bridle.store.call import CallEnded
 from bridle.store.reading.queries import Reader
-from bridle.store.records import CallEnded, CallStatus
+from bridle.store.records import CallStatus
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 import sqlite3
 import subprocess
@@ -17,8 +18,12 @@ from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
+from bridle.store.declaration import stored
 from bridle.store.operations.copying import copy_store
 from bridle.store.reading.queries import Reader
+from bridle.store.records import SessionRecord
+from bridle.store.reward import Reward
+from bridle.store.schema.views import turn_columns
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
 QUERIES = dict(
@@ -187,7 +192,36 @@ def test_every_query_answers_the_same_with_psql(recorded, postgres):
         assert rows == with_sqlite(recorded, query)
 
 
-@pytest.mark.parametrize("view", ["turns", "messages", "tool_calls"])
+def declared_columns():
+    """The tables of columns, as the declarations give them."""
+    owned = {"sessions": stored(SessionRecord), "rewards": stored(Reward)}
+    found = {"turns": [(one.name, one.meaning) for one in turn_columns()]} | {
+        table: [(one.name, one.fact.meaning) for one in facts] for table, facts in owned.items()
+    }
+    parts = []
+    for table, columns in found.items():
+        rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in columns)
+        parts.append(f"| column of `{table}` | meaning |\n|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def test_the_page_has_the_declared_columns():
+    opening, closing = "<!-- columns -->\n", "<!-- end of columns -->\n"
+    page = PAGE.read_text()
+    before, rest = page.split(opening)
+    wanted = opening.join((before, f"\n{declared_columns()}\n{closing}{rest.split(closing)[1]}"))
+    if "BRIDLE_WRITE_DOCS" in os.environ:
+        PAGE.write_text(wanted)
+    assert PAGE.read_text() == wanted
+
+
+def test_the_view_has_the_declared_columns(recorded):
+    with closing(sqlite3.connect(recorded)) as connection:
+        columns = connection.execute("SELECT name FROM pragma_table_info('turns')")
+        assert [name for (name,) in columns] == [one.name for one in turn_columns()]
+
+
+@pytest.mark.parametrize("view", ["messages", "tool_calls"])
 def test_every_column_that_the_page_names_is_there(recorded, view):
     line = next(text for text in PAGE.read_text().splitlines() if text.startswith(f"| `{view}`"))
     named = set(re.findall(r"`(\w+)`", line.split("|")[3])) - {"request", "reply"}

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from bridle.store.errors import NotFound, RecordRejected, StoreBusy, StoreClosed, StoreUnavailable
 from bridle.store.records import (
@@ -18,12 +17,11 @@ from bridle.store.records import (
     Message,
     Note,
     PolicyRecord,
-    Reward,
-    RewardSource,
     RunRecord,
     TaskRecord,
     VersionRun,
 )
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
 
@@ -191,7 +189,7 @@ async def test_a_rejected_end_may_be_sent_again_without_its_fault(writer, reader
     writer.begin_call(begun)
     ended = calls.ended(begun, [1, 2], [3, 4])
     with pytest.raises(RecordRejected):
-        await writer.end_call(structs.replace(ended, error={"x": object()}))
+        await writer.end_call(replace(ended, error={"x": object()}))
     await writer.end_call(ended)
     assert reader.prompt_token_ids(begun.id).tolist() == [1, 2]
     assert len(reader.spans(session.id)) == 2
@@ -242,7 +240,7 @@ async def test_a_call_that_contradicts_itself_is_kept_and_quarantined(writer, re
     short = Choice(
         np.array([3, 4], np.uint32), np.zeros(1, np.float32), (VersionRun(0, 1),), "stop"
     )
-    await writer.end_call(structs.replace(calls.ended(begun, [1, 2], [3, 4]), choices=(short,)))
+    await writer.end_call(replace(calls.ended(begun, [1, 2], [3, 4]), choices=(short,)))
     row = reader.call(begun.id)
     assert row.status is CallStatus.QUARANTINED
     assert row.reason.startswith("logprobs_mismatch: 2 ids, 1 logprobs")
@@ -254,7 +252,7 @@ async def test_an_upstream_without_ids_is_noted(writer, reader, calls):
     await writer.add(session)
     begun = calls.begun(session)
     writer.begin_call(begun)
-    bare = structs.replace(calls.ended(begun, [1], [2]), prompt_token_ids=None, choices=())
+    bare = replace(calls.ended(begun, [1], [2]), prompt_token_ids=None, choices=())
     await writer.end_call(bare)
     row = reader.call(begun.id)
     assert (row.status, row.prompt_tokens) == (CallStatus.COMPLETE, None)
@@ -268,7 +266,7 @@ async def test_failed_calls_are_kept_with_their_reason(writer, reader, calls):
     begun = calls.begun(session)
     writer.begin_call(begun)
     await writer.end_call(
-        structs.replace(
+        replace(
             calls.ended(begun, [1], [2]),
             status=CallStatus.FAILED,
             prompt_token_ids=None,

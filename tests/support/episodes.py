@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward
 
 
 def one_branch(

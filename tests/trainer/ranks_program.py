@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,

@@ -25,7 +25,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Turn
-from bridle.store.records import CallKind, CallStatus, Reward, RewardSource
+from bridle.store.records import CallKind, CallStatus
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit import ADVANTAGES, CreditGroup, estimated
 from support.episodes import one_branch

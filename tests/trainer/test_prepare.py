@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Conservation
-from bridle.store.records import Reward, RewardSource
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.filters import ConservationError
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig

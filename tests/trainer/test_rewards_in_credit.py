@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.reconstruct.samples.sample import Episode
-from bridle.store.records import (
-    FindingMode,
-    Reward,
-    RewardKind,
-    RewardSource,
-)
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 from bridle.trainer.batch.prepare import PreparedStep, prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES

@@ -24,11 +24,10 @@ from bridle.store.records import (
     CallStatus,
     Message,
     PolicyRecord,
-    Reward,
-    RewardSource,
     RunRecord,
     TaskRecord,
 )
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source

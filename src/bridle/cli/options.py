@@ -10,7 +10,7 @@ import typer
 
 from bridle.errors import UsageError
 from bridle.run.environment import EngineKind, default_proxy, default_store, is_base_url
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 Given = TypeVar("Given", str, list[str], str | None)
 

@@ -127,8 +127,10 @@ def _reward(form: Mapping[str, str]) -> NewReward:
     given = {name: form[name].strip() for name in ("name", "value", "turn") if name in form}
     note = form.get("note", "").strip()
     try:
-        new = NewReward.model_validate_strings(given)
-        return new.model_copy(update={"detail": {"note": note}}) if note else new
+        new: NewReward = NewReward.model_validate_strings(given)
+        if note:
+            new = new.model_copy(update={"detail": {"note": note}})
+        return new
     except ValidationError as error:
         first = error.errors()[0]
         message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

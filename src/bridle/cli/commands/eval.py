@@ -30,7 +30,7 @@ from bridle.harnesses.sampling import POLICY
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
 from bridle.reconstruct.rewards import RewardNotice
 from bridle.run.environment import EngineKind
-from bridle.store.records import RewardSource
+from bridle.store.reward import RewardSource
 
 
 def eval(

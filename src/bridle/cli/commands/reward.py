@@ -11,7 +11,8 @@ import typer
 from bridle.cli.options import StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import fail, out
-from bridle.store.records import SHORT_TEXT, Reward, RewardSource
+from bridle.store.declaration import SHORT_TEXT
+from bridle.store.reward import Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
 CONTEXT = {"ignore_unknown_options": True}

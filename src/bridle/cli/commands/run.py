@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from bridle.harnesses.install import (
 )
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
+from bridle.harnesses.started import how_started, installed_version, workspace_commit
 from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 
@@ -96,6 +98,11 @@ def run(
         name=name,
         harness=harness or (program if known is None else known.name),
         settings={"budget": budget} if budget else None,
+        start=replace(
+            how_started(argv, os.getcwd(), os.environ),
+            harness_version=installed_version(argv[0]),
+            workspace_commit=workspace_commit(os.getcwd()),
+        ),
     )
     session = asyncio.run(_create(proxy, key, request))
     try:

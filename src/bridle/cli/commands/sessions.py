@@ -17,7 +17,8 @@ from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
 from bridle.store.reading.queries import DamagedSession, Reader
 from bridle.store.reading.run_states import run_state
-from bridle.store.records import Reward, SessionRecord
+from bridle.store.records import SessionRecord
+from bridle.store.reward import Reward
 
 
 def sessions(
