@@ -127,8 +127,8 @@ def no_groups(facts: Facts) -> Finding | None:
         Severity.ERROR,
         "Sessions are compared with none of their task, so every advantage is zero",
         f"{len(alone)} of {_rewarded(facts)} rewarded sessions are in no group, or alone in one.",
-        "Run each task several times in one group: `--group-size 8` of `bridle rollout` and "
-        "`bridle train`, or `group_id` when your own code creates sessions.",
+        "Run each task several times in one group: `--group-size 8` of `bridle rollout`, "
+        "`groups.size` of `bridle train`, or `group_id` when your own code creates sessions.",
         tuple(session.id for session in alone[:5]),
     )
 
@@ -204,7 +204,7 @@ def stale(facts: Facts) -> Finding | None:
         "; ".join(evidence) + ".",
         "Raise `max_staleness` (training settings) with an importance correction in the loss, "
         "or sample fewer sessions ahead: a lower concurrency, or more engines. Recorded sessions "
-        "train with `--version` naming the version that drew them.",
+        "train with `recordings.version`, the version that drew them.",
     )
 
 

@@ -278,8 +278,12 @@ def drawn_from(bridle: Bridle, store: str, policy: Path, reward: str, folder: Pa
 
 VARIED = "float(sum(map(ord, delivery.answer)) % 2)"
 TRAINED: dict[str, tuple[int, str, tuple[object, ...]]] = {
-    "stale_tokens": (3, VARIED, ("--version", 5, "--max-staleness", 1)),
-    "engine_weights_differ": (4, VARIED, ("--other-policy",)),
+    "stale_tokens": (
+        3,
+        VARIED,
+        ("--set", "recordings.version=5", "--set", "training.max_staleness=1"),
+    ),
+    "engine_weights_differ": (4, VARIED, ("--set", "recordings.other_policy=true")),
     "rewards_equal": (3, "1.0", ()),
 }
 """By cause: the seed of the trained weights (3 drew the sessions), the reward, the options."""
@@ -292,8 +296,16 @@ def test_the_doctor_names_first_what_broke_a_training_run(
     seed, reward, options = TRAINED[cause]
     drawn_from(bridle, store, policy_dir(tmp_path, 3), reward, tmp_path)
     done = bridle(
-        *("trainer", "--from-store", "--store", store, "--policy", policy_dir(tmp_path, seed)),
-        *("--groups", 4, "--group-size", 4, "--out", tmp_path / "out", *options),
+        *("train", "--from-store", store, "--policy", policy_dir(tmp_path, seed)),
+        *(
+            "--set",
+            "groups.per_step=4",
+            "--set",
+            "groups.size=4",
+            "--out",
+            tmp_path / "out",
+            *options,
+        ),
     )
     assert done.exit_code == 0, done.output
     findings = diagnosis(bridle, store, "train:out")

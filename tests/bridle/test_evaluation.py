@@ -70,7 +70,7 @@ def arguments(training_arguments: Callable[..., list[str]], tmp_path: Path) -> l
         for n in range(4)
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return [*given, "--steps", "2", "--parallel", "1", "--split", "train"]
+    return [*given, "--steps", "2", "--set", "agent.parallel=1", "--set", "tasks.split=train"]
 
 
 def test_weights_are_the_same_with_evaluation_on_and_off(
@@ -83,7 +83,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
 
     (tmp_path / "out").rename(tmp_path / "plain")
     (tmp_path / "counts").write_text("")
-    held_out = ("--evaluate-every", "1", "--evaluation-split", "held_out")
+    held_out = ("--set", "evaluation.every=1", "--set", "evaluation.split=held_out")
     measured = bridle(*arguments, *held_out, "--set", "evaluation.samples=2")
     assert measured.returncode == 0, measured.stderr
     assert weights(tmp_path / "out") == without
@@ -118,7 +118,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     ]
 
 
-def test_the_trainer_of_services_measures_held_out_tasks(
+def test_a_run_with_given_services_measures_held_out_tasks(
     arguments: list[str], tmp_path: Path
 ) -> None:
     policy, store, out = tmp_path / "policy", str(tmp_path / "bridle.db"), tmp_path / "out"
@@ -128,12 +128,22 @@ def test_the_trainer_of_services_measures_held_out_tasks(
         ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=policy)) as proxy,
     ):
         done = bridle(
-            *("trainer", "--policy", str(policy), "--out", str(out), "--store", store),
-            *("--engine", engine.base_url, "--proxy", proxy.base_url),
+            *("train", "--policy", str(policy), "--out", str(out)),
+            *("--set", f"services.store={store}"),
+            *("--engine-url", engine.base_url, "--proxy-url", proxy.base_url),
             *arguments[first : first + 6],
-            *("--split", "train", "--steps", "1", "--groups", "1", "--group-size", "4"),
-            *("--parallel", "1"),
-            *("--evaluate-every", "1", "--evaluation-split", "held_out"),
+            *(
+                "--set",
+                "tasks.split=train",
+                "--steps",
+                "1",
+                "--set",
+                "groups.per_step=1",
+                "--set",
+                "groups.size=4",
+            ),
+            *("--set", "agent.parallel=1"),
+            *("--set", "evaluation.every=1", "--set", "evaluation.split=held_out"),
         )
     assert done.returncode == 0, done.stderr
     with Reader(store) as reader:
@@ -148,16 +158,16 @@ def test_the_trainer_of_services_measures_held_out_tasks(
 
 def test_recordings_are_not_measured_on_tasks(arguments: list[str], tmp_path: Path) -> None:
     refused = bridle(
-        *("trainer", "--from-store", "--store", str(tmp_path / "bridle.db")),
+        *("train", "--from-store", str(tmp_path / "bridle.db")),
         *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "out")),
-        *("--evaluate-every", "1"),
+        *("--set", "evaluation.every=1"),
     )
     assert refused.returncode == 2
-    assert "--evaluate-every runs an agent, and --from-store has none" in refused.stderr
+    assert "evaluation.every runs an agent, and --from-store has none" in refused.stderr
 
 
 def test_tasks_that_are_trained_on_are_not_held_out(arguments: list[str], tmp_path: Path) -> None:
-    refused = bridle(*arguments, "--evaluate-every", "1", "--evaluation-split", "train")
+    refused = bridle(*arguments, "--set", "evaluation.every=1", "--set", "evaluation.split=train")
     assert refused.returncode == 2
     assert "the held-out tasks are those that are trained on" in refused.stderr
     assert not (tmp_path / "out").exists()

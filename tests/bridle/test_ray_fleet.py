@@ -136,8 +136,15 @@ class TestOnTwoMachines:
         (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
         argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
         argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
-        argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
-        argv += ["--group-size", "4", "--parallel", "8"]
+        argv += [
+            "--set",
+            f"agent.fleet=ray:{cluster.address}",
+            "--steps",
+            "3",
+            "--set",
+            "groups.per_step=2",
+        ]
+        argv += ["--set", "groups.size=4", "--set", "agent.parallel=8"]
         with subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as run:

@@ -70,19 +70,19 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
-@pytest.mark.parametrize("command", ["rollout", "train", "trainer"])
+@pytest.mark.parametrize("command", ["rollout", "train", "services"])
 def test_a_tasks_function_that_raises_is_said_in_a_line(
-    bridle: Bridle, tmp_path: Path, command: str
+    bridle: Bridle, tmp_path: Path, store: str, command: str
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text("def tasks():\n    yield {}['id']\n")
     asked = ["--agent", "echo {prompt}", "--verifier", "exact", "--tasks", f"{own}:tasks"]
-    where = ["--proxy", "http://127.0.0.1:9"] if command != "train" else []
+    where = ["rollout", "--proxy", "http://127.0.0.1:9"]
     if command != "rollout":
-        where += ["--policy", str(tmp_path), "--out", str(tmp_path / "out")]
-    if command == "trainer":
-        where += ["--engine", "http://127.0.0.1:9"]
-    refused = bridle(command, *asked, *where)
+        where = ["train", "--policy", str(tmp_path), "--out", str(tmp_path / "out")]
+    if command == "services":
+        where += ["--engine-url", "http://127.0.0.1:9", "--set", f"services.store={store}"]
+    refused = bridle(*where, *asked)
     said = f"bridle: cannot get tasks from {own}:tasks: KeyError: 'id' ({own}, line 2)\n"
     assert (refused.exit_code, refused.stderr) == (2, said)
 

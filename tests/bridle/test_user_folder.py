@@ -116,7 +116,16 @@ def test_recording_commands_work(folder: Path, model_dir: Path) -> None:
 
 def test_training_works(folder: Path, policy: Path) -> None:
     work = ["--policy", str(policy), "--agent", "agent.py", "--tasks", "tasks.jsonl"]
-    size = ["--steps", "1", "--groups", "2", "--group-size", "2", "--parallel", "2"]
+    size = [
+        "--steps",
+        "1",
+        "--set",
+        "groups.per_step=2",
+        "--set",
+        "groups.size=2",
+        "--set",
+        "agent.parallel=2",
+    ]
     done = bridle(
         folder,
         command("train", *work, "--verifier", "trainer.py:check", "--out", "out", *size),

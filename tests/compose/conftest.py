@@ -26,6 +26,8 @@ import yaml
 from typer.core import TyperGroup
 
 from bridle.cli.program import app
+from bridle.run.config import RunConfig
+from bridle.run.settings import parse_overrides, settings_of
 from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
@@ -96,7 +98,9 @@ def require_command(tmp_path: Path) -> Callable[[list[str]], None]:
             _, found, arguments = command.resolve_command(context, arguments)
             assert found is not None
             command = found
-        command.make_context(command.name, arguments)
+        parsed = command.make_context(command.name, arguments)
+        known = {one.name for one in settings_of(RunConfig)}
+        assert set(parse_overrides(parsed.params.get("assignments") or ())) <= known
 
     return require
 
