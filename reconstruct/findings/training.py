@@ -98,8 +98,8 @@ def guarded(facts: Facts) -> Finding | None:
         "Agents did what their task does not mean them to do",
         f"{', '.join(each)}.",
         "Look at the turns that the finding names (`bridle show SESSION`, or the session's page). "
-        "`--guards zero` takes the reward of such sessions, `--guards quarantine` keeps them out "
-        "of training; a sandbox without network or history makes them impossible.",
+        "`agent.guards=zero` takes the reward of such sessions; `quarantine` also keeps them "
+        "out of training; a sandbox without network or history makes them impossible.",
         tuple(examples)[:5],
     )
 

@@ -134,7 +134,7 @@ def dead_verifier(plan: Plan) -> None:
 
 def sampler_at_temperature_zero(plan: Plan) -> None:
     plan.fields = {"temperature": 0}
-    plan.options = ("--sampling", "agent")
+    plan.options = ("--set", "agent.sampling=agent")
 
 
 def everything_truncated(plan: Plan) -> None:
@@ -221,7 +221,15 @@ def rollout(bridle: Bridle, proxy: str, plan: Plan, folder: Path) -> str:
     lines = [{"id": f"t{n}", "prompt": f"Is {n} even?"} for n in range(4)]
     tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = bridle(
-        *("rollout", "--proxy", proxy, "--tasks", tasks, "--directory", folder / "sessions"),
+        *(
+            "rollout",
+            "--proxy",
+            proxy,
+            "--tasks",
+            tasks,
+            "--set",
+            f"agent.directory={folder / 'sessions'}",
+        ),
         *("--agent", f"{sys.executable} {folder / 'agent.py'} {{prompt}}"),
         *("--verifier", f"{own}:check", "--group-size", 4, *plan.options),
     )

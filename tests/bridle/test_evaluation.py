@@ -110,7 +110,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     assert len(sessions) == 3 * 2 * 2
     assert {one.labels["evaluates"] for one in sessions} == {0, 1, 2}
 
-    by_version = ("--by", "version", "--k", "2", "--json")
+    by_version = ("--set", "by=version", "--k", "2", "--json")
     told = bridle("eval", "--store", str(out / "bridle.db"), "--run", run.id, *by_version)
     figures = json.loads(told.stdout)["version"]
     assert [figures[name]["pass_at"]["2"]["value"] for name in ("0", "1", "2")] == [
@@ -189,10 +189,10 @@ def test_a_policy_is_served_and_measured_by_one_command(
     assert (report["all"]["tasks"], report["all"]["attempts"]) == (4, 12)
     assert (tmp_path / "measured" / "eval.png").read_bytes().startswith(b"\x89PNG")
     store = str(tmp_path / "measured" / "bridle.db")
-    again = json.loads(bridle("eval", "--store", store, "--by", "task", "--json").stdout)
+    again = json.loads(bridle("eval", "--store", store, "--set", "by=task", "--json").stdout)
     assert again["all"]["mean_at"] == report["all"]["mean_at"]
     assert len(again["task"]) == 4
-    nobody = bridle("eval", "--store", store, "--source", "operator")
+    nobody = bridle("eval", "--store", store, "--set", 'sources=["operator"]')
     assert nobody.returncode == 1
     assert "no session with a verdict" in nobody.stderr
     without = bridle("eval", "--agent", agent)

@@ -35,8 +35,6 @@ SFT = ("sft", "--policy", ".")
     ("command", "option", "value"),
     [
         (SFT, "--policy", "nowhere"),
-        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
-        (ROLLOUT, "--timeout", 0),
         *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
         *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
         *((("reproduce",), name, 0) for name in ("--teacher-sessions", "--eval-tasks")),
@@ -68,6 +66,7 @@ def test_a_value_out_of_range_is_refused(
         *((TRAIN, f"training.{name}", -1) for name in ("max_staleness", "seed", "lora.rank")),
         *((TRAIN, f"training.{name}", -1) for name in ("optimizer.learning_rate", "seconds")),
         (TRAIN, "agent.timeout_s", 0),
+        *((ROLLOUT, name, 0) for name in ("agent.parallel", "limit", "agent.timeout_s")),
         *((SFT, name, 0) for name in ("epochs", "batch_size")),
         *((SFT, name, -1) for name in ("seed", "lora.rank", "optimizer.learning_rate")),
     ],
@@ -76,7 +75,8 @@ def test_a_setting_out_of_range_is_refused(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], setting: str, value: int
 ) -> None:
     out = tmp_path / "out"
-    refused = bridle(*command, "--set", f"{setting}={value}", "--out", out)
+    where = () if command is ROLLOUT else ("--out", out)
+    refused = bridle(*command, "--set", f"{setting}={value}", *where)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"bridle: the settings: {setting}: Expected")
     assert not out.exists()

@@ -162,7 +162,7 @@ def test_a_setting_that_a_run_needs_is_named(settled: Callable[..., Any]) -> Non
         settled(None, "--set groups.sizes=1")
 
 
-@pytest.mark.parametrize("command", ["train", "sft"])
+@pytest.mark.parametrize("command", ["train", "sft", "rollout", "eval"])
 def test_a_command_has_a_dozen_options_and_sets_the_rest(command: str) -> None:
     options = [one for one in program.loaded(command).params if one.name != "help"]
     assert len(options) <= 12
@@ -187,6 +187,8 @@ def test_every_option_of_a_setting_is_helped_by_the_settings_own_words() -> None
         ("train --proxy http://p", "--proxy-url"),
         ("train --store s", "--set services.store=VALUE or --from-store"),
         ("sft --settings s", "--config"),
+        ("rollout --directory d", "--set agent.directory=VALUE"),
+        ("eval --source operator", "--tasks or --set sources=VALUE"),
         ("sft --batch-size 3", "--set batch_size=VALUE"),
     ],
 )

@@ -106,7 +106,7 @@ def test_recording_commands_work(folder: Path, model_dir: Path) -> None:
         ran = bridle(folder, command("run", "--proxy", url, "--", *agent.split(), "Who?"))
         assert "calls: 1 complete" in ran
         work = ["--agent", "agent.py", "--tasks", "tasks.jsonl"]
-        work += ["--verifier", "trainer.py:check", "--directory", "sessions"]
+        work += ["--verifier", "trainer.py:check", "--set", "agent.directory=sessions"]
         rolled = bridle(folder, command("rollout", "--proxy", url, *work))
         assert "2 completed" in rolled
     with Reader(str(folder / "calls.db")) as reader:

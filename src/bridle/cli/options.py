@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -102,34 +102,4 @@ BudgetSeconds = Annotated[
 EngineOption = Annotated[
     EngineKind,
     typer.Option("--engine", help="Engine that serves the policy; vllm: docs/vllm.md."),
-]
-
-TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or verifiers:NAME."
-
-SandboxOption = Annotated[
-    Literal["process", "process-network", "forked", "container", "container-forked"] | None,
-    typer.Option(
-        "--sandbox",
-        help="process: one per session, without a network on Linux; process-network: with it; "
-        "forked: from a Python process with libraries loaded; "
-        "container: docker or podman, one each; container-forked: from a Python process in one "
-        "container. Default: what suits the tasks and the agent.",
-    ),
-]
-
-FleetOption = Annotated[
-    str,
-    typer.Option(
-        "--fleet",
-        help="What runs the sessions: local, this machine; ray or ray:ADDRESS, a Ray cluster.",
-    ),
-]
-
-SamplingOption = Annotated[
-    str,
-    typer.Option(
-        "--sampling",
-        help="What tokens are drawn from. policy: its own distribution, whatever the agent asks "
-        "for; agent: as it asks; or temperature=0.7,top_p=0.8.",
-    ),
 ]

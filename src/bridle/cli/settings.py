@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 
@@ -98,7 +98,8 @@ def replacements(error: Any) -> list[str]:
     asked = _OTHER_NAMES.get(asked, asked)
     tails = [(tail, shown) for name, shown in settings.items() for tail in _tails(name)]
     names = {tail for tail, _ in tails}
-    close = [asked] if asked in names else difflib.get_close_matches(asked, names, 1, 0.65)
+    close = difflib.get_close_matches(asked, names, 3, 0.9)
+    close = close or difflib.get_close_matches(asked, names, 1, 0.65)
     return list(dict.fromkeys(shown for tail, shown in tails if tail in close))
 
 
@@ -111,14 +112,14 @@ def _tails(name: str) -> Iterator[str]:
 
 def _option(flag: str, setting: Setting) -> Any:
     """Return the type of the parameter for an option that sets ``setting``."""
-    repeated = get_origin(setting.type) is tuple
-    choices = get_origin(setting.type) is Literal
+    kinds = (setting.type, *get_args(setting.type))
+    choices = next((one for one in kinds if get_origin(one) is Literal), None)
+    kind = list[str] if get_origin(setting.type) is tuple else choices or str
     default = setting.default
     option = typer.Option(
         flag,
-        metavar=None if choices else "INTEGER" if setting.type is int else "TEXT",
+        metavar=None if choices else "INTEGER" if int in kinds else "TEXT",
         help=setting.doc.split(". ")[0].rstrip(".").replace("``", "") + ".",
-        show_default=False if default in (None, MISSING, "", ()) else str(default),
+        show_default=False if default in (None, MISSING, "", []) else str(default),
     )
-    kind = list[str] if repeated else setting.type if choices else str
     return Annotated[kind | None, option]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta
 
@@ -13,7 +13,7 @@ from bridle.harnesses.guards import GuardAction
 from bridle.run.agents import SandboxKind
 from bridle.run.environment import EngineKind, default_store
 from bridle.run.settings import parse_overrides, settings_from
-from bridle.store.records import DEFAULT_POLICY
+from bridle.store.records import DEFAULT_POLICY, RewardSource
 from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
 
 Named = Annotated[str, Meta(min_length=1)]
@@ -122,6 +122,50 @@ class FurtherPolicy:
     template."""
     roles: tuple[str, ...] = ()
     """The roles whose calls go to this policy; by default the role that has its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """The settings of a rollout."""
+
+    tasks: TasksConfig
+    agent: AgentConfig = AgentConfig(parallel=4)
+    limit: Count | None = None
+    """Maximum number of tasks; ``None`` sets no limit."""
+    group_size: Count = 1
+    """Number of sessions per task, which are compared with each other."""
+    model: Named = "policy"
+    """The name of the model that the harness asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """The settings of an evaluation, by new sessions of agents or by recorded ones."""
+
+    tasks: TasksConfig
+    agent: AgentConfig = AgentConfig(parallel=4)
+    limit: Count | None = None
+    """Maximum number of tasks; ``None`` sets no limit."""
+    samples: Count = 1
+    """Number of sessions per task."""
+    model: str | None = None
+    """The model to serve: its directory, or its name on the Hugging Face Hub. ``None`` stands for
+    the one that ``--proxy`` serves."""
+    engine: EngineKind = "embedded"
+    """The engine that serves ``model``."""
+    k: tuple[Count, ...] = ()
+    """The values of k in pass@k; empty for 1 and ``samples``."""
+    success: float = 1.0
+    """The lowest reward with which a session has passed."""
+    by: Literal["harness", "task", "version"] = "harness"
+    """The property of sessions that has a row of the table for each value."""
+    plot: bool = False
+    """Whether to draw pass@k into ``OUT/eval.png``."""
+    where: str | None = None
+    """For recorded sessions: an SQL condition on the columns of ``sessions``."""
+    sources: tuple[RewardSource, ...] | None = None
+    """For recorded sessions: the sources of rewards that count, by default those that the run
+    states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,20 +35,24 @@ class Setting:
     """Its dotted name, such as ``optimizer.learning_rate``."""
     type: Any
     default: Any
-    """Its default, or ``dataclasses.MISSING``."""
+    """Its default, as JSON has it, or ``dataclasses.MISSING``."""
     doc: str
     """The text below the field."""
 
 
-def settings_of(kind: Any, prefix: str = "") -> Iterator[Setting]:
+def settings_of(kind: Any) -> Iterator[Setting]:
     """Yield every setting of ``kind``, a dataclass of dataclasses."""
+    return _settings_below(kind, _defaults(kind), "")
+
+
+def _settings_below(kind: Any, defaults: Mapping[str, Any], prefix: str) -> Iterator[Setting]:
     types, docs = get_type_hints(kind), field_docs(kind)
     for field in fields(kind):
-        name = f"{prefix}{field.name}"
+        name, default = f"{prefix}{field.name}", defaults.get(field.name, MISSING)
         if is_dataclass(types[field.name]):
-            yield from settings_of(types[field.name], f"{name}.")
+            yield from _settings_below(types[field.name], default, f"{name}.")
         else:
-            yield Setting(name, types[field.name], field.default, docs.get(field.name, ""))
+            yield Setting(name, types[field.name], default, docs.get(field.name, ""))
 
 
 def field_docs(kind: Any) -> dict[str, str]:
