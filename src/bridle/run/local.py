@@ -145,9 +145,9 @@ def train(
     require_devices(training)
     if others:
         require_several(training)
-        tokenizer = Tokenizer(policy)
-        for name, other in others.items():
-            require_same_tokenizer(name, tokenizer, Tokenizer(other))
+    tokenizer = Tokenizer(policy)
+    for name, other in others.items():
+        require_same_tokenizer(name, tokenizer, Tokenizer(other))
     if not World.current().is_first:
         follow(policy, training)
     if work is not None:
