@@ -26,10 +26,10 @@ import yaml
 from typer.core import TyperGroup
 
 from bridle.cli.program import app
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.config import RunConfig
 from bridle.run.settings import parse_overrides, settings_of
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"

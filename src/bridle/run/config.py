@@ -162,10 +162,10 @@ class EvalConfig:
     plot: bool = False
     """Whether to draw pass@k into ``OUT/eval.png``."""
     where: str | None = None
-    """For recorded sessions: an SQL condition on the columns of ``sessions``."""
+    """An SQL condition on the columns of ``sessions``, for recorded sessions."""
     sources: tuple[RewardSource, ...] | None = None
-    """For recorded sessions: the sources of rewards that count, by default those that the run
-    states."""
+    """The sources of rewards that count, for recorded sessions. ``None`` stands for those that the
+    run states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def train(
     """
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
-        from bridle.reconstruct.findings import findings_of_run
+        from bridle.diagnosis.findings import findings_of_run
         from bridle.run import local
         from bridle.run.report import report_lines
         from bridle.run.training import step_line
