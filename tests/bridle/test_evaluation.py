@@ -144,12 +144,15 @@ def test_a_run_with_given_services_measures_held_out_tasks(
             ),
             *("--set", "agent.parallel=1"),
             *("--set", "evaluation.every=1", "--set", "evaluation.split=held_out"),
+            *("--set", "evaluation.success=0"),
         )
     assert done.returncode == 0, done.stderr
     with Reader(store) as reader:
         (trained,), (measured,) = reader.runs("train"), reader.runs("eval")
         steps = [one.step for one in reader.metrics(trained.id, "evaluation/reward")]
+        passed = [one.value for one in reader.metrics(trained.id, "evaluation/pass_at_1")]
         sessions = list(reader.sessions(run=measured.id))
+    assert passed == [1.0, 1.0], "no reward is below 0"
     assert steps == [-1, 0], "before the first step, and after it"
     assert {str(one.task_id) for one in sessions} == {"t2", "t3"}
     assert sorted(one.labels["evaluates"] for one in sessions) == [0, 0, 1, 1]
