@@ -90,7 +90,7 @@ def replacements(error: Any) -> list[str]:
     """Return the options that set what the unknown option of a click error seems to mean, such as
     ``--set training.seed=VALUE`` for ``--seed``. There may be none."""
     option = getattr(error, "option_name", "")
-    command = error.ctx.command if error.ctx else None
+    command: Any = error.ctx.command if error.ctx else None
     settings: Mapping[str, str] = getattr(getattr(command, "callback", None), "shown_settings", {})
     if not settings or any(option in one.opts for one in command.params):
         return []
