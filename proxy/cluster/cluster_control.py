@@ -26,8 +26,9 @@ from typing import Any, Final
 import msgspec
 
 from bridle.proxy.cluster.reports import GateState, ProcessReport, engine_states, gate_state
+from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import Policy
-from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints, PooledEngine
+from bridle.proxy.engines.pool import EnginePool, EngineState, Fingerprints
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.recording.metrics import Metrics, merged
 from bridle.proxy.sessions.registry import Sessions, store_unavailable
@@ -322,7 +323,7 @@ class ClusterControl:
         return self._pools[change.get("policy", DEFAULT_POLICY)]
 
     def _retire(self, engine: PooledEngine) -> None:
-        url = engine.endpoint.base
+        url = engine.base
         task = self._retiring[url] = asyncio.create_task(engine.retired())
         task.add_done_callback(lambda _: self._retiring.pop(url, None))
 
