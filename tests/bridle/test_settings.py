@@ -96,6 +96,11 @@ def test_a_value_is_read_as_its_setting_is_declared(settled: Callable[..., Any])
         ("publish.tolerance = -1", "publish.tolerance: Expected `float` >= 0.0"),
         ("minibatches = 0", "training.minibatches: Expected `int` >= 1"),
         ("loss = 3", "training.loss: Expected `object`, got `int`"),
+        (
+            "advantages.step_weight = 1",
+            r"advantages\]: the setting 'step_weight' is options.gigpo.step_weight now",
+        ),
+        ("advantages.options.gigpo = 1", r"advantages.options.*Expected `object`, got `int`"),
         ('compute = {precision = "float16"}', "Invalid enum value 'float16'"),
         ("steps = ", "Invalid value"),
     ],
@@ -226,9 +231,12 @@ def test_the_page_shows_every_setting_with_what_holds_without_a_file(
 def names(table: dict[str, Any]) -> set[str]:
     found = set()
     for name, value in table.items():
-        inner = name not in ("outcomes", "reward_weights", "role_rewards") and isinstance(
-            value, dict
-        )
+        inner = name not in (
+            "options",
+            "outcomes",
+            "reward_weights",
+            "role_rewards",
+        ) and isinstance(value, dict)
         found |= {f"{name}.{each}" for each in names(value)} if inner else {name}
     return found
 

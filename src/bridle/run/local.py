@@ -217,6 +217,7 @@ def _work_of(config: RunConfig) -> _Work:
         tasks,
         config.agent.sandbox,
         cpus=config.agent.cpus,
+        options={**config.tasks.options, **config.agent.options},
     )
     return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
 

@@ -59,7 +59,13 @@ def rollout(
     key = admin_key_for(proxy, key)
     chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
     adapter, running = fleet_of(
-        agent.fleet, agent.name, config.tasks.verifier, chosen, agent.sandbox, cpus=agent.cpus
+        agent.fleet,
+        agent.name,
+        config.tasks.verifier,
+        chosen,
+        agent.sandbox,
+        cpus=agent.cpus,
+        options={**config.tasks.options, **agent.options},
     )
     leave_on_sigterm()
     with (
