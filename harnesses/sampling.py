@@ -43,7 +43,7 @@ def session_settings(sampling: str) -> Mapping[str, Any]:
             pins[name.strip()] = int(value) if name.strip() == "top_k" else float(value)
         except ValueError:
             raise UsageError(
-                f"--sampling {sampling!r} is neither policy, agent, nor a list such as "
+                f"agent.sampling {sampling!r} is neither policy, agent, nor a list such as "
                 f"temperature=0.7,top_p=0.8 (of {', '.join(OWN_DISTRIBUTION)})"
             ) from None
     return {"pin": pins}

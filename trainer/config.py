@@ -319,6 +319,7 @@ class GrpoConfig:
     """The settings of one GRPO run."""
 
     steps: Count = 100
+    """Number of GRPO steps."""
     seconds: AtLeastZero | None = None
     """Time limit of the run in seconds, if its steps do not end first. The learning rate then
     follows the time and completes its schedule when the run ends. ``None`` means no limit."""
@@ -357,11 +358,14 @@ class SftConfig:
     """The settings of supervised fine-tuning on masked tokens."""
 
     epochs: Count = 1
+    """Number of passes over the examples."""
     batch_size: Count = 32
     """Number of examples per optimizer update."""
     seed: Natural = 0
     """The random seed of the order of examples and of new adapters."""
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=10)
+    optimizer: OptimizerConfig = OptimizerConfig(
+        learning_rate=1e-5, schedule="cosine", warmup_steps=10
+    )
     lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()

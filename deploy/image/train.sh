@@ -21,9 +21,10 @@ if [ -z "$BRIDLE_AGENT" ]; then
     --groups "$BRIDLE_GROUPS" --learning-rate "$BRIDLE_LEARNING_RATE" --minutes "$BRIDLE_MINUTES" \
     --eval-tasks "$BRIDLE_EVAL_TASKS"
 fi
-exec bridle trainer --engine "$engine" --policy /data/policy --out /data/train --directory /sessions \
-  --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" \
-  --steps "$BRIDLE_STEPS" --groups "$BRIDLE_GROUPS" --group-size "$BRIDLE_GROUP_SIZE" \
-  --learning-rate "$BRIDLE_LEARNING_RATE" --lora-rank "$BRIDLE_LORA_RANK" \
-  --evaluate-every "$BRIDLE_EVALUATE_EVERY" --evaluation-split "$BRIDLE_EVALUATION_SPLIT" \
-  ${BRIDLE_SANDBOX:+--sandbox "$BRIDLE_SANDBOX"}
+exec bridle train --engine-url "$engine" --policy /data/policy --out /data/train \
+  --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" --steps "$BRIDLE_STEPS" \
+  --set agent.directory=/sessions --set agent.sandbox="${BRIDLE_SANDBOX:-}" \
+  --set groups.per_step="$BRIDLE_GROUPS" --set groups.size="$BRIDLE_GROUP_SIZE" \
+  --set training.optimizer.learning_rate="$BRIDLE_LEARNING_RATE" \
+  --set training.lora.rank="$BRIDLE_LORA_RANK" \
+  --set evaluation.every="$BRIDLE_EVALUATE_EVERY" --set evaluation.split="$BRIDLE_EVALUATION_SPLIT"

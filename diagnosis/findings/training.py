@@ -98,8 +98,8 @@ def guarded(facts: Facts) -> Finding | None:
         "Agents did what their task does not mean them to do",
         f"{', '.join(each)}.",
         "Look at the turns that the finding names (`bridle show SESSION`, or the session's page). "
-        "`--guards zero` takes the reward of such sessions, `--guards quarantine` keeps them out "
-        "of training; a sandbox without network or history makes them impossible.",
+        "`agent.guards=zero` takes the reward of such sessions; `quarantine` also keeps them "
+        "out of training; a sandbox without network or history makes them impossible.",
         tuple(examples)[:5],
     )
 
@@ -127,8 +127,8 @@ def no_groups(facts: Facts) -> Finding | None:
         Severity.ERROR,
         "Sessions are compared with none of their task, so every advantage is zero",
         f"{len(alone)} of {_rewarded(facts)} rewarded sessions are in no group, or alone in one.",
-        "Run each task several times in one group: `--group-size 8` of `bridle rollout` and "
-        "`bridle train`, or `group_id` when your own code creates sessions.",
+        "Run each task several times in one group: `--group-size 8` of `bridle rollout`, "
+        "`groups.size` of `bridle train`, or `group_id` when your own code creates sessions.",
         tuple(session.id for session in alone[:5]),
     )
 
@@ -204,7 +204,7 @@ def stale(facts: Facts) -> Finding | None:
         "; ".join(evidence) + ".",
         "Raise `max_staleness` (training settings) with an importance correction in the loss, "
         "or sample fewer sessions ahead: a lower concurrency, or more engines. Recorded sessions "
-        "train with `--version` naming the version that drew them.",
+        "train with `recordings.version`, the version that drew them.",
     )
 
 

@@ -23,13 +23,10 @@ from bridle.cli import program
 from bridle.proxy.control.api import control_api
 from bridle.run.config import RunConfig
 from bridle.run.feed import feed
+from bridle.run.settings import field_docs
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "https://github.com/bridle-rl/bridle/blob/main/"
-_FIELD = re.compile(
-    r'^    (\w+):[^\n]*(?:\n(?!    \w)[^\n]*)*?\n    """(.*?)"""', re.MULTILINE | re.DOTALL
-)
-"""A field of a class, and the text below it."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
 
 
@@ -120,7 +117,7 @@ def settings_page() -> str:
 
 def _settings(kind: Any, path: str) -> Iterator[str]:
     hints = get_type_hints(kind, include_extras=False)
-    words = _field_docs(kind)
+    words = field_docs(kind)
     rows, inner = [], []
     for one in dataclasses.fields(kind):
         name = f"{path}.{one.name}" if path else one.name
@@ -139,12 +136,6 @@ def _default(one: dataclasses.Field[Any]) -> str:
     if one.default is not dataclasses.MISSING:
         return f"`{_cell(one.default)}`"
     return "" if one.default_factory is not dataclasses.MISSING else "required"
-
-
-def _field_docs(kind: Any) -> dict[str, str]:
-    """The text below each field of a class."""
-    found = _FIELD.findall(inspect.getsource(kind))
-    return {name: " ".join(text.split()) for name, text in found}
 
 
 def python_page() -> str:

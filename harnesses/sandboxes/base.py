@@ -199,5 +199,6 @@ def refuse_container(request: SandboxRequest, kind: str) -> None:
     """Raise :class:`NotLaunchable` for a task that needs a container."""
     if request.container is not None:
         raise NotLaunchable(
-            f"this task needs a container, and the {kind} sandbox is none: use --sandbox container"
+            f"this task needs a container, and the {kind} sandbox is none: use "
+            "--set agent.sandbox=container"
         )

@@ -99,7 +99,7 @@ def missing() -> str | None:
         log.warning(
             "sandbox_not_isolated: sessions see this machine's files and processes, the admin key "
             "and the store among them, and what they leave is found by its environment only; "
-            "--sandbox container keeps them apart (%s)",
+            "a container (agent.sandbox) keeps them apart (%s)",
             why,
         )
     return why

@@ -25,7 +25,6 @@ COMPUTES: Final[dict[str, Share]] = {
     "sft": "alone",
     "engine": "own",
     "train": "shared",
-    "trainer": "shared",
     "demo": "shared",
     "reproduce": "shared",
     "eval": "shared",

@@ -162,17 +162,9 @@ def training_arguments(tmp_path: Path) -> Callable[..., list[str]]:
             *("train", "--policy", str(policy), "--agent", agent),
             *("--tasks", str(tmp_path / "tasks.jsonl")),
             *("--verifier", f"{tmp_path / 'verifier.py'}:check"),
-            *(
-                "--out",
-                str(tmp_path / "out"),
-                "--groups",
-                "2",
-                "--group-size",
-                "6",
-                "--parallel",
-                "6",
-            ),
-            *("--learning-rate", "0.001"),
+            *("--out", str(tmp_path / "out")),
+            *("--set", "groups.per_step=2", "--set", "groups.size=6", "--set", "agent.parallel=6"),
+            *("--set", "training.optimizer.learning_rate=0.001"),
         ]
 
     return make

@@ -84,7 +84,7 @@ def test_report_audit_viewer_and_sql_have_one_account_of_a_run(
     arguments = training_arguments()
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text(json.dumps({"id": "h", "prompt": "Question 9?", "payload": {}}) + "\n")
-    evaluation = ("--evaluate-every", "1", "--set", f"evaluation.source={held_out}")
+    evaluation = ("--set", "evaluation.every=1", "--set", f"evaluation.source={held_out}")
     store = str(tmp_path / "out" / "bridle.db")
     before = bridle(*arguments, *evaluation, "--steps", "1")
     assert before.returncode == 0, before.stdout + before.stderr
@@ -315,8 +315,18 @@ def test_training_on_recorded_sessions_and_fine_tuning_account_for_them(
                 writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4, 5], version=0))
                 source = RewardSource.VERIFIER
                 writer.add_sync(Reward(session.id, "reward", reward, 1.0, source=source))
-    recorded = ("trainer", "--from-store", "--other-policy", "--policy", policy, "--store", store)
-    done = bridle(*recorded, "--run", "r", "--groups", "2", "--out", str(tmp_path / "out"))
+    recorded = ("train", "--from-store", store, "--policy", policy)
+    done = bridle(
+        *recorded,
+        "--set",
+        "recordings.other_policy=true",
+        "--set",
+        "recordings.run=r",
+        "--set",
+        "groups.per_step=2",
+        "--out",
+        str(tmp_path / "out"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     taken = {"captured": 12, "trained": 6, "dropped: zero_variance": 6}
     assert audited(store) == audited(store, "--run", "train:out") == taken

@@ -82,7 +82,7 @@ def compose_services(policy: Path, store: Path, env: dict[str, str]) -> Iterator
                     break
                 except httpx.HTTPError:
                     time.sleep(0.1)
-        yield [f"--engine={engine}", f"--proxy={proxy}", f"--store={store}"]
+        yield [f"--engine-url={engine}", f"--proxy-url={proxy}", f"--set=services.store={store}"]
 
 
 @pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
@@ -115,9 +115,18 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
         if commands == "compose":
             env["BRIDLE_ADMIN_KEY_FILE"] = str(key)
             services = stack.enter_context(compose_services(tmp_path / "policy", store, env))
-            arguments = ["trainer", *arguments[1:], *services]
+            arguments += services
         done = subprocess.run(
-            [sys.executable, "-m", "bridle", *arguments, "--steps", "1", "--sandbox", sandbox],
+            [
+                sys.executable,
+                "-m",
+                "bridle",
+                *arguments,
+                "--steps",
+                "1",
+                "--set",
+                f"agent.sandbox={sandbox}",
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -134,7 +134,7 @@ def dead_verifier(plan: Plan) -> None:
 
 def sampler_at_temperature_zero(plan: Plan) -> None:
     plan.fields = {"temperature": 0}
-    plan.options = ("--sampling", "agent")
+    plan.options = ("--set", "agent.sampling=agent")
 
 
 def everything_truncated(plan: Plan) -> None:
@@ -221,7 +221,15 @@ def rollout(bridle: Bridle, proxy: str, plan: Plan, folder: Path) -> str:
     lines = [{"id": f"t{n}", "prompt": f"Is {n} even?"} for n in range(4)]
     tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = bridle(
-        *("rollout", "--proxy", proxy, "--tasks", tasks, "--directory", folder / "sessions"),
+        *(
+            "rollout",
+            "--proxy",
+            proxy,
+            "--tasks",
+            tasks,
+            "--set",
+            f"agent.directory={folder / 'sessions'}",
+        ),
         *("--agent", f"{sys.executable} {folder / 'agent.py'} {{prompt}}"),
         *("--verifier", f"{own}:check", "--group-size", 4, *plan.options),
     )
@@ -278,8 +286,12 @@ def drawn_from(bridle: Bridle, store: str, policy: Path, reward: str, folder: Pa
 
 VARIED = "float(sum(map(ord, delivery.answer)) % 2)"
 TRAINED: dict[str, tuple[int, str, tuple[object, ...]]] = {
-    "stale_tokens": (3, VARIED, ("--version", 5, "--max-staleness", 1)),
-    "engine_weights_differ": (4, VARIED, ("--other-policy",)),
+    "stale_tokens": (
+        3,
+        VARIED,
+        ("--set", "recordings.version=5", "--set", "training.max_staleness=1"),
+    ),
+    "engine_weights_differ": (4, VARIED, ("--set", "recordings.other_policy=true")),
     "rewards_equal": (3, "1.0", ()),
 }
 """By cause: the seed of the trained weights (3 drew the sessions), the reward, the options."""
@@ -292,8 +304,16 @@ def test_the_doctor_names_first_what_broke_a_training_run(
     seed, reward, options = TRAINED[cause]
     drawn_from(bridle, store, policy_dir(tmp_path, 3), reward, tmp_path)
     done = bridle(
-        *("trainer", "--from-store", "--store", store, "--policy", policy_dir(tmp_path, seed)),
-        *("--groups", 4, "--group-size", 4, "--out", tmp_path / "out", *options),
+        *("train", "--from-store", store, "--policy", policy_dir(tmp_path, seed)),
+        *(
+            "--set",
+            "groups.per_step=4",
+            "--set",
+            "groups.size=4",
+            "--out",
+            tmp_path / "out",
+            *options,
+        ),
     )
     assert done.exit_code == 0, done.output
     findings = diagnosis(bridle, store, "train:out")

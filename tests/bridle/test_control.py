@@ -40,7 +40,7 @@ def commands(tmp_path: Path) -> dict[str, list[object]]:
     """What follows the name and the options of commands that ask a running proxy."""
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t1", "prompt": "one", "payload": {"answer": "one"}}\n')
-    agent: list[object] = ["--agent", "echo {prompt}", "--directory", tmp_path / "sessions"]
+    agent: list[object] = ["--agent", "echo {prompt}", "--set", f"agent.directory={tmp_path / 's'}"]
     return {
         "status": [],
         "run": ["--", "true"],

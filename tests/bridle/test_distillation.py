@@ -72,8 +72,8 @@ def test_sessions_are_taught_live_and_from_recordings_alike(
     save_policy(surer, tmp_path / "teacher", policy)
     with EmbeddedEngine(tmp_path / "teacher", api_key="a-key") as engine:
         settings.write_text(
-            '[advantages]\nbaseline = "none"\n'
-            f'[distillation]\nurl = "{engine.base_url}"\nkey_variable = "TEACHER_KEY"\n'
+            '[training.advantages]\nbaseline = "none"\n'
+            f'[training.distillation]\nurl = "{engine.base_url}"\nkey_variable = "TEACHER_KEY"\n'
         )
         bridle(
             *(*live, "--steps", "1", "--set", f"training.distillation.url={engine.base_url}"),
@@ -81,8 +81,15 @@ def test_sessions_are_taught_live_and_from_recordings_alike(
             *("--set", "training.advantages.baseline=none"),
         )
         bridle(
-            *("trainer", "--from-store", "--store", str(store), "--policy", str(policy)),
-            *("--settings", str(settings), "--groups", "2", "--out", str(tmp_path / "again")),
+            *("train", "--from-store", str(store), "--policy", str(policy)),
+            *(
+                "--config",
+                str(settings),
+                "--set",
+                "groups.per_step=2",
+                "--out",
+                str(tmp_path / "again"),
+            ),
         )
     with Reader(str(store)) as reader:
         runs = [

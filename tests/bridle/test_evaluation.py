@@ -70,7 +70,7 @@ def arguments(training_arguments: Callable[..., list[str]], tmp_path: Path) -> l
         for n in range(4)
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return [*given, "--steps", "2", "--parallel", "1", "--split", "train"]
+    return [*given, "--steps", "2", "--set", "agent.parallel=1", "--set", "tasks.split=train"]
 
 
 def test_weights_are_the_same_with_evaluation_on_and_off(
@@ -83,7 +83,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
 
     (tmp_path / "out").rename(tmp_path / "plain")
     (tmp_path / "counts").write_text("")
-    held_out = ("--evaluate-every", "1", "--evaluation-split", "held_out")
+    held_out = ("--set", "evaluation.every=1", "--set", "evaluation.split=held_out")
     measured = bridle(*arguments, *held_out, "--set", "evaluation.samples=2")
     assert measured.returncode == 0, measured.stderr
     assert weights(tmp_path / "out") == without
@@ -110,7 +110,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     assert len(sessions) == 3 * 2 * 2
     assert {one.labels["evaluates"] for one in sessions} == {0, 1, 2}
 
-    by_version = ("--by", "version", "--k", "2", "--json")
+    by_version = ("--set", "by=version", "--k", "2", "--json")
     told = bridle("eval", "--store", str(out / "bridle.db"), "--run", run.id, *by_version)
     figures = json.loads(told.stdout)["version"]
     assert [figures[name]["pass_at"]["2"]["value"] for name in ("0", "1", "2")] == [
@@ -118,7 +118,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     ]
 
 
-def test_the_trainer_of_services_measures_held_out_tasks(
+def test_a_run_with_given_services_measures_held_out_tasks(
     arguments: list[str], tmp_path: Path
 ) -> None:
     policy, store, out = tmp_path / "policy", str(tmp_path / "bridle.db"), tmp_path / "out"
@@ -128,18 +128,31 @@ def test_the_trainer_of_services_measures_held_out_tasks(
         ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=policy)) as proxy,
     ):
         done = bridle(
-            *("trainer", "--policy", str(policy), "--out", str(out), "--store", store),
-            *("--engine", engine.base_url, "--proxy", proxy.base_url),
+            *("train", "--policy", str(policy), "--out", str(out)),
+            *("--set", f"services.store={store}"),
+            *("--engine-url", engine.base_url, "--proxy-url", proxy.base_url),
             *arguments[first : first + 6],
-            *("--split", "train", "--steps", "1", "--groups", "1", "--group-size", "4"),
-            *("--parallel", "1"),
-            *("--evaluate-every", "1", "--evaluation-split", "held_out"),
+            *(
+                "--set",
+                "tasks.split=train",
+                "--steps",
+                "1",
+                "--set",
+                "groups.per_step=1",
+                "--set",
+                "groups.size=4",
+            ),
+            *("--set", "agent.parallel=1"),
+            *("--set", "evaluation.every=1", "--set", "evaluation.split=held_out"),
+            *("--set", "evaluation.success=0"),
         )
     assert done.returncode == 0, done.stderr
     with Reader(store) as reader:
         (trained,), (measured,) = reader.runs("train"), reader.runs("eval")
         steps = [one.step for one in reader.metrics(trained.id, "evaluation/reward")]
+        passed = [one.value for one in reader.metrics(trained.id, "evaluation/pass_at_1")]
         sessions = list(reader.sessions(run=measured.id))
+    assert passed == [1.0, 1.0], "no reward is below 0"
     assert steps == [-1, 0], "before the first step, and after it"
     assert {str(one.task_id) for one in sessions} == {"t2", "t3"}
     assert sorted(one.labels["evaluates"] for one in sessions) == [0, 0, 1, 1]
@@ -148,16 +161,16 @@ def test_the_trainer_of_services_measures_held_out_tasks(
 
 def test_recordings_are_not_measured_on_tasks(arguments: list[str], tmp_path: Path) -> None:
     refused = bridle(
-        *("trainer", "--from-store", "--store", str(tmp_path / "bridle.db")),
+        *("train", "--from-store", str(tmp_path / "bridle.db")),
         *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "out")),
-        *("--evaluate-every", "1"),
+        *("--set", "evaluation.every=1"),
     )
     assert refused.returncode == 2
-    assert "--evaluate-every runs an agent, and --from-store has none" in refused.stderr
+    assert "evaluation.every runs an agent, and --from-store has none" in refused.stderr
 
 
 def test_tasks_that_are_trained_on_are_not_held_out(arguments: list[str], tmp_path: Path) -> None:
-    refused = bridle(*arguments, "--evaluate-every", "1", "--evaluation-split", "train")
+    refused = bridle(*arguments, "--set", "evaluation.every=1", "--set", "evaluation.split=train")
     assert refused.returncode == 2
     assert "the held-out tasks are those that are trained on" in refused.stderr
     assert not (tmp_path / "out").exists()
@@ -179,10 +192,10 @@ def test_a_policy_is_served_and_measured_by_one_command(
     assert (report["all"]["tasks"], report["all"]["attempts"]) == (4, 12)
     assert (tmp_path / "measured" / "eval.png").read_bytes().startswith(b"\x89PNG")
     store = str(tmp_path / "measured" / "bridle.db")
-    again = json.loads(bridle("eval", "--store", store, "--by", "task", "--json").stdout)
+    again = json.loads(bridle("eval", "--store", store, "--set", "by=task", "--json").stdout)
     assert again["all"]["mean_at"] == report["all"]["mean_at"]
     assert len(again["task"]) == 4
-    nobody = bridle("eval", "--store", store, "--source", "operator")
+    nobody = bridle("eval", "--store", store, "--set", 'sources=["operator"]')
     assert nobody.returncode == 1
     assert "no session with a verdict" in nobody.stderr
     without = bridle("eval", "--agent", agent)

@@ -93,7 +93,8 @@ def rollout(bridle: Bridle, proxy: str, tmp_path: Path) -> Bridle:
     agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
 
     def call(*more: object) -> Result:
-        asked = ["--proxy", proxy, "--directory", tmp_path / "sessions", "--tasks", tasks]
+        asked = ["--proxy", proxy, "--tasks", tasks]
+        asked += ["--set", f"agent.directory={tmp_path / 'sessions'}"]
         own = f"{tmp_path / 'own.py'}:check"
         return bridle("rollout", "--agent", agent, "--verifier", own, *asked, *more)
 
@@ -104,7 +105,7 @@ def test_a_session_that_cheats_gains_nothing_whatever_the_mode(
     bridle: Bridle, rollout: Bridle, store: str
 ) -> None:
     for mode in ("warn", "zero", "quarantine"):
-        done = rollout("--group-size", 4, "--guards", mode)
+        done = rollout("--group-size", 4, "--set", f"agent.guards={mode}")
         assert done.exit_code == 0, done.output
         assert "mean reward 0.500" in done.stdout
         assert f"git_history ({mode}) in 2" in done.stdout
@@ -140,7 +141,7 @@ def test_a_session_that_cheats_gains_nothing_whatever_the_mode(
 def test_a_finding_is_in_no_export_feed_or_table_as_a_reward(
     bridle: Bridle, rollout: Bridle, store: str, proxy: str, tmp_path: Path
 ) -> None:
-    assert rollout("--group-size", 2, "--guards", "zero").exit_code == 0
+    assert rollout("--group-size", 2, "--set", "agent.guards=zero").exit_code == 0
     for name in ("all.parquet", "all.jsonl", "all.csv"):
         assert bridle("export", tmp_path / name, "--store", store).exit_code == 0
         card = json.loads((tmp_path / f"{name}.card.json").read_text())

@@ -70,7 +70,7 @@ def test_a_process_sandbox_refuses_it(
 ) -> None:
     refused = bridle(
         *("rollout", "--agent", "oracle", "--tasks", f"harbor:{FOLDER}", "--proxy", proxy_url),
-        *("--sandbox", "process", "--directory", tmp_path / "sessions"),
+        *("--set", "agent.sandbox=process", "--set", f"agent.directory={tmp_path / 'sessions'}"),
     )
     assert refused.exit_code == 1
     assert "this task needs a container" in " ".join(refused.output.split())

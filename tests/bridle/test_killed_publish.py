@@ -243,10 +243,10 @@ def test_a_trainer_told_to_end_in_mid_publish_leaves_the_engine_serving(
     with EmbeddedEngine(policy) as serving, EngineClient(serving.base_url) as engine:
         trainer = subprocess.Popen(
             [
-                *(sys.executable, "-m", "bridle", "trainer", "--policy", str(policy)),
-                *("--engine", serving.base_url, "--proxy", proxy_url),
+                *(sys.executable, "-m", "bridle", "train", "--policy", str(policy)),
+                *("--engine-url", serving.base_url, "--proxy-url", proxy_url),
                 *("--agent", "echo {prompt}", "--tasks", str(tasks), "--verifier", "exact"),
-                *("--store", store, "--out", str(tmp_path / "out")),
+                *("--set", f"services.store={store}", "--out", str(tmp_path / "out")),
             ],
         )
         try:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 Bridle = Callable[..., Result]
 
 TRAIN = ("train", "--policy", ".", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
-TRAINER = ("trainer", "--policy", ".", "--engine", "http://e", *TRAIN[3:])
+SERVED = (*TRAIN, "--engine-url", "http://e")
 ROLLOUT = ("rollout", "--agent", "codex", "--tasks", "t.jsonl", "--verifier", "exact")
 SFT = ("sft", "--policy", ".")
 
@@ -34,21 +34,12 @@ SFT = ("sft", "--policy", ".")
 @pytest.mark.parametrize(
     ("command", "option", "value"),
     [
-        *((TRAIN, name, 0) for name in ("--steps", "--groups", "--group-size", "--parallel")),
-        *((each, "--minibatches", 0) for each in (TRAIN, TRAINER)),
-        *((each, "--max-staleness", -1) for each in (TRAIN, TRAINER)),
-        *((each, "--seed", -1) for each in (TRAIN, TRAINER, SFT)),
-        *((each, "--policy", "nowhere") for each in (TRAIN, TRAINER, SFT)),
-        *((ROLLOUT, name, value) for name, value in (("--parallel", 0), ("--limit", 0))),
-        (TRAINER, "--parallel", 0),
-        *((SFT, name, 0) for name in ("--epochs", "--batch-size")),
-        *((each, "--timeout", 0) for each in (TRAIN, ROLLOUT, TRAINER)),
-        *((each, "--lora-rank", -1) for each in (TRAIN, TRAINER, SFT)),
+        (SFT, "--policy", "nowhere"),
         *((("demo",), name, -1) for name in ("--steps", "--eval-tasks")),
         *((("reproduce",), name, 0) for name in ("--steps", "--groups", "--group-size")),
         *((("reproduce",), name, 0) for name in ("--teacher-sessions", "--eval-tasks")),
-        *((command, "--learning-rate", -1) for command in (TRAIN, TRAINER, SFT, ("demo",))),
-        *((command, "--minutes", -1) for command in (TRAIN, TRAINER, ("demo",), ("reproduce",))),
+        (("demo",), "--learning-rate", -1),
+        *((command, "--minutes", -1) for command in (("demo",), ("reproduce",))),
         (("reproduce",), "--parallel", 0),
         (SFT, "--data", "nowhere.parquet"),
         (("proxy", "--upstream", "http://e"), "--port", 70_000),
@@ -59,12 +50,46 @@ def test_a_value_out_of_range_is_refused(
 ) -> None:
     out = tmp_path / "out"
     asked = [*command, option, value]
-    if command[0] in ("train", "trainer", "sft", "demo", "reproduce"):
+    if command[0] in ("sft", "demo", "reproduce"):
         asked += ["--out", out]
     refused = bridle(*asked)
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "value"),
+    [
+        *((TRAIN, name, 0) for name in ("groups.per_step", "groups.size", "agent.parallel")),
+        *((TRAIN, f"training.{name}", 0) for name in ("steps", "minibatches")),
+        *((TRAIN, f"training.{name}", -1) for name in ("max_staleness", "seed", "lora.rank")),
+        *((TRAIN, f"training.{name}", -1) for name in ("optimizer.learning_rate", "seconds")),
+        (TRAIN, "agent.timeout_s", 0),
+        *((ROLLOUT, name, 0) for name in ("agent.parallel", "limit", "agent.timeout_s")),
+        *((SFT, name, 0) for name in ("epochs", "batch_size")),
+        *((SFT, name, -1) for name in ("seed", "lora.rank", "optimizer.learning_rate")),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(
+    bridle: Bridle, tmp_path: Path, command: tuple[str, ...], setting: str, value: int
+) -> None:
+    out = tmp_path / "out"
+    where = () if command is ROLLOUT else ("--out", out)
+    refused = bridle(*command, "--set", f"{setting}={value}", *where)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"bridle: the settings: {setting}: Expected")
+    assert not out.exists()
+
+
+def test_a_model_that_is_not_there_is_refused(bridle: Bridle, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"id": "1", "prompt": "What?", "payload": {}}\n')
+    work = ("--agent", "echo {prompt}", "--tasks", tmp_path / "t.jsonl", "--out", tmp_path / "out")
+    refused = bridle("train", *work, "--policy", "nowhere")
+    assert refused.exit_code == 2
+    assert "nowhere" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:18001", "", "ftp://x", "http://", "http://h:port"])
@@ -77,19 +102,25 @@ def test_a_value_out_of_range_is_refused(
         (("doctor",), "--upstream"),
         (("status",), "--proxy"),
         (("engine", "vllm"), "--url"),
-        (TRAINER, "--engine"),
+        (TRAIN, "--engine-url"),
     ],
 )
 def test_an_address_that_is_no_url_is_refused_in_a_line(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, url: str
 ) -> None:
     given = f"judge={url}" if option in ("--other-model", "--policy") else url
-    more = ["--out", tmp_path] if command == TRAINER else []
-    where = [] if command[0] in ("status", "engine") else ["--store", tmp_path / "bridle.db"]
+    more = ["--out", tmp_path] if command[0] == "train" else []
+    where = ["--store", tmp_path / "bridle.db"] if command[0] in ("proxy", "doctor") else []
     refused = bridle(*command, option, given, *where, *more)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"bridle: {option}")
     assert refused.stderr.count("\n") == 1
+
+
+def test_an_address_of_a_running_proxy_is_a_url(bridle: Bridle, tmp_path: Path) -> None:
+    refused = bridle(*SERVED, "--proxy-url", "ftp://x", "--out", tmp_path)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("bridle: --proxy-url 'ftp://x' is not a URL")
 
 
 @pytest.mark.parametrize(
@@ -122,17 +153,16 @@ def test_why_training_ended_is_said_in_a_line(
     assert done.stderr == f"bridle: {error}; the same command resumes\n"
 
 
-@pytest.mark.parametrize("command", [("sessions",), ("audit",), TRAINER])
+@pytest.mark.parametrize("command", [("sessions",), ("audit",), SERVED])
 @pytest.mark.parametrize("scheme", ["", "sqlite:///"])
 def test_a_store_that_is_not_there_is_said_and_not_made(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], scheme: str
 ) -> None:
-    path, more = tmp_path / "none.db", []
-    if command == TRAINER:
-        (tmp_path / "t.jsonl").write_text('{"id": "t", "prompt": "p"}\n')
-        more = ["--out", tmp_path / "out", "--tasks", tmp_path / "t.jsonl"]
-        more += ["--agent", "echo {prompt}"]
-    refused = bridle(*command, *more, "--store", f"{scheme}{path}")
+    path = tmp_path / "none.db"
+    named = ["--store", f"{scheme}{path}"]
+    if command == SERVED:
+        named = ["--out", tmp_path / "out", "--set", f"services.store={scheme}{path}"]
+    refused = bridle(*command, *named)
     assert refused.exit_code == 1
     assert "there is no store at" in refused.stderr
     assert not path.exists()

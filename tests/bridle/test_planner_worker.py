@@ -254,9 +254,16 @@ def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path:
     assert len({first, *ends}) == 3
 
     late = [
-        *(sys.executable, "-m", "bridle", "trainer", "--from-store", "--recorded-policy", "worker"),
-        *("--run", run.id, "--store", str(out / "bridle.db"), "--policy", str(begun)),
-        *("--groups", "4", "--steps", "1", "--out", str(tmp_path / "late")),
+        *(sys.executable, "-m", "bridle", "train", "--set", "recordings.policy=worker"),
+        *(
+            "--set",
+            f"recordings.run={run.id}",
+            "--from-store",
+            str(out / "bridle.db"),
+            "--policy",
+            str(begun),
+        ),
+        *("--set", "groups.per_step=4", "--steps", "1", "--out", str(tmp_path / "late")),
     ]
     done = subprocess.run(late, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -304,6 +311,6 @@ def train(
         *("--agent", str(AGENT), "--tasks", f"{DIRECTORY / 'tasks.py'}:train"),
         *("--verifier", verifier),
         *("--set", "training.advantages.baseline=per_role"),
-        *("--learning-rate", "1e-3", "--out", str(out), *arguments),
+        *("--set", "training.optimizer.learning_rate=1e-3", "--out", str(out), *arguments),
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False)

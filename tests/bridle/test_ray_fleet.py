@@ -136,8 +136,15 @@ class TestOnTwoMachines:
         (tmp_path / "agent.py").write_text(AGENT.replace('"model": "policy",', TWO_TOKENS))
         argv = [sys.executable, "-m", "bridle", "train", "--policy", policy, "--out", out]
         argv += ["--agent", work["agent"], "--tasks", work["tasks"], "--verifier", work["verifier"]]
-        argv += ["--fleet", f"ray:{cluster.address}", "--steps", "3", "--groups", "2"]
-        argv += ["--group-size", "4", "--parallel", "8"]
+        argv += [
+            "--set",
+            f"agent.fleet=ray:{cluster.address}",
+            "--steps",
+            "3",
+            "--set",
+            "groups.per_step=2",
+        ]
+        argv += ["--set", "groups.size=4", "--set", "agent.parallel=8"]
         with subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as run:
@@ -175,10 +182,19 @@ class TestOnTwoMachines:
 def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(
     work: dict[str, str], proxy_url: str, store: str, tmp_path: Path
 ) -> None:
-    argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray", "--proxy", proxy_url]
+    argv = [
+        sys.executable,
+        "-m",
+        "bridle",
+        "rollout",
+        "--set",
+        "agent.fleet=ray",
+        "--proxy",
+        proxy_url,
+    ]
     argv += ["--tasks", work["tasks"], "--verifier", work["verifier"]]
     argv += ["--agent", f"sh -c 'touch {tmp_path}/running; exec sleep 60123' {{prompt}}"]
-    argv += ["--parallel", "2", "--directory", str(tmp_path / "sessions")]
+    argv += ["--parallel", "2", "--set", f"agent.directory={tmp_path / 'sessions'}"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE) as run, Reader(store) as reader:
         until(lambda: (tmp_path / "running").exists())
         run.send_signal(signal.SIGINT)
@@ -228,10 +244,17 @@ def test_a_client_outside_of_the_cluster_has_its_sessions_run_inside(
     start += ["--ray-client-server-port=10001", "--disable-usage-stats"]
     subprocess.run([ray, *start], check=True, capture_output=True)
     try:
-        argv = [sys.executable, "-m", "bridle", "rollout", "--fleet", "ray:ray://127.0.0.1:10001"]
+        argv = [
+            sys.executable,
+            "-m",
+            "bridle",
+            "rollout",
+            "--set",
+            "agent.fleet=ray:ray://127.0.0.1:10001",
+        ]
         argv += ["--proxy", proxy_url, "--agent", work["agent"], "--tasks", work["tasks"]]
         argv += ["--verifier", work["verifier"], "--limit", "4", "--json"]
-        argv += ["--directory", str(tmp_path / "sessions")]
+        argv += ["--set", f"agent.directory={tmp_path / 'sessions'}"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     finally:
         subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)

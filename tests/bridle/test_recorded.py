@@ -1,4 +1,4 @@
-"""``bridle trainer --from-store``: sessions that are recorded already, rewarded whenever."""
+"""``bridle train --from-store``: sessions that are recorded already, rewarded whenever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from bridle.trainer.policy.model import load_policy, save_policy
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
-LIVE = ("--steps", "2", "--groups", "4", "--group-size", "8", "--parallel", "16")
+LIVE = (
+    "--steps",
+    "2",
+    "--set",
+    "groups.per_step=4",
+    "--set",
+    "groups.size=8",
+    "--set",
+    "agent.parallel=16",
+)
 
 
 def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,14 +65,22 @@ def test_sessions_rewarded_late_give_the_weights_of_the_same_sessions_trained_li
     rewards = without_rewards(live / "bridle.db", store)
     assert len(rewards) == 64
     again = [
-        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
-        *("--groups", "4", "--group-size", "8", "--learning-rate", "0.001"),
+        *("train", "--from-store", str(store), "--policy", str(tmp_path / "policy")),
+        *(
+            "--set",
+            "groups.per_step=4",
+            "--set",
+            "groups.size=8",
+            "--set",
+            "training.optimizer.learning_rate=0.001",
+        ),
     ]
     unrewarded = bridle(*again, "--out", str(tmp_path / "nothing"))
     assert unrewarded.returncode == 0, unrewarded.stderr
     assert weights(tmp_path / "nothing") != weights(live)
 
-    waiting = [sys.executable, "-m", "bridle", *again, "--out", str(tmp_path / "late"), "--wait"]
+    waiting = [sys.executable, "-m", "bridle", *again, "--out", str(tmp_path / "late")]
+    waiting += ["--set", "recordings.wait_for=8"]
     with subprocess.Popen([*waiting, "--steps", "2"], stderr=subprocess.PIPE, text=True) as service:
         with Writer(str(store)) as writer:
             for reward in rewards:
@@ -91,8 +108,13 @@ def test_a_selection_in_sql_takes_what_it_says_and_resumes_without_training_twic
     with Reader(str(store)) as reader:
         tasks = sorted({str(session.task_id) for session in reader.sessions()})
     some = [
-        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
-        *("--where", f"task_id IN ('{tasks[0]}', '{tasks[1]}')", "--groups", "1"),
+        *("train", "--from-store", str(store), "--policy", str(tmp_path / "policy")),
+        *(
+            "--set",
+            f"recordings.where=task_id IN ('{tasks[0]}', '{tasks[1]}')",
+            "--set",
+            "groups.per_step=1",
+        ),
         *("--out", str(tmp_path / "some")),
     ]
     first = bridle(*some, "--steps", "2")
@@ -102,10 +124,14 @@ def test_a_selection_in_sql_takes_what_it_says_and_resumes_without_training_twic
     assert second.returncode == 0, second.stderr
     assert "step 2:" not in second.stdout
     assert "after 4 of 4 steps" in second.stdout, "two tasks, two groups of each"
-    wrong = bridle(*some[:-2], "--out", str(tmp_path / "wrong"), "--where", "harnes = 'x'")
+    wrong = bridle(
+        *some[:-2], "--out", str(tmp_path / "wrong"), "--set", "recordings.where=harnes = 'x'"
+    )
     assert wrong.returncode == 1
     assert "harnes" in wrong.stderr
-    nothing = bridle(*some[:-2], "--out", str(tmp_path / "none"), "--where", "harness = 'x'")
+    nothing = bridle(
+        *some[:-2], "--out", str(tmp_path / "none"), "--set", "recordings.where=harness = 'x'"
+    )
     assert "the selection takes no sealed session" in nothing.stderr
 
 
@@ -113,11 +139,19 @@ def test_a_resumed_training_replays_the_sessions_that_it_would_have_replayed(
     live: Path, tmp_path: Path
 ) -> None:
     settings = tmp_path / "settings.toml"
-    settings.write_text("[replay]\nshare = 0.5\nwarmup_steps = 0\n")
+    settings.write_text("[training.replay]\nshare = 0.5\nwarmup_steps = 0\n")
     store = live / "bridle.db"
     again = [
-        *("trainer", "--from-store", "--store", str(store), "--policy", str(tmp_path / "policy")),
-        *("--groups", "2", "--learning-rate", "0.001", "--settings", str(settings), "--out"),
+        *("train", "--from-store", str(store), "--policy", str(tmp_path / "policy")),
+        *(
+            "--set",
+            "groups.per_step=2",
+            "--set",
+            "training.optimizer.learning_rate=0.001",
+            "--config",
+            str(settings),
+            "--out",
+        ),
     ]
     for out, more in (("straight", ()), ("resumed", ("--steps", "2")), ("resumed", ())):
         done = bridle(*again, str(tmp_path / out), *more)
@@ -140,19 +174,34 @@ def test_sessions_of_other_weights_are_refused_unless_they_are_asked_for(
         model.get_input_embeddings().weight.mul_(30)
     save_policy(model, other, tmp_path / "policy")
     arguments = [
-        *("trainer", "--from-store", "--store", str(live / "bridle.db"), "--policy", str(other)),
+        *("train", "--from-store", str(live / "bridle.db"), "--policy", str(other)),
         *("--out", str(tmp_path / "by-others")),
     ]
     refused = bridle(*arguments)
     assert refused.returncode == 1
     assert "drawn from other weights than --policy: their logprobs differ by" in refused.stderr
-    taken = bridle(*arguments, "--other-policy")
+    taken = bridle(*arguments, "--set", "recordings.other_policy=true")
     assert taken.returncode == 0, taken.stderr
 
 
-def test_options_for_recordings_need_from_store(tmp_path: Path) -> None:
-    refused = bridle("trainer", "--policy", str(tmp_path), "--out", "x", "--where", "1")
-    assert refused.returncode == 2
-    assert "--where is for --from-store" in refused.stderr
-    neither = bridle("trainer", "--policy", str(tmp_path), "--out", "x")
-    assert "name --engine, --agent and --tasks, or --from-store" in neither.stderr
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--set", "recordings.where=1"), "settings of recordings are for --from-store"),
+        ((), "name --agent and --tasks, or --from-store"),
+        (("--from-store", "nowhere.db"), "there is no store at nowhere.db"),
+        (
+            ("--from-store", "x", "--set", "policies.worker.roles=[]"),
+            "several policies are trained with engines that the run starts",
+        ),
+    ],
+)
+def test_a_run_without_sessions_to_train_is_refused(
+    tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    out = tmp_path / "out"
+    refused = bridle("train", "--policy", str(tmp_path), "--out", str(out), *options)
+    assert refused.returncode in (1, 2)
+    assert refused.stderr.startswith(f"bridle: {reason}")
+    assert refused.stderr.count("\n") == 1
+    assert not out.exists()

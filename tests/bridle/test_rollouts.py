@@ -44,7 +44,8 @@ def rollout(bridle: Bridle, proxy_url: str, tmp_path: Path) -> Bridle:
 
     def call(verifier: str, *more: object, agent: str = "echo {prompt}") -> Result:
         own.write_text(verifier)
-        asked = ["--proxy", proxy_url, "--directory", tmp_path / "sessions", "--tasks", tasks]
+        asked = ["--proxy", proxy_url, "--tasks", tasks]
+        asked += ["--set", f"agent.directory={tmp_path / 'sessions'}"]
         return bridle("rollout", "--agent", agent, "--verifier", f"{own}:check", *asked, *more)
 
     return call
@@ -70,19 +71,19 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
-@pytest.mark.parametrize("command", ["rollout", "train", "trainer"])
+@pytest.mark.parametrize("command", ["rollout", "train", "services"])
 def test_a_tasks_function_that_raises_is_said_in_a_line(
-    bridle: Bridle, tmp_path: Path, command: str
+    bridle: Bridle, tmp_path: Path, store: str, command: str
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text("def tasks():\n    yield {}['id']\n")
     asked = ["--agent", "echo {prompt}", "--verifier", "exact", "--tasks", f"{own}:tasks"]
-    where = ["--proxy", "http://127.0.0.1:9"] if command != "train" else []
+    where = ["rollout", "--proxy", "http://127.0.0.1:9"]
     if command != "rollout":
-        where += ["--policy", str(tmp_path), "--out", str(tmp_path / "out")]
-    if command == "trainer":
-        where += ["--engine", "http://127.0.0.1:9"]
-    refused = bridle(command, *asked, *where)
+        where = ["train", "--policy", str(tmp_path), "--out", str(tmp_path / "out")]
+    if command == "services":
+        where += ["--engine-url", "http://127.0.0.1:9", "--set", f"services.store={store}"]
+    refused = bridle(*where, *asked)
     said = f"bridle: cannot get tasks from {own}:tasks: KeyError: 'id' ({own}, line 2)\n"
     assert (refused.exit_code, refused.stderr) == (2, said)
 
@@ -107,10 +108,12 @@ def test_a_verifier_that_cannot_be_imported_is_said_in_a_line(
 def test_a_rollout_of_which_nothing_completed_fails_and_says_why_once(
     rollout: Bridle, agent: str, timeout: float, reason: str
 ) -> None:
-    done = rollout(PLAIN, "--timeout", timeout, agent=agent)
+    done = rollout(PLAIN, "--set", f"agent.timeout_s={timeout}", agent=agent)
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-2:] == [reason, "bridle: no session completed"]
-    assert rollout(PLAIN, "--timeout", timeout, "--json", agent=agent).exit_code == 1
+    assert (
+        rollout(PLAIN, "--set", f"agent.timeout_s={timeout}", "--json", agent=agent).exit_code == 1
+    )
 
 
 def test_a_command_that_is_not_there_is_said_and_opens_no_session(
@@ -225,7 +228,7 @@ def test_a_rollout_that_is_ended_leaves_no_open_session(
     argv += ["--verifier", "exact", "--tasks", str(tasks), "--proxy", proxy_url]
     with (
         Reader(store) as reader,
-        subprocess.Popen([*argv, "--directory", str(tmp_path / "sessions")]) as process,
+        subprocess.Popen([*argv, "--set", f"agent.directory={tmp_path / 'sessions'}"]) as process,
     ):
         deadline = time.monotonic() + 30
         while not list(reader.sessions()) and time.monotonic() < deadline:
@@ -236,7 +239,7 @@ def test_a_rollout_that_is_ended_leaves_no_open_session(
 
 
 def test_a_fleet_that_is_none_is_said_in_a_line(rollout: Bridle) -> None:
-    refused = rollout(PLAIN, "--fleet", "slurm")
+    refused = rollout(PLAIN, "--set", "agent.fleet=slurm")
     said = "bridle: there is no fleet 'slurm': name FILE.py:NAME or one of local, ray"
     assert (refused.exit_code, refused.stderr[: len(said)]) == (2, said)
 
@@ -262,7 +265,14 @@ def test_stages_of_equal_length_overlap_and_the_command_says_what_bounds(
     (tmp_path / "own.py").write_text(STAGED)
     (tmp_path / "setup").mkdir()
     (tmp_path / "setup" / "setup.sh").write_text("sleep 1")
-    asked = ["--proxy", proxy_url, "--directory", tmp_path / "sessions", "--parallel", 1]
+    asked = [
+        "--proxy",
+        proxy_url,
+        "--set",
+        f"agent.directory={tmp_path / 'sessions'}",
+        "--parallel",
+        1,
+    ]
     asked += ["--tasks", f"{tmp_path}/own.py:tasks", "--verifier", f"{tmp_path}/own.py:check"]
     done = bridle("rollout", "--agent", "sh -c 'sleep 1' {prompt}", *asked)
     assert done.exit_code == 0, done.output

@@ -72,7 +72,7 @@ def test_every_command_that_computes_is_a_command() -> None:
     assert set(COMPUTES) <= set(program.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "demo", "reproduce", "eval", "trainer"])
+@pytest.mark.parametrize("command", ["train", "sft", "demo", "reproduce", "eval"])
 def test_they_are_set_before_a_command_is_loaded(command: str) -> None:
     script = (
         "import json, os, sys\n"

@@ -65,7 +65,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert f"look at it with: bridle viewer --store {store}" in first.stdout
     assert first.stdout.startswith("run run_")
     assert "no session has a call" not in first.stderr
-    again = bridle(*arguments, "--steps", "2", "--device", "cpu,cpu")
+    again = bridle(*arguments, "--steps", "2", "--set", "training.compute.device=cpu,cpu")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step 1:" not in again.stdout
     assert "step 2: reward 0." in again.stdout
@@ -145,7 +145,15 @@ def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path:
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    done = bridle(*arguments, "--steps", "50", "--minutes", "0.001", "--schedule", "cosine")
+    done = bridle(
+        *arguments,
+        "--steps",
+        "50",
+        "--set",
+        "training.seconds=0.06",
+        "--set",
+        "training.optimizer.schedule=cosine",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("step ") == 1
     with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
@@ -174,8 +182,8 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
     (tmp_path / "settings.toml").write_text(SETTINGS)
     done = bridle(
         *arguments,
-        *("--config", str(tmp_path / "settings.toml"), "--minibatches", "2"),
-        *("--lora-rank", "4"),
+        *("--config", str(tmp_path / "settings.toml"), "--set", "training.minibatches=2"),
+        *("--set", "training.lora.rank=4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "after 1 of 1 steps" in done.stdout
@@ -196,7 +204,9 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
 
 
 def test_the_engine_gets_the_options_meant_for_it(arguments: list[str]) -> None:
-    refused = bridle(*arguments, "--engine-arg=--max-model-len=4", "--engine-arg=--nonsense")
+    refused = bridle(
+        *arguments, "--set", 'policy.engine_arguments=["--max-model-len=4", "--nonsense"]'
+    )
     assert refused.returncode == 1
     assert "--max-model-len=4 --nonsense` did not start" in refused.stderr
     assert "No such option: --nonsense" in refused.stderr
@@ -205,7 +215,7 @@ def test_the_engine_gets_the_options_meant_for_it(arguments: list[str]) -> None:
 def test_a_device_that_is_not_here_ends_it_before_anything_starts(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    refused = bridle(*arguments, "--device", "cuda:77")
+    refused = bridle(*arguments, "--set", "training.compute.device=cuda:77")
     assert refused.returncode == 1
     assert "no device 'cuda:77'" in refused.stderr
     assert not (tmp_path / "out").exists()
@@ -213,8 +223,8 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
 
 @pytest.mark.loop
 def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_path: Path) -> None:
-    several = [*arguments, "--device", "cpu,cpu", "--engine", "vllm"]
-    refused = bridle(*several, "--publish-through", "transfer")
+    several = [*arguments, "--set", "training.compute.device=cpu,cpu", "--engine", "vllm"]
+    refused = bridle(*several, "--set", "training.publish.through=transfer")
     assert refused.returncode == 1
     assert "weights are transferred from one device" in refused.stderr
     assert not (tmp_path / "out").exists(), "said before an engine is started"
@@ -228,7 +238,7 @@ def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_
 
 
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:
-    refused = bridle(*arguments, "--publish-through", "transfer")
+    refused = bridle(*arguments, "--set", "training.publish.through=transfer")
     assert refused.returncode == 2
     assert "weights are transferred to a vLLM only" in refused.stderr
     assert not (tmp_path / "out").exists()
@@ -248,7 +258,7 @@ def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: 
 def test_a_source_without_tasks_is_said_before_anything_starts(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    refused = bridle(*arguments, "--split", "held_out")
+    refused = bridle(*arguments, "--set", "tasks.split=held_out")
     assert refused.returncode == 2
     assert "gives no task of split 'held_out'" in " ".join(refused.stderr.split())
     assert not (tmp_path / "out").exists()
@@ -302,9 +312,14 @@ def test_a_folder_is_trained_in_by_one_command_at_a_time(
         while not (out / "sessions").exists():
             assert first.poll() is None
             time.sleep(0.1)
-        services = ("--engine", "http://127.0.0.1:9", *work(arguments))
-        elsewhere = ("--policy", str(tmp_path / "policy"), "--store", str(out / "bridle.db"))
-        for other in (arguments, ["trainer", *elsewhere, *services, "--out", str(out)]):
+        services = ("--engine-url", "http://127.0.0.1:9", *work(arguments))
+        elsewhere = (
+            "--policy",
+            str(tmp_path / "policy"),
+            "--set",
+            f"services.store={out / 'bridle.db'}",
+        )
+        for other in (arguments, ["train", *elsewhere, *services, "--out", str(out)]):
             refused = bridle(*other)
             assert refused.returncode == 1
             assert refused.stderr == (
@@ -329,8 +344,9 @@ def test_a_trainer_names_the_service_that_is_down(
     with EmbeddedEngine(policy) as engine:
         serving = nowhere if down == "engine" else engine.base_url
         done = bridle(
-            *("trainer", "--policy", str(policy), "--out", str(tmp_path / "out")),
-            *("--engine", serving, "--proxy", nowhere, "--store", store, *work(arguments)),
+            *("train", "--policy", str(policy), "--out", str(tmp_path / "out")),
+            *("--engine-url", serving, "--proxy-url", nowhere),
+            *("--set", f"services.store={store}", *work(arguments)),
         )
     assert done.returncode == 1
     assert done.stderr.startswith(f"bridle: the {down} does not answer at {nowhere}/")

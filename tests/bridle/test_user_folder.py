@@ -106,7 +106,7 @@ def test_recording_commands_work(folder: Path, model_dir: Path) -> None:
         ran = bridle(folder, command("run", "--proxy", url, "--", *agent.split(), "Who?"))
         assert "calls: 1 complete" in ran
         work = ["--agent", "agent.py", "--tasks", "tasks.jsonl"]
-        work += ["--verifier", "trainer.py:check", "--directory", "sessions"]
+        work += ["--verifier", "trainer.py:check", "--set", "agent.directory=sessions"]
         rolled = bridle(folder, command("rollout", "--proxy", url, *work))
         assert "2 completed" in rolled
     with Reader(str(folder / "calls.db")) as reader:
@@ -116,7 +116,16 @@ def test_recording_commands_work(folder: Path, model_dir: Path) -> None:
 
 def test_training_works(folder: Path, policy: Path) -> None:
     work = ["--policy", str(policy), "--agent", "agent.py", "--tasks", "tasks.jsonl"]
-    size = ["--steps", "1", "--groups", "2", "--group-size", "2", "--parallel", "2"]
+    size = [
+        "--steps",
+        "1",
+        "--set",
+        "groups.per_step=2",
+        "--set",
+        "groups.size=2",
+        "--set",
+        "agent.parallel=2",
+    ]
     done = bridle(
         folder,
         command("train", *work, "--verifier", "trainer.py:check", "--out", "out", *size),

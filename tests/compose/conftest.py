@@ -28,6 +28,8 @@ from typer.core import TyperGroup
 from bridle.cli.program import app
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.run.config import RunConfig
+from bridle.run.settings import parse_overrides, settings_of
 
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"
@@ -96,7 +98,9 @@ def require_command(tmp_path: Path) -> Callable[[list[str]], None]:
             _, found, arguments = command.resolve_command(context, arguments)
             assert found is not None
             command = found
-        command.make_context(command.name, arguments)
+        parsed = command.make_context(command.name, arguments)
+        known = {one.name for one in settings_of(RunConfig)}
+        assert set(parse_overrides(parsed.params.get("assignments") or ())) <= known
 
     return require
 

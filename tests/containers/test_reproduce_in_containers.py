@@ -58,7 +58,7 @@ def test_a_taught_agent_edits_in_containers(stage: Any, tmp_path: Path) -> None:
 
 def test_sessions_in_one_container_are_refused_for_a_harbor_task(tmp_path: Path) -> None:
     task = HarborFolders(tmp_path).task(one_of_each()[0])
-    with pytest.raises(UnknownAgent, match="use --sandbox container"):
+    with pytest.raises(UnknownAgent, match=r"use --set agent\.sandbox=container"):
         agent("mini-swe-agent", "container-forked", [task])
 
 

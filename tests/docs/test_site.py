@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -123,6 +124,10 @@ def test_every_command_on_a_page_is_one_with_options_that_it_has(page: Path) -> 
         command, rest = pages.command_of(words)
         options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
         options |= {"--help", "-h"}
+        settings = getattr(command.callback, "shown_settings", {})
+        for before, word in itertools.pairwise(rest):
+            if before == "--set" and not word.startswith("policies."):
+                assert word.partition("=")[0] in settings, words
         for word in rest:
             if word in ("--", "|", ">", "&&", ";"):
                 break

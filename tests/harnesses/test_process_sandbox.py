@@ -331,7 +331,7 @@ async def test_a_machine_without_namespaces_runs_sessions_and_says_so_once(
             assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
         (message,) = [record.getMessage() for record in caplog.records]
         assert message.startswith("sandbox_not_isolated: ")
-        assert "--sandbox container" in message
+        assert "agent.sandbox" in message
         assert message.endswith("(unshare: EPERM)")
     finally:
         isolation.missing.cache_clear()

@@ -66,8 +66,8 @@ def learning(policy: Path, config: Settings) -> Iterator[AnyLearner]:
             spread.end()
     except torch.OutOfMemoryError as error:
         raise UnsupportedCompute(
-            f"{str(error).splitlines()[0]} Less is needed with --recompute, --lora-rank, more "
-            "devices, or a smaller max_tokens in [packing]"
+            f"{str(error).splitlines()[0]} Less is needed with compute.recompute, lora.rank, more "
+            "devices, or a smaller packing.max_tokens"
         ) from error
 
 

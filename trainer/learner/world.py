@@ -63,7 +63,7 @@ class World:
         if len(devices) < self.local_size:
             raise UnsupportedCompute(
                 f"{self.local_size} processes on this machine, and {len(devices)} devices "
-                f"({names}): lower --nproc-per-node, or name more with --device"
+                f"({names}): lower --nproc-per-node, or name more in compute.device"
             )
         return devices[self.local_rank]
 

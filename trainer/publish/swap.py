@@ -127,7 +127,7 @@ class VerifiedSwap:
             )
             if gap <= TOLERANCE_IN_BFLOAT16:
                 what += (
-                    "; they may compute in different precisions (--precision of the trainer, "
+                    "; they may compute in different precisions (compute.precision of the trainer, "
                     "--dtype of the engine)"
                 )
         outcome = self._go_back(restore, previous, before, tolerance)

@@ -414,7 +414,7 @@ async def _until_healthy(sandbox: ContainerSandbox, spec: ContainerSpec) -> None
     if health is None:
         return
     await asyncio.sleep(health.start_period_s)
-    for attempt in range(health.retries):
+    for attempt in range(max(1, health.retries)):
         if attempt:
             await asyncio.sleep(health.interval_s)
         launch = Launch(

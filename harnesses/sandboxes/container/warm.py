@@ -168,7 +168,7 @@ class WarmSession(ContainerSandbox):
         if not launch.argv[0].startswith(str(MOUNTED / "bin")):
             raise NotLaunchable(
                 f"a forked container runs Python harnesses, not {launch.argv[0]}: "
-                "use --sandbox container"
+                "use --set agent.sandbox=container"
             )
         directory = launch.directory or self.place.workspace
         uid = self._user["uid"]

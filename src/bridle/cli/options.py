@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -102,112 +102,4 @@ BudgetSeconds = Annotated[
 EngineOption = Annotated[
     EngineKind,
     typer.Option("--engine", help="Engine that serves the policy; vllm: docs/vllm.md."),
-]
-
-TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or verifiers:NAME."
-
-SandboxOption = Annotated[
-    str | None,
-    typer.Option(
-        "--sandbox",
-        help="process: one per session, without a network on Linux; process-network: with it; "
-        "forked: from a Python process with libraries loaded; "
-        "container: docker or podman, one each; container-forked: from a Python process in one "
-        "container; or an installed one, or FILE.py:NAME. Default: by the tasks and the agent.",
-    ),
-]
-
-FleetOption = Annotated[
-    str,
-    typer.Option(
-        "--fleet",
-        help="What runs the sessions: local, this machine; ray or ray:ADDRESS, a Ray cluster.",
-    ),
-]
-
-SamplingOption = Annotated[
-    str,
-    typer.Option(
-        "--sampling",
-        help="What tokens are drawn from. policy: its own distribution, whatever the agent asks "
-        "for; agent: as it asks; or temperature=0.7,top_p=0.8.",
-    ),
-]
-
-ScheduleOption = Annotated[
-    Literal["constant", "cosine"],
-    typer.Option("--schedule", help="Schedule of the learning rate; cosine falls to a tenth."),
-]
-
-
-def _in_seconds(minutes: float | None) -> float | None:
-    return None if minutes is None else 60 * minutes
-
-
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        min=0,
-        callback=_in_seconds,
-        help="Longest time of the run; its schedule ends with it.",
-    ),
-]
-"""An option in minutes; the command receives seconds."""
-
-PublishThroughOption = Annotated[
-    Literal["directory", "transfer"],
-    typer.Option("--publish-through", help="How weights reach the engine; transfer needs vLLM."),
-]
-
-TransferBackendOption = Annotated[
-    Literal["gloo", "nccl"],
-    typer.Option("--transfer-backend", help="gloo: through host memory; nccl: between GPUs."),
-]
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        exists=True,
-        dir_okay=False,
-        help="TOML file with the run's settings (docs/training.md); options replace its values.",
-    ),
-]
-
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting, as training.loss.name=gspo. Repeatable."),
-]
-
-SettingsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--settings",
-        exists=True,
-        dir_okay=False,
-        help="TOML file with settings (docs/training.md); options replace its values.",
-    ),
-]
-
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device", help="auto: an accelerator if there is one; or cpu, cuda:1, cuda:0-3 (several)."
-    ),
-]
-
-PrecisionOption = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    typer.Option(
-        "--precision", help="Precision of forward passes; auto: bfloat16 except on a CPU."
-    ),
-]
-
-RecomputeOption = Annotated[
-    bool, typer.Option("--recompute", help="Recompute activations: less memory, more time.")
-]
-
-LoraRankOption = Annotated[
-    int, typer.Option("--lora-rank", min=0, help="Rank of LoRA adapters to train; 0: all weights.")
 ]

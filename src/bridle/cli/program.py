@@ -18,6 +18,9 @@ from bridle.cli.terminal import fail, out, print_warnings
 from bridle.errors import BridleError
 from bridle.threads import set_thread_defaults
 
+_CLICK_USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
+"""The class of click's errors about usage. Typer brings its own click, and exports its subclass."""
+
 
 class Entry(NamedTuple):
     """A command that is not imported yet."""
@@ -118,16 +121,15 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_ROOM}.train",
         "Train a policy inside an agent. The same command resumes from the last checkpoint.",
     ),
-    "trainer": Entry(
-        f"{_ROOM}.trainer",
-        "Train with proxy and engine as services, or on recorded sessions.",
-    ),
     "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
     "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),
     "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
     "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
 }
 """The commands by name, in the order in which ``bridle --help`` lists them."""
+
+REMOVED: Final = {"trainer": "`bridle train` with --engine-url and --proxy-url, or --from-store"}
+"""The commands that are no longer there, and what to use instead."""
 
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
     COMMANDS["bench"] = Entry("bridle.bench.commands", "Measure.")
@@ -143,6 +145,8 @@ class Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=escape(entry.summary)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if instead := REMOVED.get(args[0]):
+            fail(f"there is no command {args[0]}: use {instead}", 2)
         name, command, rest = super().resolve_command(ctx, args)
         set_thread_defaults(name or "")
         return name, as_written(loaded(name)) if name in COMMANDS else command, rest
@@ -151,6 +155,12 @@ class Commands(TyperGroup):
         print_warnings()
         try:
             return super().invoke(ctx)
+        except _CLICK_USAGE_ERROR as error:
+            from bridle.cli.settings import replacements
+
+            if not (instead := replacements(error)):
+                raise
+            fail(f"there is no option {error.option_name}: use {' or '.join(instead)}", 2)
         except BridleError as error:
             fail("; ".join((str(error), *getattr(error, "__notes__", ()))), error.exit_code)
         except ConnectionError:  # includes a closed pipe, which click ends quietly

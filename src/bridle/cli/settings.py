@@ -1,114 +1,125 @@
-"""The settings of a training command, from its options and the file that the user names."""
+"""The options of a command that are settings of a configuration.
+
+A command names the few settings that have an option of their own. The option's choices, default and
+help are those of the dataclass's field. ``--config FILE`` and ``--set NAME=VALUE`` set all others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 
-from bridle.run.settings import SettingsError, parse_overrides, settings_from
+from bridle.run.settings import Setting, parse_overrides, settings_from, settings_of
 
-Kind = TypeVar("Kind")
-
-COMPUTE: Final = {name: f"compute.{name}" for name in ("device", "precision", "recompute")}
-GRPO: Final = {
-    "steps": "steps",
-    "seconds": "seconds",
-    "minibatches": "minibatches",
-    "max_staleness": "max_staleness",
-    "seed": "seed",
-    "learning_rate": "optimizer.learning_rate",
-    "schedule": "optimizer.schedule",
-    "publish_through": "publish.through",
-    "transfer_address": "publish.transfer_address",
-    "transfer_backend": "publish.transfer_backend",
-    "lora_rank": "lora.rank",
-    **COMPUTE,
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        help="TOML file with settings (docs/training.md); options replace its values.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other setting; docs/training.md lists them. Repeatable.",
+    ),
+]
+_OTHER_NAMES: Final = {
+    "groups": "groups_per_step",
+    "minutes": "seconds",
+    "evaluation_tasks": "evaluation_source",
+    "settings": "config",
 }
-"""The options of a GRPO command that are settings: the name of a parameter, and of its setting."""
-SFT: Final = {
-    "epochs": "epochs",
-    "batch_size": "batch_size",
-    "seed": "seed",
-    "learning_rate": "optimizer.learning_rate",
-    "lora_rank": "lora.rank",
-    **COMPUTE,
-}
-RUN: Final = {
-    "named": "agent.name",
-    "sandbox": "agent.sandbox",
-    "sampling": "agent.sampling",
-    "parallel": "agent.parallel",
-    "fleet": "agent.fleet",
-    "timeout": "agent.timeout_s",
-    "tasks": "tasks.source",
-    "split": "tasks.split",
-    "verify": "tasks.verifier",
-    "groups": "groups.per_step",
-    "group_size": "groups.size",
-    "policy": "policy.model",
-    "evaluate_every": "evaluation.every",
-    "evaluation_split": "evaluation.split",
-    "engine": "policy.engine",
-    "engine_arguments": "policy.engine_arguments",
-    **{option: f"training.{setting}" for option, setting in GRPO.items()},
-}
-"""The options of ``bridle train`` that are settings of a :class:`bridle.run.config.RunConfig`."""
+"""Likely names of options whose setting has a name that is too different to be found by it."""
 
 
-def chosen(
-    context: typer.Context,
-    kind: type[Kind],
-    names: Mapping[str, str],
-    file: Path | None,
-    assignments: Sequence[str] = (),
-) -> Kind:
-    """Return a ``kind`` that is made from a command's options, a file and ``NAME=VALUE``
-    assignments.
+def configured(kind: type, flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator for a command with a parameter ``config`` of the dataclass ``kind``.
 
-    ``names`` maps parameters to settings (``learning_rate``: ``optimizer.learning_rate``). An
-    option that the user gives takes precedence over the file, and the file over an option's
-    default. Assignments take precedence over all. Raise :class:`bridle.run.settings.SettingsError`.
+    ``--config``, ``--set`` and the options of ``flags``, which maps each (``--steps``) to its
+    setting (``training.steps``), take the parameter's place. ``--set`` takes precedence over
+    options, and options over the file. The command raises
+    :class:`bridle.run.settings.SettingsError` for a value that the configuration does not take.
     """
-    options = {name: _plain(context.params.get(name)) for name in names}
-    given = {name for name in names if _is_given(context, name)}
-    return settings_from(
-        kind,
-        file,
-        defaults={
-            names[name]: value
-            for name, value in options.items()
-            if name not in given and value is not None
-        },
-        overrides={names[name]: options[name] for name in given} | parse_overrides(assignments),
+    known = {setting.name: setting for setting in settings_of(kind)}
+    parameters = {flag.lstrip("-").replace("-", "_"): flag for flag in flags}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(config: Path | None, assignments: list[str] | None, **given: Any) -> None:
+            asked = {flags[flag]: given.pop(name) for name, flag in parameters.items()}
+            overrides = {name: value for name, value in asked.items() if value not in (None, [])}
+            overrides |= parse_overrides(assignments or ())
+            command(config=settings_from(kind, config, overrides=overrides), **given)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        options = {name: _option(flag, known[flags[flag]]) for name, flag in parameters.items()}
+        options |= {"config": ConfigOption, "assignments": SetOption}
+        shown = [one for one in own.values() if one.name != "config"]
+        shown += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            for name, option in options.items()
+        ]
+        vars(run).pop("__wrapped__")
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
+        )
+        run.__annotations__ = {one.name: one.annotation for one in shown}
+        run.shown_settings = {  # type: ignore[attr-defined]
+            **{name: f"--set {name}=VALUE" for name in known},
+            **{name: flag for flag, name in flags.items()},
+            "config": "--config",
+        }
+        return run
+
+    return decorate
+
+
+def replacements(error: Any) -> list[str]:
+    """Return the options that set what the unknown option of a click error seems to mean, such as
+    ``--set training.seed=VALUE`` for ``--seed``. There may be none."""
+    option = getattr(error, "option_name", "")
+    command: Any = error.ctx.command if error.ctx else None
+    settings: Mapping[str, str] = getattr(getattr(command, "callback", None), "shown_settings", {})
+    if not settings or any(option in one.opts for one in command.params):
+        return []
+    asked = option.lstrip("-").replace("-", "_")
+    asked = _OTHER_NAMES.get(asked, asked)
+    tails = [(tail, shown) for name, shown in settings.items() for tail in _tails(name)]
+    names = {tail for tail, _ in tails}
+    close = difflib.get_close_matches(asked, names, 3, 0.9)
+    close = close or difflib.get_close_matches(asked, names, 1, 0.65)
+    return list(dict.fromkeys(shown for tail, shown in tails if tail in close))
+
+
+def _tails(name: str) -> Iterator[str]:
+    """Yield ``a_b_c``, ``b_c`` and ``c`` for the dotted name ``a.b.c``."""
+    parts = name.split(".")
+    for first in range(len(parts)):
+        yield "_".join(parts[first:])
+
+
+def _option(flag: str, setting: Setting) -> Any:
+    """Return the type of the parameter for an option that sets ``setting``."""
+    kinds = (setting.type, *get_args(setting.type))
+    choices = next((one for one in kinds if get_origin(one) is Literal), None)
+    kind = list[str] if get_origin(setting.type) is tuple else choices or str
+    default = setting.default
+    option = typer.Option(
+        flag,
+        metavar=None if choices else "INTEGER" if int in kinds else "TEXT",
+        help=setting.doc.split(". ")[0].rstrip(".").replace("``", "") + ".",
+        show_default=False if default in (None, MISSING, "", []) else str(default),
     )
-
-
-def part_options(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the own options of the parts of a rollout, by the name of their part, from
-    ``agent.options.PART.NAME=VALUE`` and ``tasks.options.PART.NAME=VALUE``.
-
-    Raise :class:`bridle.run.settings.SettingsError` for any other setting.
-    """
-    options: dict[str, dict[str, Any]] = {}
-    for name, value in parse_overrides(assignments).items():
-        match name.split("."):
-            case ["agent" | "tasks", "options", part, option]:
-                options.setdefault(part, {})[option] = value
-            case _:
-                raise SettingsError(
-                    f"a rollout has no setting {name!r}: name agent.options.PART.NAME (of the "
-                    "agent, the sandbox or the fleet) or tasks.options.PART.NAME (of the verifier)"
-                )
-    return options
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return Annotated[kind | None, option]

@@ -60,7 +60,8 @@ class UnknownAgent(UsageError, ValueError):
 def _warm(adapter: Adapter) -> SandboxProvider:
     if not isinstance(adapter, MiniSweAgent):
         raise UnknownAgent(
-            f"a forked container runs mini-swe-agent, not {adapter.name}: use --sandbox container"
+            f"a forked container runs mini-swe-agent, not {adapter.name}: use "
+            "--set agent.sandbox=container"
         )
     return adapter.warm_containers()
 
@@ -86,7 +87,7 @@ def agent(
     if sandbox == "container-forked" and any("harbor" in task.payload for task in tasks):
         raise UnknownAgent(
             "a Harbor task has /tests and /logs to itself, which sessions in one container share: "
-            "use --sandbox container"
+            "use --set agent.sandbox=container"
         )
     return adapter, suited() if sandbox is None else SANDBOXES.configured(sandbox, options)(adapter)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta
 
 from bridle.harnesses.guards import GuardAction
 from bridle.registry import Options
-from bridle.run.environment import EngineKind
+from bridle.run.environment import EngineKind, default_store
 from bridle.run.settings import parse_overrides, settings_from
+from bridle.store.records import DEFAULT_POLICY
+from bridle.store.reward import RewardSource
 from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
 
 Named = Annotated[str, Meta(min_length=1)]
@@ -22,7 +24,7 @@ Named = Annotated[str, Meta(min_length=1)]
 class TasksConfig:
     """The tasks, and the verifier that scores a session on one."""
 
-    source: Named
+    source: str = ""
     """The tasks: ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH``,
     ``verifiers:NAME``, or another ``SCHEME:REFERENCE`` that is installed."""
     verifier: Named = "task"
@@ -38,7 +40,7 @@ class TasksConfig:
 class AgentConfig:
     """The harness, and how its sessions run."""
 
-    name: Named
+    name: str = ""
     """A harness (``codex``, or ``FILE.py:NAME``), a Python script (``agent.py``), or a command line
     that contains ``{prompt}``."""
     sandbox: Named | None = None
@@ -57,6 +59,8 @@ class AgentConfig:
     """Cores of a Ray machine per session; a task may state its own number."""
     timeout_s: AboveZero = 600.0
     """Maximum seconds per session; a task may state its own."""
+    directory: str | None = None
+    """The folder of workspaces and logs, on each machine. ``None`` stands for ``OUT/sessions``."""
     guards: GuardAction = "warn"
     """The cost to a session of reading the git history, editing tests, using the network or reading
     reward files: nothing (``warn``), its reward (``zero``), or its place in training
@@ -111,6 +115,7 @@ class PolicyConfig:
     model: Named
     """The model of version 0: its directory, or its name on the Hugging Face Hub."""
     engine: EngineKind = "embedded"
+    """The engine that the run starts; ``docs/vllm.md`` is about ``vllm``."""
     engine_arguments: tuple[str, ...] = ()
     """Further options of ``bridle engine``, such as ``--max-model-len=4096``."""
 
@@ -128,6 +133,85 @@ class FurtherPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """The settings of a rollout."""
+
+    tasks: TasksConfig
+    agent: AgentConfig = AgentConfig(parallel=4)
+    limit: Count | None = None
+    """Maximum number of tasks; ``None`` sets no limit."""
+    group_size: Count = 1
+    """Number of sessions per task, which are compared with each other."""
+    model: Named = "policy"
+    """The name of the model that the harness asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """The settings of an evaluation, by new sessions of agents or by recorded ones."""
+
+    tasks: TasksConfig
+    agent: AgentConfig = AgentConfig(parallel=4)
+    limit: Count | None = None
+    """Maximum number of tasks; ``None`` sets no limit."""
+    samples: Count = 1
+    """Number of sessions per task."""
+    model: str | None = None
+    """The model to serve: its directory, or its name on the Hugging Face Hub. ``None`` stands for
+    the one that ``--proxy`` serves."""
+    engine: EngineKind = "embedded"
+    """The engine that serves ``model``."""
+    k: tuple[Count, ...] = ()
+    """The values of k in pass@k; empty for 1 and ``samples``."""
+    success: float = 1.0
+    """The lowest reward with which a session has passed."""
+    by: Literal["harness", "task", "version"] = "harness"
+    """The property of sessions that has a row of the table for each value."""
+    plot: bool = False
+    """Whether to draw pass@k into ``OUT/eval.png``."""
+    where: str | None = None
+    """An SQL condition on the columns of ``sessions``, for recorded sessions."""
+    sources: tuple[RewardSource, ...] | None = None
+    """The sources of rewards that count, for recorded sessions. ``None`` stands for those that the
+    run states."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServicesConfig:
+    """An engine and a proxy that are running. Without ``engine_urls`` a run starts its own."""
+
+    engine_urls: tuple[str, ...] = ()
+    """Base URL of a running engine that can read ``--out``; several engines serve one policy."""
+    proxy_url: str | None = None
+    """Base URL of the running proxy in front of it; ``$BRIDLE_PROXY`` by default."""
+    store: str | None = None
+    """The store of that proxy, as a path or a database URL; ``$BRIDLE_STORE`` by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingsConfig:
+    """The recorded sessions that a run trains instead of running an agent."""
+
+    store: str | None = None
+    """Train the sessions that this store (a path or a database URL) holds, and run no agent."""
+    run: str | None = None
+    """The id of the run whose sessions are trained; ``None`` stands for all sessions."""
+    where: str | None = None
+    """An SQL condition on the columns of ``sessions``, such as ``harness = 'pi'``."""
+    version: Natural = 0
+    """The policy version that ``policy.model`` is in the recordings."""
+    wait_for: Count | None = None
+    """The number of a group's sessions that must be sealed and rewarded before the group is
+    trained; the run then waits for further groups. With ``None`` it trains the groups that are
+    there."""
+    other_policy: bool = False
+    """Whether to train sessions although they were drawn from other weights; importance weights
+    bound the effect of that."""
+    policy: Named = DEFAULT_POLICY
+    """The name of the policy to train, for sessions that were recorded with several."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunConfig:
     """The settings of a training run. They are stored with the run."""
 
@@ -141,6 +225,16 @@ class RunConfig:
     )
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
+    services: ServicesConfig = ServicesConfig()
+    recordings: RecordingsConfig = RecordingsConfig()
+
+    @property
+    def shared_store(self) -> str | None:
+        """The store of the recordings, or else of the running services. ``None`` for a run that
+        starts its own proxy, which has a store of its own."""
+        if self.recordings.store is not None or not self.services.engine_urls:
+            return self.recordings.store
+        return self.services.store or default_store()
 
     @property
     def policy_roles(self) -> dict[str, str]:

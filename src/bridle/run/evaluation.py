@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 BEST: Final = "best"
 """The folder of the best checkpoint, below a run's output."""
 FIGURES: Final = "evaluation.json"
-VERIFIERS: Final = Aggregation()
+SCORES: Final = Aggregation()
 """The rule that makes a rollout's scores one number for each session."""
 VERSION_LABEL: Final = "evaluates"
 """The label of a held-out session with the policy version that it measures."""
@@ -85,7 +85,7 @@ def attempts_in(
     results: Sequence[RolloutResult],
     harness: str,
     version: int | None,
-    rule: Aggregation = VERIFIERS,
+    rule: Aggregation = SCORES,
 ) -> list[Attempt]:
     """Return the attempts among ``results``, which are those with a verdict. ``rule`` makes a
     session's rewards one number."""

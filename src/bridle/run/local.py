@@ -1,17 +1,23 @@
-"""A whole training run on this machine: engine, proxy, rollouts and trainer."""
+"""A whole training run: an agent's sessions, or recorded ones, and the trainer.
+
+The engine and the proxy are the run's own, or services that are running.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
+from bridle.harnesses.adapters.base import Adapter
+from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
@@ -20,16 +26,23 @@ from bridle.reconstruct.evaluation import attempt_reward, attempts_of
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
-from bridle.run.config import EvaluationConfig, GroupsConfig, RunConfig, TasksConfig
-from bridle.run.environment import private_in
+from bridle.run.config import (
+    EvaluationConfig,
+    GroupsConfig,
+    RecordingsConfig,
+    RunConfig,
+    TasksConfig,
+)
+from bridle.run.environment import is_base_url, private_in, store_files
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
 from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
+from bridle.run.recorded import train_recorded
 from bridle.run.report import write_report
 from bridle.run.rollouts import Rollouts
-from bridle.run.stack import MODEL, stacks
+from bridle.run.stack import MODEL, Stack, running_stack, stacks
 from bridle.run.training import (
     CHECKPOINTS,
     TrainingPlan,
@@ -37,6 +50,7 @@ from bridle.run.training import (
     require_devices,
     require_parts,
     require_several,
+    resumable,
 )
 from bridle.run.training import train as train_plan
 from bridle.store.reading.queries import Reader
@@ -49,6 +63,7 @@ from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.ranks import follow
 from bridle.trainer.learner.world import World
+from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
 
@@ -66,6 +81,8 @@ class TrainingResult:
     run_id: str
     steps: int
     """Number of steps trained, those of earlier attempts included."""
+    planned: int
+    """Number of steps that the run was to train. Recordings may have fewer than are set."""
     policy: Path
     """The model directory of the newest checkpoint."""
     store: str
@@ -85,6 +102,7 @@ class TrainingBegin:
     step: int
     """Number of steps that earlier attempts have trained."""
     sessions_per_step: int
+    starts_services: bool = True
 
 
 def train(
@@ -96,13 +114,16 @@ def train(
     on_step: Callable[[StepReport], bool | None] = lambda _report: None,
     on_rule: Callable[[str], None] = log.info,
 ) -> TrainingResult:
-    """Train the policy of ``config`` in its agent, or resume the run that ``output`` holds already.
+    """Train the policy of ``config``, or resume the run that ``output`` holds already.
 
-    ``output`` receives the store, checkpoints, published weights, logs and the folders of failed
-    sessions. ``on_begin`` is called before engine and proxy start, and ``on_rule`` once with a line
-    about which rewards make a session's number. ``on_session`` is called from another thread with
-    the reward of each session that has ended. ``on_step`` is called after each step and may return
-    true to stop. Ctrl-C leaves a checkpoint of the last whole step.
+    The run starts an engine and a proxy, unless ``config.services`` names running ones. With
+    ``config.recordings`` it trains recorded sessions, and publishes its versions only to running
+    services. ``output`` receives checkpoints, published weights, logs and the folders of failed
+    sessions, and the store of a run that starts its own proxy. ``on_begin`` is called before the
+    agent's sessions begin, and ``on_rule`` once with a line about which rewards make a session's
+    number. ``on_session`` is called from another thread with the reward of each session that has
+    ended. ``on_step`` is called after each step and may return true to stop. Ctrl-C leaves a
+    checkpoint of the last whole step.
 
     To train on several devices or machines, run the program under torchrun: rank 0 returns, and
     every other process exits when rank 0's run is over.
@@ -110,19 +131,9 @@ def train(
     Raise :class:`bridle.errors.BridleError`; before anything starts, it is a ``UsageError`` if
     ``config`` asks for something that does not exist.
     """
-    directory, training = Path(output), config.training
+    directory, training, recordings = Path(output), config.training, config.recordings
     require_training(config)
-    tasks = shuffled_tasks(config.tasks.source, config.tasks.split, training.seed)
-    adapter, fleet = fleet_of(
-        config.agent.fleet if World.current().is_first else "local",
-        config.agent.name,
-        config.tasks.verifier,
-        tasks,
-        config.agent.sandbox,
-        cpus=config.agent.cpus,
-        options={**config.tasks.options, **config.agent.options},
-    )
-    held_out = held_out_tasks(config.evaluation, config.tasks)
+    work = _work_of(config) if recordings.store is None else None
     policy = model_directory(config.policy.model)
     others = {
         name: model_directory(one.model or config.policy.model)
@@ -139,17 +150,22 @@ def train(
         require_same_tokenizer(name, tokenizer, Tokenizer(other))
     if not World.current().is_first:
         follow(policy, training)
-    fleet.require_launchable(adapter, tasks[0], directory / "sessions", MODEL)
+    if work is not None:
+        work.fleet.require_launchable(
+            work.adapter, work.tasks[0], _sessions(config, directory), MODEL
+        )
     with hold(directory, directory / LOCK):
-        store = str(directory / "bridle.db")
-        migrate(store)
-        run_id = _run_id(store)
-
-        keys = {task.id: key_of(task) for task in tasks}
-        choice = TaskChoice(list(map(key_of, tasks)), training.seed, config.evaluation.success)
-        with Reader(store) as reader:
-            finished = FinishedGroups.of(reader, run_id)
-            choice.learn((one.task, one.reward) for one in attempts_of(reader, run=run_id))
+        if (store := config.shared_store) is None:
+            store = str(directory / "bridle.db")
+            migrate(store)
+            run_id = _run_id(store)
+        else:
+            run_id = f"train:{directory.resolve().name}"
+        parts = (
+            ("groups", "policy")
+            if work is None
+            else ("tasks", "agent", "groups", "policy", "evaluation")
+        )
         plan = TrainingPlan(
             policy=policy,
             directory=directory,
@@ -158,95 +174,168 @@ def train(
             config=training,
             groups_per_step=config.groups.per_step,
             others=others,
+            name=recordings.policy,
             work={
-                **{
-                    name: asdict(getattr(config, name))
-                    for name in ("tasks", "agent", "groups", "policy", "evaluation")
-                },
+                **{name: asdict(getattr(config, name)) for name in parts},
                 "policies": {name: asdict(one) for name, one in config.policies.items()},
             },
         )
-        rule, notice = aggregation(training.advantages), RewardNotice(on_rule)
-
-        settings = RolloutSettings(
-            directory=directory / "sessions",
-            parallel=config.agent.parallel,
-            timeout_s=config.agent.timeout_s,
-            model=MODEL,
-            run_id=run_id,
-            session_settings=session_settings(config.agent.sampling),
-            hidden=private_in(directory),
-            guards=config.agent.guards,
-        )
-        on_begin(
-            TrainingBegin(
-                run_id, store, _steps_trained(plan), config.groups.per_step * config.groups.size
-            )
-        )
-
-        def on_result(result: RolloutResult) -> None:
-            notice(rule, result.rewards)
-            reward = attempt_reward(result.outcome, result.rewards, rule)
-            if reward is not None:
-                choice.learn([(keys[result.task_id], reward)])
-            on_session(reward)
-
-        with (
-            attempt(store, *runs_of(run_id, adapter.name, held_out)),
-            stacks(
-                {DEFAULT_POLICY: policy, **others},
-                config.policy_roles,
-                store,
-                directory / "logs",
-                engine=config.policy.engine,
-                engine_arguments=config.policy.engine_arguments,
-                host=fleet.host,
-            ) as further,
-            Rollouts(
-                (first := further.pop(DEFAULT_POLICY)).proxy_url,
-                fleet,
-                key=first.admin_key,
-                given=GivenRewards(directory / GIVEN_FILE),
-            ) as rollouts,
-        ):
-            loop = train_plan(
-                plan,
-                first,
-                rollouts.groups(
-                    adapter,
-                    planned(
-                        run_id,
-                        tasks,
-                        config.groups.size,
-                        finished,
-                        choose=choice.draw if config.groups.weighted else None,
-                        settings=lambda number: _budget(config.groups, number),
-                    ),
-                    settings,
-                    on_result,
-                ),
-                on_step=on_step,
-                held_out=HeldOut(
-                    rollouts,
-                    adapter,
-                    held_out,
-                    settings,
-                    evaluation_run(store, run_id, rule),
-                    config.evaluation.every,
-                    config.evaluation.samples,
-                    config.evaluation.success,
-                )
-                if held_out
-                else None,
-                given=rollouts.given,
-                further=further,
-            )
+        if work is None:
+            loop = _train_recorded(plan, config, on_step, on_rule)
+        else:
+            loop = _train_agent(plan, config, work, on_begin, on_session, on_step, on_rule)
         with Reader(store) as reader:
             report = write_report(reader, run_id, directory)
     newest, *more = map(newest_policy, plan.each)
     return TrainingResult(
-        run_id, loop.step, newest, store, dict(zip(others, more, strict=True)), report
+        run_id,
+        loop.step,
+        loop.config.steps,
+        newest,
+        store,
+        dict(zip(others, more, strict=True)),
+        report,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The sessions of a run: its agent, what runs it, and the tasks."""
+
+    adapter: Adapter
+    fleet: Fleet
+    tasks: list[Task]
+    held_out: list[Task]
+
+
+def _work_of(config: RunConfig) -> _Work:
+    tasks = shuffled_tasks(config.tasks.source, config.tasks.split, config.training.seed)
+    adapter, fleet = fleet_of(
+        config.agent.fleet if World.current().is_first else "local",
+        config.agent.name,
+        config.tasks.verifier,
+        tasks,
+        config.agent.sandbox,
+        cpus=config.agent.cpus,
+        options={**config.tasks.options, **config.agent.options},
+    )
+    return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
+
+
+def _sessions(config: RunConfig, directory: Path) -> Path:
+    return Path(config.agent.directory) if config.agent.directory else directory / "sessions"
+
+
+def _train_recorded(
+    plan: TrainingPlan,
+    config: RunConfig,
+    on_step: Callable[[StepReport], bool | None],
+    on_rule: Callable[[str], None],
+) -> GrpoLoop:
+    with attempt(plan.store, *runs_of(plan.run_id, plan.directory.name)), resumable():
+        stack = running_stack(config.services) if config.services.engine_urls else None
+        return train_recorded(
+            plan, config.recordings, stack=stack, on_step=on_step, on_rule=on_rule
+        )
+
+
+def _train_agent(
+    plan: TrainingPlan,
+    config: RunConfig,
+    work: _Work,
+    on_begin: Callable[[TrainingBegin], None],
+    on_session: Callable[[float | None], None],
+    on_step: Callable[[StepReport], bool | None],
+    on_rule: Callable[[str], None],
+) -> GrpoLoop:
+    keys = {task.id: key_of(task) for task in work.tasks}
+    choice = TaskChoice(
+        list(map(key_of, work.tasks)), config.training.seed, config.evaluation.success
+    )
+    with Reader(plan.store) as reader:
+        finished = FinishedGroups.of(reader, plan.run_id)
+        choice.learn((one.task, one.reward) for one in attempts_of(reader, run=plan.run_id))
+    rule, notice = aggregation(config.training.advantages), RewardNotice(on_rule)
+    settings = RolloutSettings(
+        directory=_sessions(config, plan.directory),
+        parallel=config.agent.parallel,
+        timeout_s=config.agent.timeout_s,
+        model=MODEL,
+        run_id=plan.run_id,
+        session_settings=session_settings(config.agent.sampling),
+        hidden=(*private_in(plan.directory), *store_files(plan.store)),
+        guards=config.agent.guards,
+    )
+    per_step = config.groups.per_step * config.groups.size
+    starts = not config.services.engine_urls
+    on_begin(TrainingBegin(plan.run_id, plan.store, _steps_trained(plan), per_step, starts))
+
+    def on_result(result: RolloutResult) -> None:
+        notice(rule, result.rewards)
+        reward = attempt_reward(result.outcome, result.rewards, rule)
+        if reward is not None:
+            choice.learn([(keys[result.task_id], reward)])
+        on_session(reward)
+
+    with (
+        attempt(plan.store, *runs_of(plan.run_id, work.adapter.name, work.held_out)),
+        _stacks(plan, config, work.fleet.host) as further,
+        Rollouts(
+            (first := further.pop(DEFAULT_POLICY)).proxy_url,
+            work.fleet,
+            key=first.admin_key,
+            given=GivenRewards(plan.directory / GIVEN_FILE),
+        ) as rollouts,
+    ):
+        planning = planned(
+            plan.run_id,
+            work.tasks,
+            config.groups.size,
+            finished,
+            choose=choice.draw if config.groups.weighted else None,
+            settings=lambda number: _budget(config.groups, number),
+        )
+        measured = None
+        if work.held_out:
+            measured = HeldOut(
+                rollouts,
+                work.adapter,
+                work.held_out,
+                settings,
+                evaluation_run(plan.store, plan.run_id, rule),
+                config.evaluation.every,
+                config.evaluation.samples,
+                config.evaluation.success,
+            )
+        return train_plan(
+            plan,
+            first,
+            rollouts.groups(work.adapter, planning, settings, on_result),
+            on_step=on_step,
+            held_out=measured,
+            given=rollouts.given,
+            further=further,
+        )
+
+
+@contextmanager
+def _stacks(plan: TrainingPlan, config: RunConfig, host: str) -> Iterator[dict[str, Stack]]:
+    """Yield the stack of each policy, by name: the running services, or else own ones."""
+    if config.services.engine_urls:
+        with resumable():
+            running = running_stack(config.services)
+        yield {DEFAULT_POLICY: running}
+        return
+    with stacks(
+        {DEFAULT_POLICY: plan.policy, **plan.others},
+        config.policy_roles,
+        plan.store,
+        plan.directory / "logs",
+        engine=config.policy.engine,
+        engine_arguments=config.policy.engine_arguments,
+        host=host,
+    ) as own:
+        yield own
 
 
 def _steps_trained(plan: TrainingPlan) -> int:
@@ -256,8 +345,30 @@ def _steps_trained(plan: TrainingPlan) -> int:
 
 
 def require_training(config: RunConfig) -> None:
-    """Raise :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other."""
-    if config.training.publish.through == "transfer" and config.policy.engine != "vllm":
+    """Raise :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other, or
+    that are missing."""
+    services, recordings = config.services, config.recordings
+    for name, url in (
+        *(("engine", url) for url in services.engine_urls),
+        *(("proxy", url) for url in [services.proxy_url] if url is not None),
+    ):
+        if not is_base_url(url):
+            raise UsageError(f"--{name}-url {url!r} is not a URL such as http://127.0.0.1:8000")
+    if recordings.store is None:
+        if recordings != RecordingsConfig():
+            raise UsageError("settings of recordings are for --from-store: name the store")
+        if not (config.agent.name and config.tasks.source):
+            raise UsageError("name --agent and --tasks, or --from-store")
+    elif config.evaluation.every:
+        raise UsageError("evaluation.every runs an agent, and --from-store has none")
+    if config.policies and (services.engine_urls or recordings.store is not None):
+        raise UsageError(
+            "several policies are trained with engines that the run starts: set no policies, or "
+            "leave out --engine-url and --from-store"
+        )
+    starts_engine = recordings.store is None and not services.engine_urls
+    transfers = config.training.publish.through == "transfer"
+    if starts_engine and transfers and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
     for name, one in config.policies.items():
         if not _NAME.fullmatch(name) or name == DEFAULT_POLICY:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from msgspec import structs
 from bridle.errors import BridleError
 from bridle.reconstruct.rewards import RewardNotice
 from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.run.config import RecordingsConfig
 from bridle.run.distillation import teaching
 from bridle.run.stack import Stack
 from bridle.run.training import (
@@ -58,27 +59,9 @@ class OtherPolicy(BridleError):
     """The recorded sessions were not drawn from the policy that is to be trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recordings:
-    """The selection of recorded sessions that are trained."""
-
-    run: str | None = None
-    where: str | None = None
-    """An SQL condition on the columns of ``sessions``."""
-    version: int = 0
-    """The policy version that ``plan.policy`` is in the recordings."""
-    wait_for: int | None = None
-    """The number of a group's sessions that must be sealed and rewarded before the group is
-    trained; the run then waits for further groups. With ``None`` it trains the groups that are
-    there."""
-    other_policy: bool = False
-    """Whether to train sessions although they were drawn from other weights; importance weights
-    bound the effect of that."""
-
-
 def train_recorded(
     plan: TrainingPlan,
-    recordings: Recordings,
+    recordings: RecordingsConfig,
     *,
     stack: Stack | None = None,
     on_step: Callable[[StepReport], bool | None],
@@ -174,7 +157,7 @@ def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: in
     if not samples:
         log.warning(
             "no recorded token of version %d can be compared with the policy: name the version "
-            "that --policy is with --version",
+            "that --policy is with --set recordings.version=N",
             version,
         )
         return
@@ -188,7 +171,8 @@ def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: in
         raise OtherPolicy(
             f"these sessions were drawn from other weights than --policy: their logprobs differ by "
             f"{gap:.2f} nats a token. Name the policy that recorded them, and its version with "
-            "--version, or train them anyway with --other-policy"
+            "--set recordings.version=N, or train them anyway with "
+            "--set recordings.other_policy=true"
         )
 
 
@@ -201,7 +185,7 @@ def _is_plain(sample: Sample) -> bool:
     )
 
 
-def _sealed(reader: Reader, recordings: Recordings) -> Iterator[SessionRecord]:
+def _sealed(reader: Reader, recordings: RecordingsConfig) -> Iterator[SessionRecord]:
     return reader.sessions(run=recordings.run, where=recordings.where, sealed=True)
 
 

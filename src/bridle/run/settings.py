@@ -3,21 +3,62 @@ both."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from bridle.errors import UsageError
 
 Kind = TypeVar("Kind")
+_FIELD: Final = re.compile(
+    r'^    (\w+):[^\n]*(?:\n(?!    \w)[^\n]*)*?\n    """(.*?)"""', re.MULTILINE | re.DOTALL
+)
+"""A field of a class, and the text below it."""
 
 
 class SettingsError(UsageError, ValueError):
     """A settings file cannot be read, or a setting is unknown, missing or out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a configuration: a field of it, or of a dataclass inside it."""
+
+    name: str
+    """Its dotted name, such as ``optimizer.learning_rate``."""
+    type: Any
+    default: Any
+    """Its default, as JSON has it, or ``dataclasses.MISSING``."""
+    doc: str
+    """The text below the field."""
+
+
+def settings_of(kind: Any) -> Iterator[Setting]:
+    """Yield every setting of ``kind``, a dataclass of dataclasses."""
+    return _settings_below(kind, _defaults(kind), "")
+
+
+def _settings_below(kind: Any, defaults: Mapping[str, Any], prefix: str) -> Iterator[Setting]:
+    types, docs = get_type_hints(kind), field_docs(kind)
+    for field in fields(kind):
+        name, default = f"{prefix}{field.name}", defaults.get(field.name, MISSING)
+        if is_dataclass(types[field.name]):
+            yield from _settings_below(types[field.name], default, f"{name}.")
+        else:
+            yield Setting(name, types[field.name], default, docs.get(field.name, ""))
+
+
+def field_docs(kind: Any) -> dict[str, str]:
+    """Return the text below each field of a class, by the field's name."""
+    found = _FIELD.findall(inspect.getsource(kind))
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def settings_from(
@@ -30,7 +71,8 @@ def settings_from(
     """Return a ``kind``, a frozen dataclass of dataclasses, from its layers.
 
     ``defaults`` replace those of the dataclass, ``file`` replaces both, and ``overrides`` replace
-    all. The mappings go from dotted names (``optimizer.learning_rate``) to values.
+    all. The mappings go from dotted names (``optimizer.learning_rate``) to values. A text among
+    ``overrides`` is read as :func:`parsed` describes.
 
     Raise :class:`SettingsError`.
     """
@@ -39,32 +81,50 @@ def settings_from(
     _overlay(values, nested(defaults or {}))
     if file is not None:
         _overlay(values, _read(file, kind))
-    above = nested(overrides or {})
+    types = {setting.name: setting.type for setting in settings_of(kind)}
+    above = nested(
+        {name: parsed(value, types.get(name, Any)) for name, value in (overrides or {}).items()}
+    )
     _require_known(above, kind, "the settings")
     _overlay(values, above)
     _require_complete(values, kind, where)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        reason, _, place = str(error).partition(" - at `$.")
+        named = f"{place.rstrip('`')}: " if place else ""
+        raise SettingsError(f"{where}: {named}{reason}") from error
 
 
-def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """Return ``a.b=VALUE`` texts as a mapping from dotted names to values.
-
-    A value is read as TOML (``3``, ``true``, ``["a"]``), or else kept as text. Raise
-    :class:`SettingsError`.
-    """
-    found: dict[str, Any] = {}
+def parse_overrides(assignments: Sequence[str]) -> dict[str, str]:
+    """Return ``a.b=VALUE`` texts as a mapping from dotted names to the texts of values. Raise
+    :class:`SettingsError`."""
+    values = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name:
             raise SettingsError(f"{assignment!r} is not NAME=VALUE")
-        try:
-            found[name] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name] = text
-    return found
+        values[name] = text
+    return values
+
+
+def parsed(value: Any, kind: Any) -> Any:
+    """Return the value of a setting of type ``kind``.
+
+    A text is read as TOML (``3``, ``true``, ``["a"]``), unless it is not TOML or the setting is a
+    text. An empty text stands for ``None`` if the setting may be that. Other values are returned
+    as they are.
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if not isinstance(value, str):
+        return value
+    if not value and type(None) in kinds:
+        return None
+    try:
+        read = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+    return read if isinstance(read, str) or str not in kinds else value
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,16 @@ from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
 from bridle.errors import BridleError
+from bridle.run.config import ServicesConfig
 from bridle.run.environment import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
     UPSTREAM_KEY_VARIABLE,
     VLLM_KEY_VARIABLE,
     EngineKind,
+    admin_key_for,
+    default_proxy,
+    key_in,
 )
 from bridle.run.services import Service
 from bridle.store.records import DEFAULT_POLICY
@@ -91,6 +95,22 @@ def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
     """Return the kind of engine at ``engine_url``; only Bridle's own reports a policy version."""
     reply = _asked("engine", "GET", f"{engine_url}{contract.VERSION}", key)
     return "embedded" if "policy_version" in reply.json() else "vllm"
+
+
+def running_stack(services: ServicesConfig) -> Stack:
+    """Return the stack of services that are running, with the keys of the environment. Raise
+    :class:`StackError` if the first engine does not answer."""
+    proxy_url = services.proxy_url or default_proxy()
+    first, *more = services.engine_urls
+    engine_key = key_in(API_KEY_VARIABLE)
+    return Stack(
+        first,
+        proxy_url,
+        more_engines=tuple(more),
+        kind=kind_of(first, engine_key),
+        engine_key=engine_key,
+        admin_key=admin_key_for(proxy_url),
+    )
 
 
 def _asked(service: str, method: str, url: str, key: str | None, **body: Any) -> httpx.Response:

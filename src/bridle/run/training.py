@@ -150,7 +150,7 @@ def require_several(config: GrpoConfig) -> None:
     if config.replay.share:
         raise UsageError("success replay is for one policy: set training.replay.share to 0")
     if World.current().size > 1 or len(choose_devices(config.compute.device)) > 1:
-        raise UsageError("several policies are trained on one device: name one with --device")
+        raise UsageError("several policies are trained on one device: set training.compute.device")
 
 
 def train(

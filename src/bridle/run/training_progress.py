@@ -41,9 +41,9 @@ class TrainingProgress:
         goes_on = f", goes on after step {begin.step}" if begin.step else ""
         self._print_line(f"run {begin.run_id}, recorded to {begin.store}{goes_on}")
         self._print_line(f"look at it with: bridle viewer --store {shlex.quote(begin.store)}")
+        starts = "engine and proxy start; then " if begin.starts_services else ""
         self._print_line(
-            f"engine and proxy start; then {self._steps - begin.step} steps of "
-            f"{begin.sessions_per_step} sessions"
+            f"{starts}{self._steps - begin.step} steps of {begin.sessions_per_step} sessions"
         )
 
     def session_ended(self, reward: float | None) -> None:

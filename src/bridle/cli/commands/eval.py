@@ -4,137 +4,108 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import orjson
 import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from bridle.cli.options import (
-    TASKS_HELP,
-    EngineOption,
-    FleetOption,
-    JsonOption,
-    ProxyOption,
-    SamplingOption,
-    SandboxOption,
-    StoreOption,
-    model_path,
-)
+from bridle.cli.options import JsonOption, ProxyOption, StoreOption
 from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
+from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
-from bridle.harnesses.sampling import POLICY
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
 from bridle.reconstruct.rewards import RewardNotice
+from bridle.run.config import EvalConfig
 from bridle.run.environment import EngineKind
-from bridle.store.reward import RewardSource
+from bridle.run.hub import model_directory
 
 
+@configured(
+    EvalConfig,
+    {
+        "--tasks": "tasks.source",
+        "--verifier": "tasks.verifier",
+        "--policy": "model",
+        "--samples": "samples",
+    },
+)
 def eval(
     context: typer.Context,
     proxy: ProxyOption,
     store: StoreOption,
-    named: Annotated[
+    config: EvalConfig,
+    agents: Annotated[
         list[str] | None,
         typer.Option("--agent", help="codex, agent.py, or 'CMD {prompt}'. Repeatable."),
     ] = None,
-    tasks: Annotated[str | None, typer.Option(help=TASKS_HELP)] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            parser=model_path,
-            metavar="MODEL",
-            help="Serve this policy for it; default: what --proxy serves.",
-        ),
-    ] = None,
-    engine: EngineOption = "embedded",
-    verify: Annotated[
-        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
-    ] = "task",
-    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
-    k: Annotated[
-        list[int] | None, typer.Option("--k", min=1, help="A k of pass@k. Repeatable.")
-    ] = None,
-    success: Annotated[float, typer.Option(help="Reward from which a session has passed.")] = 1.0,
-    by: Annotated[
-        Literal["harness", "task", "version"], typer.Option(help="What the table has a row for.")
-    ] = "harness",
-    sandbox: SandboxOption = None,
-    fleet: FleetOption = "local",
-    sampling: SamplingOption = POLICY,
-    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
-    ] = 600.0,
     output: Annotated[
         Path, typer.Option("--out", help="Workspaces, report.json, plot; store of --policy.")
     ] = Path("runs/eval"),
     run: Annotated[
         str | None, typer.Option(help="Without --agent: only this run's sessions.")
     ] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Without --agent: SQL on the columns of sessions.")
-    ] = None,
-    source: Annotated[
-        list[RewardSource] | None,
-        typer.Option(help="Without --agent: whose rewards count; default: as the run states."),
-    ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw pass@k into OUT/eval.png.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure agents on tasks (pass@k, mean@k); without --agent, from recorded sessions."""
+    named = agents or ([config.agent.name] if config.agent.name else [])
+    agent, samples, by = config.agent, config.samples, config.by
     leave_on_sigterm()
     if named:
-        if tasks is None:
+        if not config.tasks.source:
             fail("name --tasks, or no --agent to read what is recorded", 2)
         from bridle.run.agents import first_tasks
         from bridle.run.evaluation import evaluate
 
-        chosen = first_tasks(tasks, split, limit)
+        chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
         url, key = proxy, None
-        if policy is not None:
-            url, key = _serve(context, policy, engine, output)
+        if config.model is not None:
+            url, key = _serve(context, model_directory(config.model), config.engine, output)
         attempts: list[Attempt] = []
         with Progress(console=err) as progress:
-            for agent in named:
-                bar = progress.add_task(agent, total=len(chosen) * samples)
+            for name in named:
+                bar = progress.add_task(name, total=len(chosen) * samples)
                 attempts += evaluate(
-                    agent,
+                    name,
                     chosen,
-                    verify,
+                    config.tasks.verifier,
                     samples=samples,
                     proxy=url,
                     key=key,
-                    directory=output / "sessions",
-                    sandbox=sandbox,
-                    fleet=fleet,
-                    sampling=sampling,
-                    parallel=parallel,
-                    timeout_s=timeout,
+                    directory=agent.directory or output / "sessions",
+                    sandbox=agent.sandbox,
+                    fleet=agent.fleet,
+                    sampling=agent.sampling,
+                    parallel=agent.parallel,
+                    timeout_s=agent.timeout_s,
+                    guards=agent.guards,
+                    options={**config.tasks.options, **agent.options},
                     on_result=lambda _result, bar=bar: progress.advance(bar),
                     on_rule=lambda line: err.print(line, highlight=False, soft_wrap=True),
                 )
     else:
         notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
-        sources = None if source is None else [one.value for one in source]
+        sources = None if config.sources is None else [one.value for one in config.sources]
         with reader(store) as opened:
             require_run(opened, run)
-            attempts = attempts_of(opened, run=run, where=where, sources=sources, notice=notice)
+            attempts = attempts_of(
+                opened, run=run, where=config.where, sources=sources, notice=notice
+            )
     if not attempts:
-        fail("no session with a verdict: is there a reward, and does --source name who gave it?")
-    ks = tuple(sorted(set(k or (1, samples))))
-    whole = evaluated(attempts, ks, success)
-    parts = {name: evaluated(own, ks, success) for name, own in split_by(attempts, by).items()}
+        fail("no session with a verdict: is there a reward, and does `sources` name who gave it?")
+    ks = tuple(sorted(set(config.k or (1, samples))))
+    whole = evaluated(attempts, ks, config.success)
+    parts = {
+        name: evaluated(own, ks, config.success) for name, own in split_by(attempts, by).items()
+    }
     report = {"all": whole.as_data(), by: {name: one.as_data() for name, one in parts.items()}}
-    if named or plot:
+    if named or config.plot:
         output.mkdir(parents=True, exist_ok=True)
         (output / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    if plot:
+    if config.plot:
         with needs_extra("train", "the plot needs matplotlib"):
             from bridle.run.report import plot_evaluations
         plot_evaluations(parts, output / "eval.png")
@@ -142,8 +113,8 @@ def eval(
         print_json(report)
         return
     out.print(table(parts, whole, by))
-    if named or plot:
-        drawn = f"   plot: {output / 'eval.png'}" if plot else ""
+    if named or config.plot:
+        drawn = f"   plot: {output / 'eval.png'}" if config.plot else ""
         out.print(f"report: {output / 'report.json'}{drawn}", highlight=False, soft_wrap=True)
 
 

@@ -12,26 +12,18 @@ from typing import Annotated, Final
 import typer
 from rich.progress import Progress
 
-from bridle.cli.options import (
-    TASKS_HELP,
-    FleetOption,
-    JsonOption,
-    ProxyOption,
-    SamplingOption,
-    SandboxOption,
-    SetOption,
-)
+from bridle.cli.options import JsonOption, ProxyOption
 from bridle.cli.serving import leave_on_sigterm
-from bridle.cli.settings import part_options
+from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sampling import POLICY, session_settings
+from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
+from bridle.run.config import RolloutConfig
 from bridle.run.environment import admin_key_for
 from bridle.run.fleets import fleet_of
 from bridle.run.rollouts import NO_CALL_HINT, Rollouts
@@ -40,42 +32,40 @@ _RULE: Final = Aggregation()
 """The rule that makes a session's scores one number; a training run may state another one."""
 
 
+@configured(
+    RolloutConfig,
+    {
+        "--agent": "agent.name",
+        "--tasks": "tasks.source",
+        "--verifier": "tasks.verifier",
+        "--split": "tasks.split",
+        "--limit": "limit",
+        "--group-size": "group_size",
+        "--parallel": "agent.parallel",
+    },
+)
 def rollout(
-    named: Annotated[
-        str,
-        typer.Option("--agent", help="codex, claude-code …, agent.py, or 'CMD {prompt}'."),
-    ],
-    tasks: Annotated[str, typer.Option(help=TASKS_HELP)],
     proxy: ProxyOption,
-    verify: Annotated[
-        str, typer.Option("--verifier", help="task, number, exact, regex, or FILE.py:NAME.")
-    ] = "task",
-    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    sandbox: SandboxOption = None,
-    fleet: FleetOption = "local",
-    sampling: SamplingOption = POLICY,
-    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of tasks.")] = None,
-    group_size: Annotated[int, typer.Option(min=1, help="Sessions per task.")] = 1,
-    parallel: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 4,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Longest time of one session, in seconds.")
-    ] = 600.0,
-    model: Annotated[str, typer.Option(help="Model name that the harness asks for.")] = "policy",
-    directory: Annotated[Path, typer.Option(help="Workspaces and logs.")] = Path("runs/rollout"),
-    guards: Annotated[
-        GuardAction, typer.Option(help="What a guard's finding costs: docs/tasks.md.")
-    ] = "warn",
+    config: RolloutConfig,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
     json: JsonOption = False,
-    assignments: SetOption = None,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
+    agent = config.agent
+    if not (agent.name and config.tasks.source):
+        fail("name --agent and --tasks", 2)
     key = admin_key_for(proxy, key)
-    chosen = first_tasks(tasks, split, limit)
+    chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
     adapter, running = fleet_of(
-        fleet, named, verify, chosen, sandbox, options=part_options(assignments or ())
+        agent.fleet,
+        agent.name,
+        config.tasks.verifier,
+        chosen,
+        agent.sandbox,
+        cpus=agent.cpus,
+        options={**config.tasks.options, **agent.options},
     )
     leave_on_sigterm()
     with (
@@ -84,15 +74,15 @@ def rollout(
         Progress(console=err) as progress,
     ):
         settings = RolloutSettings(
-            directory,
-            parallel,
-            timeout,
-            model,
+            Path(agent.directory or "runs/rollout"),
+            agent.parallel,
+            agent.timeout_s,
+            config.model,
             run_id,
-            session_settings=session_settings(sampling),
-            guards=guards,
+            session_settings=session_settings(agent.sampling),
+            guards=agent.guards,
         )
-        bar = progress.add_task(adapter.name, total=len(chosen) * group_size)
+        bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
         notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
 
         def on_result(result: RolloutResult) -> None:
@@ -101,7 +91,9 @@ def rollout(
 
         began = time.monotonic()
         try:
-            results = rollouts.collect(adapter, grouped(chosen, group_size), settings, on_result)
+            results = rollouts.collect(
+                adapter, grouped(chosen, config.group_size), settings, on_result
+            )
         except KeyboardInterrupt:
             err.print(
                 f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}",
@@ -110,7 +102,9 @@ def rollout(
             )
             raise
     took = time.monotonic() - began
-    fast = Throughput.of([result.stages for result in results if result.stages], took, parallel)
+    fast = Throughput.of(
+        [result.stages for result in results if result.stages], took, agent.parallel
+    )
     err.print(str(fast), highlight=False, soft_wrap=True)
     if json:
         print_json([_as_data(result) for result in results])
@@ -122,7 +116,9 @@ def rollout(
     if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
         err.print(hint, highlight=False, soft_wrap=True)
     err.print(f"bridle doctor {run_id} explains the result", highlight=False, soft_wrap=True)
-    reasons = Counter(_reason(result, timeout) for result in results if not _completed(result))
+    reasons = Counter(
+        _reason(result, agent.timeout_s) for result in results if not _completed(result)
+    )
     for reason, count in reasons.most_common():
         err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
     if not any(map(_completed, results)):

@@ -9,30 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridle.cli.options import (
-    DeviceOption,
-    LoraRankOption,
-    PrecisionOption,
-    RecomputeOption,
-    RewardSourcesOption,
-    RunOption,
-    SettingsOption,
-    StoreOption,
-    model_path,
-)
+from bridle.cli.options import RewardSourcesOption, RunOption, StoreOption, model_path
 from bridle.cli.reading import reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.settings import SFT, chosen
+from bridle.cli.settings import configured
 from bridle.cli.terminal import fail, out
 from bridle.extras import needs_extra
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
+from bridle.trainer.config import SftConfig
 
 if TYPE_CHECKING:
     from bridle.reconstruct.samples.sample import Conservation
     from bridle.trainer.learner.sft_update import SftExample
 
 
+@configured(SftConfig, {"--epochs": "epochs"})
 def sft(
     context: typer.Context,
     policy: Annotated[
@@ -58,27 +50,18 @@ def sft(
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward of a session.")] = None,
     reward_source: RewardSourcesOption = None,
     rules: RulesOption = "{}",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples per update.")] = 32,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-5,
-    seed: Annotated[int, typer.Option(min=0, help="Order of examples.")] = 0,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    recompute: RecomputeOption = False,
-    lora_rank: LoraRankOption = 0,
-    settings_file: SettingsOption = None,
+    *,
+    config: SftConfig,
 ) -> None:
     """Fine-tune a policy on recorded trajectories."""
     with needs_extra("train", "training needs the training extra"):
         from bridle.cli.ranks import run_on_each_device
         from bridle.run.recorded_sft import sft_run
-        from bridle.trainer.config import SftConfig
         from bridle.trainer.learner.ranks import follow, learning
         from bridle.trainer.learner.world import World
         from bridle.trainer.policy.durable import atomic_directory
         from bridle.trainer.sft.sft import train_sft
 
-    config = chosen(context, SftConfig, SFT, settings_file)
     run_on_each_device(config.compute.device)
     if not World.current().is_first:
         follow(policy, config)
