@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
-from bridle.proxy.cluster.cluster_control import ClusterControl
 from bridle.proxy.continuation.explanations import Explanations
+from bridle.proxy.deployment import Deployment
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.routes import ModelRoutes
@@ -25,7 +25,6 @@ from bridle.proxy.sessions.idle_seal import IdleSeal
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
 from bridle.proxy.sessions.rules import Budgets
-from bridle.proxy.sessions.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
@@ -68,8 +67,7 @@ class Services:
     tokenizer. Empty without a tokenizer whose chat template is usable."""
     stored_responses: StoredResponses
     watch: Watch
-    seal_watch: SealWatch
-    cluster_control: ClusterControl
+    deployment: Deployment
     idle_seal: IdleSeal
     tracing: Tracing | None
     call_warnings: CallWarnings
@@ -90,7 +88,7 @@ class Services:
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
-        metrics = Metrics(gates)
+        metrics = Metrics(gates, labelled=settings.workers)
         memory = SessionMemory(
             reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
@@ -102,14 +100,12 @@ class Services:
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
-        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
-        seal_watch = SealWatch(memory, reader)
-        seal_watch.start()
-        cluster_control = ClusterControl(
-            settings, models.policies, sessions, metrics, writer, reader
+        deployment = Deployment(settings, models.policies, writer, reader)
+        await deployment.start()
+        sessions = Sessions(
+            settings, writer, reader, memory, explanations.drain, deployment.is_sealed
         )
-        await cluster_control.start()
-        idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
+        idle_seal = IdleSeal(reader, sessions.seal, settings.seal_idle_s)
         idle_seal.start()
         call_warnings = CallWarnings()
         call_warnings.start()
@@ -141,8 +137,7 @@ class Services:
             ),
             stored_responses=StoredResponses(reader),
             watch=watch,
-            seal_watch=seal_watch,
-            cluster_control=cluster_control,
+            deployment=deployment,
             idle_seal=idle_seal,
             tracing=tracing,
             call_warnings=call_warnings,
@@ -151,9 +146,8 @@ class Services:
     async def close(self) -> None:
         """Stop everything that :meth:`start` started, and write queued records."""
         await self.idle_seal.close()
-        await self.cluster_control.close()
+        await self.deployment.close()
         await self.watch.close()
-        await self.seal_watch.close()
         await self.models.close()
         await self.explanations.drain()
         await self.call_warnings.close()
@@ -161,16 +155,6 @@ class Services:
         self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
-
-
-def _idle_seal(
-    settings: ProxySettings, reader: Reader, sessions: Sessions, control: ClusterControl
-) -> IdleSeal:
-    async def seal(session_id: str, outcome: str) -> None:
-        await sessions.seal(session_id, outcome)
-        await control.forget_session(session_id)
-
-    return IdleSeal(reader, seal, settings.seal_idle_s)
 
 
 def _tracing() -> Tracing:

@@ -78,14 +78,17 @@ class Sessions:
         reader: Reader,
         memory: SessionMemory,
         before_seal: Callable[[str], Awaitable[None]],
+        is_sealed: Callable[[str], Awaitable[bool]],
     ) -> None:
-        """``before_seal`` is awaited with the id of a session that is about to be sealed."""
+        """``before_seal`` is awaited with the id of a session that is about to be sealed.
+        ``is_sealed`` returns whether the session of an id is sealed in the store."""
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
         self._reader = reader
         self._memory = memory
         self._before_seal = before_seal
+        self._is_sealed = is_sealed
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
@@ -130,15 +133,25 @@ class Sessions:
         if session is not None and not (caller.session or caller.may_read(session.record)):
             raise ApiError("permission", f"session {session.id} needs its own key", status=403)
         if session is not None:
+            session = await self.current(session)
             _check_open(session.record)
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
         """Return the session of a request that only its conversation identifies: the one that it
         continues while that is open, else a new one."""
-        if continued is not None and continued.record.sealed_at is None:
-            return continued
+        if continued is not None:
+            continued = await self.current(continued)
+            if continued.record.sealed_at is None:
+                return continued
         return await self.create(self._record(identity))
+
+    async def current(self, session: Session) -> Session:
+        """Return the session as the store has it: another process may have sealed it."""
+        if session.record.sealed_at is not None or not await self._is_sealed(session.id):
+            return session
+        self._memory.forget(session.id)
+        return self._memory.add(await asyncio.to_thread(self._reader.session, session.id))
 
     def readable(self, caller: Caller) -> Callable[[str], bool]:
         """Return a function of a session id, which returns whether the caller may read the

@@ -41,7 +41,6 @@ from bridle.store.records import (
     PolicyRecord,
     Reward,
     RunRecord,
-    ServedPolicy,
     SessionFates,
     SessionRecord,
     TaskRecord,
@@ -54,7 +53,6 @@ from bridle.store.schema.tables import (
     policies,
     rewards,
     runs,
-    served,
     sessions,
     tasks,
 )
@@ -91,7 +89,6 @@ Record = (
     | RunRecord
     | TaskRecord
     | PolicyRecord
-    | ServedPolicy
     | Metric
     | SessionFates
     | AttemptBegun
@@ -148,8 +145,6 @@ class Batch:
                 self._rows[tasks].append(_columns(record))
             case PolicyRecord():
                 self._rows[policies].append(_columns(record))
-            case ServedPolicy():
-                self._rows[served].append(_columns(record))
             case Metric():
                 value = None if math.isnan(record.value) else record.value
                 self._rows[metrics].append(_columns(record) | {"value": value})
@@ -170,7 +165,7 @@ class Batch:
         if self._new_calls or self._ended_calls:
             self._write_calls()
         self._many(rewards)
-        for table in (policies, served, metrics):
+        for table in (policies, metrics):
             self._renew(table)
         if self._fates:
             fates.replace(self._connection, self._fates)
