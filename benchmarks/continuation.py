@@ -37,9 +37,9 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Minted
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.records import CallStatus, Choice, Message, SessionRecord, ToolCall, new_id
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 CONTEXTS: Final = (8192, 32768, 131072)
 FIRST_TOKEN_CONTEXT: Final = 32768

@@ -490,7 +490,7 @@ def _tokenizer_directory(name: str, root: Path) -> Path:
     """Return a folder with the genuine ``tokenizer.json`` and ``tokenizer_config.json``."""
     if name == "smollm2":
         try:
-            smollm2 = import_module("bridle.trainer.policy.smollm2")
+            smollm2 = import_module("bridle.recipes.models.smollm2")
         except ModuleNotFoundError as error:
             raise PackageNotFetched(
                 f"SmolLM2's tokenizer cannot be made here ({error}): name the other families"

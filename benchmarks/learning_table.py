@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridle.bench.collect import CollectFigures, CollectSettings, bench_collect
-from bridle.bench.learning import PLACES, STEPS, WAYS, LearningFigures, LearningSettings
+from bridle.recipes.learning.sparse import (
+    PLACES,
+    STEPS,
+    WAYS,
+    LearningFigures,
+    LearningSettings,
+    rows,
+)
 
 SLOW = CollectSettings(steps=20)
 BOUNDS = (0, 2)
@@ -67,18 +74,3 @@ def table(
         "",
     ]
     return "\n".join(lines)
-
-
-def rows(found: Sequence[LearningFigures], settings: LearningSettings) -> list[str]:
-    """Return the lines of the cases' own table."""
-    lines = [
-        f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
-        "of the default's |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    for each in found:
-        sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        seeds = ", ".join("not reached" if one is None else str(one) for one in each.by_seed)
-        lines.append(f"| {each.name} | {sessions} | {seeds} | {ratio} |")
-    return lines

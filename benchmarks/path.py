@@ -24,7 +24,7 @@ import bridle
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Limits, ProxySettings
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 _ROOT: Final = f"{Path(bridle.__file__).parent}/"
 _PERIODIC: Final = f"{_ROOT}proxy/periodic.py"

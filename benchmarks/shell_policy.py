@@ -91,7 +91,7 @@ class WorkedThrough:
 def train_bench_tokenizer(directory: Path, template: str | None = None) -> None:
     """Train a BPE tokenizer of English text with ``template`` (:data:`STRIPPING_TEMPLATE` by
     default), without model weights."""
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     train_tokenizer(
         directory,

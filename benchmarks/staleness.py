@@ -4,7 +4,7 @@ The task is made by rule. A session has three turns. In each the policy sees a s
 answer with a tool call of three tokens: an opening, the symbol's argument, an end. The tool returns
 the next symbol, drawn at random. The reward is the share of the turns with a right answer.
 
-The policy is the tiny transformer of :mod:`bridle.trainer.policy.tiny`, trained on right answers
+The policy is the tiny transformer of :mod:`bridle.recipes.models.tiny`, trained on right answers
 until it gives about half of them. From then on it is trained by the trainer's own parts, from
 :func:`bridle.trainer.batch.prepare.prepare` to :func:`bridle.trainer.learner.update.update_policy`,
 on sessions that were sampled with the weights of ``lag`` steps ago. A run has collapsed if its mean
@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.batch.prepare import prepare
@@ -36,7 +37,6 @@ from bridle.trainer.config import GrpoConfig, LossConfig, OptimizerConfig
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.learner.update import update_policy
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.report import StepReport
 
 TURNS: Final = 3

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from bridle.recipes.models.tiny import TinyShape, make_hybrid_policy, make_policy
 from bridle.reconstruct.samples.sample import Sample
 from bridle.store.records import CallKind
 from bridle.trainer.batch.prepare import TrainItem
@@ -38,7 +39,6 @@ from bridle.trainer.config import (
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_policy
 
 VOCABULARY: Final = 512
 SHAPE: Final = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=16_384)

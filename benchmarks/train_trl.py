@@ -31,11 +31,11 @@ from trl.experimental.async_grpo import (
 )
 
 from bridle.bench.train import VOCABULARY, TrainSettings, branching_items, fastest, one_step
+from bridle.recipes.models.tiny import make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 _SETTINGS: dict[str, Any] = {
     "report_to": "none",

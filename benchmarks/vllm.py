@@ -168,8 +168,8 @@ def _ratio(speeds: Mapping[str, list[float]], other: str) -> float:
 
 def make_bench_policy(directory: Path) -> Path:
     """Make a policy with random weights, large enough to keep a core busy as an engine should."""
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     filler = "The quick brown fox jumps over the lazy dog. Session question 0123456789?"
     size = train_tokenizer(directory, [filler] * 8, vocab_size=512)

@@ -8,11 +8,15 @@ import os
 import shutil
 from pathlib import Path
 
-from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.errors import BridleError
 
 NODE = Path(__file__).with_name("node")
 PYTHON = Path(__file__).with_name("python")
 BIN_DIRECTORIES = (NODE / "node_modules/.bin", NODE / "more/node_modules/.bin")
+
+
+class NotLaunchable(BridleError):
+    """The command cannot be started: it is not installed or not executable."""
 
 
 def find_harness(command: str) -> str:

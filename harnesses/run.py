@@ -12,7 +12,7 @@ from typing import Any, Self
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable, Session
 from bridle.harnesses.environment import redirected
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.install import NotLaunchable
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

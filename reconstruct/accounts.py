@@ -24,8 +24,8 @@ from bridle.store.reading.accounts import (
     stored_account,
     uncounted_sessions,
 )
-from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.schema.accounts import HELD_OUT, TRAINABLE, UNCOUNTED, Fate
 
 _AT_ONCE: Final = 500

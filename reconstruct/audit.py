@@ -24,8 +24,8 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.store.errors import NotFound
 from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
-from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallStatus, SessionFates, SessionRecord, Span, SpanKind
 from bridle.store.schema.accounts import TRAINED, Fate
 from bridle.store.tree import DETACHED

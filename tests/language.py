@@ -18,10 +18,12 @@ from typing import Final
 ROOMS: Final = (
     "proxy",
     "reconstruct",
+    "diagnosis",
     "store",
     "engine",
     "harnesses",
     "trainer",
+    "recipes",
     "src",
     "benchmarks",
 )

@@ -42,7 +42,7 @@ def learning(
     """Count the sessions that each case needs to learn either a sparse task of ten steps, made by
     rule, or the demo's questions."""
     require("torch", "train", "what learns is the trainer's")
-    from bridle.bench.learning import LearningSettings, bench_learning, cases, compared
+    from bridle.recipes.learning.sparse import LearningSettings, bench_learning, cases, compared
 
     known = cases()
     if unknown := set(case or ()) - {each.name for each in known}:
@@ -51,21 +51,21 @@ def learning(
     settings = LearningSettings(seeds=seeds, first_seed=first_seed)
     if pretrained:
         require("langchain_openai", "dev", "the demo's agent is a LangChain app")
-        from bridle.bench import learning_pretrained
+        from bridle.recipes.learning import pretrained as on_smollm2
 
-        case = case or [*learning_pretrained.CASES]
+        case = case or [*on_smollm2.CASES]
     needed: dict[str, list[int | None]] = {}
     for each in known:
         if each is known[0] or not case or each.name in case:
             err.print(each.name, highlight=False)
             needed[each.name] = (
-                learning_pretrained.bench_pretrained(each, settings, device, err.print)
+                on_smollm2.bench_pretrained(each, settings, device, err.print)
                 if pretrained
                 else bench_learning(each, settings)
             )
     found = compared(needed)
     if table is not None and pretrained:
-        table.write_text(learning_pretrained.table(found, settings))
+        table.write_text(on_smollm2.table(found, settings))
     elif table is not None:
         from bridle.bench import learning_table
 

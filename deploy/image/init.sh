@@ -18,7 +18,7 @@ done
 if [ -n "$BRIDLE_MODEL" ]; then
   policy=$(python3 -c 'import sys; from bridle.run.hub import model_directory as d; print(d(sys.argv[1]))' "$BRIDLE_MODEL")
 else
-  policy=$(python3 -c 'from bridle.trainer.policy.smollm2 import smollm2_directory as d; print(d())')
+  policy=$(python3 -c 'from bridle.recipes.models.smollm2 import smollm2_directory as d; print(d())')
 fi
 for file in "$policy"/config.json "$policy"/*.safetensors; do
   [ -r "$file" ] || {

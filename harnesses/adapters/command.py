@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bridle.harnesses.adapters.base import Access, LaunchPlan, last_line, session_environment
-from bridle.harnesses.sandboxes.base import NotLaunchable, Place, ProcessResult, Sandbox
+from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.task import Task
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import NotLaunchable, Place, ProcessResult, Sandbox
+from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.environments.loader import PLAYED, PLAYER, environment_python
 from bridle.harnesses.tasks.task import Task
 

@@ -13,14 +13,8 @@ from bridle.harnesses.adapters.base import (
     session_environment,
     text_of,
 )
-from bridle.harnesses.install import find_python_harness
-from bridle.harnesses.sandboxes.base import (
-    NotLaunchable,
-    Place,
-    ProcessResult,
-    Sandbox,
-    SandboxProvider,
-)
+from bridle.harnesses.install import NotLaunchable, find_python_harness
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox, SandboxProvider
 from bridle.harnesses.sandboxes.container import WarmContainerProvider
 from bridle.harnesses.sandboxes.forked import ForkedProvider, interpreter_of
 from bridle.harnesses.sandboxes.process import ProcessProvider

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 
 from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
-from bridle.harnesses.sandboxes.base import NotLaunchable, Place, ProcessResult, Sandbox
+from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
 from bridle.harnesses.tasks.harbor.config import read_config, resolved
 from bridle.harnesses.tasks.task import Task
 

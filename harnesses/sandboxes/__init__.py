@@ -5,12 +5,12 @@
 process that has imported their libraries once. ``container`` drives docker or podman.
 """
 
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
     Launch,
     LaunchRefused,
-    NotLaunchable,
     Place,
     ProcessResult,
     Sandbox,

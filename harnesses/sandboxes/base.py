@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Literal, Protocol
 
 from bridle.errors import BridleError
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.leftovers import read_tail
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
@@ -24,10 +25,6 @@ class SandboxLost(BridleError):
     """The sandbox itself failed, so nothing is known about the agent."""
 
     retryable = True
-
-
-class NotLaunchable(BridleError):
-    """The command cannot be started: it is not installed or not executable."""
 
 
 class LaunchRefused(BridleError):

@@ -25,10 +25,10 @@ from typing import Any
 import msgspec
 
 from bridle.harnesses.environment import scrubbed
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     Launch,
-    NotLaunchable,
     Place,
     ProcessResult,
     SandboxLost,

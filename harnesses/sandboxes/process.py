@@ -22,19 +22,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
     Launch,
     LaunchRefused,
-    NotLaunchable,
     Place,
     ProcessResult,
     SandboxLost,
     SandboxRequest,
     refuse_container,
 )
-from bridle.harnesses.sandboxes.container.relay import Relay
 from bridle.harnesses.sandboxes.folder import Folder, place_in
 from bridle.harnesses.sandboxes.isolation import (
     INNER_PORT,
@@ -47,6 +46,7 @@ from bridle.harnesses.sandboxes.isolation import (
     started,
 )
 from bridle.harnesses.sandboxes.leftovers import remove_folder
+from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
 

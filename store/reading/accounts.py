@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from bridle.store.reading.damage import number_or_none
-from bridle.store.reading.pages import SessionFilter, matching
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import UNCOUNTED, Fate, account_rows
 from bridle.store.schema.tables import calls, sessions, token_fates

@@ -18,9 +18,9 @@ from bridle.cli.program import app
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.schema.database import migrate
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 TOOL = {
     "type": "function",

@@ -26,8 +26,8 @@ from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
 from bridle.run.report import token_figures
 from bridle.store.reading.accounts import stored_account, written_accounts
-from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import (
     CallStatus,
     Reward,

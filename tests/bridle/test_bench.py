@@ -12,8 +12,8 @@ from click.testing import Result
 
 from bridle.bench import continuation, path, store, vllm
 from bridle.extras import install_command
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize("name", ["continuation", "harnesses", "path", "vllm"])

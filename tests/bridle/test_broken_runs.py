@@ -30,9 +30,9 @@ from bridle.engine.scripted import ScriptedEngine, ScriptedReply, ScriptedReques
 from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.records import Continuation
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.loop
 

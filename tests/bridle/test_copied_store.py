@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 
 def started(*command: str) -> tuple[subprocess.Popen[str], str]:

@@ -15,9 +15,9 @@ from click.testing import Result
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.schema.database import migrate
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 Bridle = Callable[..., Result]
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from click.testing import Result
 
-from bridle.trainer.policy.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny import TinyShape, make_policy
 
 Bridle = Callable[..., Result]
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct import open_store
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from click.testing import Result
 
+from bridle.diagnosis.findings import findings_of_run
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct import open_store
 from bridle.reconstruct.episodes import episodes
-from bridle.reconstruct.findings import findings_of_run
 from bridle.store.reading.queries import Reader
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import GrpoConfig

@@ -21,6 +21,8 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.stack import Stack, StackError
 from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
@@ -28,8 +30,6 @@ from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.collector import StartGroup
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.loop
 

@@ -14,11 +14,11 @@ from typing import NoReturn
 import pytest
 from click.testing import Result
 
-from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.install import NotLaunchable
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.services import ServiceFailed
 from bridle.trainer.learner.checkpoint import CheckpointError
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.publish.swap import PublishError
 
 pytestmark = pytest.mark.usefixtures("warm_start")

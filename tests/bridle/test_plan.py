@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.errors import UsageError
+from bridle.recipes.models.tiny import TinyShape, make_hybrid_policy, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.plan.cost import NotMeasured, recording_cost
 from bridle.run.plan.device import Device
 from bridle.run.plan.estimate import Trainers, engines, trainers
@@ -30,8 +32,6 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 Bridle = Callable[..., Result]
 

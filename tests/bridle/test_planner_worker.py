@@ -18,6 +18,8 @@ from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.rewards import session_rewards
 from bridle.reconstruct.samples.sample import Episode
@@ -27,8 +29,6 @@ from bridle.run.rollouts import rollout
 from bridle.store.reading.queries import Reader
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 DIRECTORY, EXAMPLE = load_example("planner_worker")
 AGENT = DIRECTORY / "agent.py"

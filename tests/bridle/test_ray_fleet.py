@@ -20,8 +20,8 @@ import pytest
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.fleet.base import SessionPlan
 from bridle.harnesses.fleet.ray import RayFleet
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.rollout import RolloutResult
-from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.harnesses.tasks.task import Task
 from bridle.run.rollouts import rollout
 from bridle.store.reading.queries import Reader
@@ -124,8 +124,8 @@ class TestOnTwoMachines:
     def test_training_loses_no_step_with_a_machine(
         self, cluster: Any, work: dict[str, str], tmp_path: Path
     ) -> None:
-        from bridle.trainer.policy.tiny import TinyShape, make_policy
-        from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+        from bridle.recipes.models.tiny import TinyShape, make_policy
+        from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
         policy, out = tmp_path / "policy", tmp_path / "out"
         size = train_tokenizer(

@@ -13,11 +13,11 @@ import torch
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.model import load_policy, vocabulary_size
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.publish.publisher import default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
 

@@ -14,8 +14,8 @@ from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, Delivery
-from bridle.run.reproduce import editing
-from bridle.run.reproduce.course import HARNESSES, Editing
+from bridle.recipes.reproduce import editing
+from bridle.recipes.reproduce.course import HARNESSES, Editing
 
 pytestmark = pytest.mark.loop
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 LEAVES = """
 import asyncio, sys, time

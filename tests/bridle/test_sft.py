@@ -20,9 +20,9 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.trainer.policy.model import load_policy, vocabulary_size
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.sft.data import examples_from_jsonl, examples_from_parquet
 
 Bridle = Callable[..., Result]

@@ -21,7 +21,7 @@ from bridle.bench.gallery import EPOCH, stories
 from bridle.cli.terminal import Terminal
 from bridle.printable import printable
 from bridle.proxy.recording.logs import TextLines
-from bridle.run.demo.progress import progress
+from bridle.recipes.demo.progress import progress
 from bridle.store.records import CallStatus, Message, Reward, RunRecord, ToolCall
 
 HOSTILE = (

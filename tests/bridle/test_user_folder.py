@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.loop
 
-ROOMS = ("store", "proxy", "engine", "harnesses", "reconstruct", "bridle_run", "typer", "json")
+ROOMS = ("store", "proxy", "engine", "harnesses", "recipes", "bridle_run", "typer", "json")
 """Also of a library that Bridle needs, and of the standard library."""
 TRAINER = """
 from dataclasses import dataclass

@@ -26,8 +26,8 @@ import yaml
 from typer.core import TyperGroup
 
 from bridle.cli.program import app
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"

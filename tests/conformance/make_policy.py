@@ -51,8 +51,8 @@ def make(directory: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from bridle.engine.contract.tokenizer import Tokenizer
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     texts = [text for _, replies in REPLIES.values() for text in replies]
     size = train_tokenizer(directory, [*texts, *REPLIES, str(TOOLS)] * 4, vocab_size=640)

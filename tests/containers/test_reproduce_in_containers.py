@@ -12,10 +12,10 @@ import pytest
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import Job, RolloutSettings
 from bridle.harnesses.tasks.task import Task
+from bridle.recipes.reproduce import editing
+from bridle.recipes.reproduce.course import Editing
+from bridle.recipes.reproduce.folders import HarborFolders
 from bridle.run.agents import UnknownAgent, agent
-from bridle.run.reproduce import editing
-from bridle.run.reproduce.course import Editing
-from bridle.run.reproduce.folders import HarborFolders
 from bridle.run.rollouts import rollout
 
 pytestmark = pytest.mark.containers

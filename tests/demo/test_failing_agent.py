@@ -10,10 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
-from bridle.run.demo.course import Shop
-from bridle.run.demo.run import Demo
-from bridle.run.demo.settings import DemoSettings
-from bridle.run.demo.stages import NothingRecorded
+from bridle.recipes.demo.course import Shop
+from bridle.recipes.demo.run import Demo
+from bridle.recipes.demo.settings import DemoSettings
+from bridle.recipes.demo.stages import NothingRecorded
 
 SETTINGS = dataclasses.replace(DemoSettings(), first_sessions=2, parallel=2)
 

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from sqlalchemy import event
 
+from bridle.recipes.demo.report import make_report, plot
+from bridle.recipes.demo.run import Demo
+from bridle.recipes.demo.settings import DemoSettings
 from bridle.reconstruct.evaluation import wilson
-from bridle.run.demo.report import make_report, plot
-from bridle.run.demo.run import Demo
-from bridle.run.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     CallBegun,

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from bridle.errors import BridleError
-from bridle.run.demo.run import Demo, Services
-from bridle.run.demo.settings import settings_of
+from bridle.recipes.demo.run import Demo, Services
+from bridle.recipes.demo.settings import settings_of
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
 from bridle.run.environment import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 from bridle.run.stack import stack
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
 
 pytestmark = pytest.mark.loop
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
-from bridle.run.demo.state import DemoState, start_afresh
+from bridle.recipes.demo.state import DemoState, start_afresh
 
 
 @pytest.mark.parametrize("command", ["demo", "reproduce"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bridle.run.demo import stages
-from bridle.run.demo.run import Demo
-from bridle.run.demo.settings import DemoSettings
+from bridle.recipes.demo import stages
+from bridle.recipes.demo.run import Demo
+from bridle.recipes.demo.settings import DemoSettings
 from bridle.store.reading.queries import Reader
 
 SETTINGS = dataclasses.replace(
@@ -26,7 +26,7 @@ def test_no_demonstration_is_begun_and_no_lesson_goes_on_once_time_is_over(
     demo._stage("base", demo._make_base)
     demo._stage("teacher", demo._record_teacher)
     updates: list[object] = []
-    monkeypatch.setattr("bridle.run.demo.run.progress", lambda *_: counted(updates))
+    monkeypatch.setattr("bridle.recipes.demo.run.progress", lambda *_: counted(updates))
     demo._stage("warm", demo._warm_start)
     with Reader(demo.places.store) as reader:
         recorded = list(reader.sessions(run=demo._state.runs["teacher"]))

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bridle.run.demo import stages
-from bridle.run.demo.settings import DemoSettings, Lesson
-from bridle.run.demo.stages import Places, lessons_taught, warm_start, warm_start_updates
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.demo import stages
+from bridle.recipes.demo.settings import DemoSettings, Lesson
+from bridle.recipes.demo.stages import Places, lessons_taught, warm_start, warm_start_updates
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.trainer.sft.sft import SftStep
 
 SETTINGS = dataclasses.replace(

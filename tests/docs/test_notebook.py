@@ -15,11 +15,11 @@ import pytest
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.examples import example_directory
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward
 from bridle.store.writing.writer import Writer
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 nbclient = pytest.importorskip("nbclient", reason="make docs installs it")
 nbformat = pytest.importorskip("nbformat", reason="make docs installs it")

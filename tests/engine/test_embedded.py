@@ -167,7 +167,7 @@ def test_the_same_weights_have_the_same_mark_however_they_came(
 def test_weights_of_another_shape_are_refused_and_the_old_ones_are_served(
     engine: EmbeddedEngine, tmp_path: Path, random_ids: Ids
 ) -> None:
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny import TinyShape, make_policy
 
     make_policy(tmp_path, TinyShape(hidden=32), vocab_size=300)
     with EngineClient(engine.base_url) as control:

@@ -15,7 +15,7 @@ from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.tail import Setting, TailRenderer
 from bridle.proxy.wire.canonical import Message, ToolCall
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 pytest.importorskip("openai_harmony")
 

@@ -15,7 +15,7 @@ from bridle.engine.contract.tokenizer import (
     compile_chat_template,
     template_message,
 )
-from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE
+from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE
 
 TEMPLATES = {
     "tiny": CHATML_TOOLS_TEMPLATE,

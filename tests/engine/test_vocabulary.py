@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 
 @pytest.mark.parametrize(

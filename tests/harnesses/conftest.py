@@ -295,7 +295,7 @@ def shop() -> Shop:
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Path:
     """A directory with a tokenizer that knows the shop's words, a chat template and no weights."""
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     directory = tmp_path_factory.mktemp("model")
     texts = [shop.script.read_text(), *(task.prompt for task in shop.tasks("train", 500))]

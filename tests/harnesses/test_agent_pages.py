@@ -24,9 +24,9 @@ from bridle.harnesses.client import Session
 from bridle.harnesses.install import find_python_harness, search_path
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 PAGES = Path(__file__).parents[2] / "docs/agents"
 AGENTS = sorted(page.stem for page in PAGES.glob("*.md"))

@@ -11,7 +11,7 @@ import pytest
 from bridle.bench.shell_policy import train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
 from bridle.harnesses.tasks.environments.loader import PYTHON_VARIABLE
 from bridle.proxy.server import ProxyServer

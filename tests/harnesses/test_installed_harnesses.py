@@ -37,10 +37,10 @@ from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import CommandVerifier, NumberAnswer, RegexAnswer, Verifier
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.reproduce import editing
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.kinds.kinds import with_kinds
 from bridle.run.agents import agent
-from bridle.run.reproduce import editing
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
 from bridle.store.tree import common_prefix

@@ -158,7 +158,7 @@ async def test_a_missing_item_field_or_operation_is_told_to_the_model(
 async def test_the_prompt_is_short_for_a_tokenizer_that_knows_it(
     ask: Ask, stand_in: Any, shop: Any, tmp_path: Path
 ) -> None:
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     await ask("What do 7 lamps cost?")
     _, body, _ = stand_in.chats[0]

@@ -15,8 +15,6 @@ import pytest
 
 from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.tasks.environments.loader import PLAYED
-from bridle.harnesses.tasks.environments.rewards import rewards_of
-from bridle.harnesses.tasks.harbor.verifier import rewards_in
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
@@ -30,6 +28,8 @@ from bridle.harnesses.verifiers import (
     Verifier,
     VerifierError,
 )
+from bridle.harnesses.verifiers.environments import rewards_of
+from bridle.harnesses.verifiers.harbor import rewards_in
 
 
 def delivered(answer: str, payload: Mapping[str, Any], workspace: Path = Path()) -> Delivery:

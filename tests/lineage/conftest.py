@@ -21,6 +21,7 @@ from bridle.proxy.lineage.turn import Link, Turn
 from bridle.proxy.sessions.loading import load_calls
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
+from bridle.recipes.models.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 from bridle.store.records import (
     BreakReason,
     CallStatus,
@@ -34,7 +35,6 @@ from bridle.store.records import (
     TokenIds,
     new_id,
 )
-from bridle.trainer.policy.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -18,8 +18,8 @@ from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.sse import SseParser
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import CallRow, Reader
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 MODEL = "tiny-policy"
 CORPUS = [

@@ -13,9 +13,9 @@ from google import genai
 from google.genai import errors, types
 
 from bridle.engine.scripted import Refuse, ScriptedCall, ScriptedEngine, ScriptedReply
+from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE as TEMPLATE
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE as TEMPLATE
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 SAID = [{"role": "user", "content": "x"}]
 TOOL = {

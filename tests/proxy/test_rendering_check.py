@@ -20,9 +20,9 @@ from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import EngineRendering
 from bridle.proxy.engines.rendering_check import RenderingCheck
 from bridle.proxy.wire.canonical import ApiError
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 DIFFERS = Note("tokenizer_differs")
 OTHERWISE = "engine_renders_otherwise"

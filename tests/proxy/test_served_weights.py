@@ -14,9 +14,9 @@ from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.settings import Limits
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 MODEL = "tiny-policy"
 CHAT = "/v1/chat/completions"

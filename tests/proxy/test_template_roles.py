@@ -18,7 +18,7 @@ import pytest
 from bridle.engine.scripted import ScriptedEngine
 from bridle.proxy.continuation.roles import MESSAGES_COMBINED, SYSTEM_AS_USER, SYSTEMS_MERGED
 from bridle.proxy.settings import OtherModel
-from bridle.trainer.policy.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
+from bridle.recipes.models.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 TESTS = Path(__file__).parents[1]
 FIXTURES = TESTS / "dialects" / "fixtures"

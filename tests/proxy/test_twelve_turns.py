@@ -16,10 +16,10 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
 from bridle.engine.scripted import ScriptedCall, ScriptedReply
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus, Continuation
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 PARAMETERS = {
     "type": "object",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridle.reconstruct.ablation import ablate
+from bridle.diagnosis.ablation import ablate
 from bridle.store.records import BreakReason
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bridle.reconstruct.ablation import ablate
+from bridle.diagnosis.ablation import ablate
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.episodes import episodes

@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import ExportFormat, export
 from bridle.reconstruct.exports.parquet import export_parquet
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from support.parquet import read_samples
 
 TEXTS = ["What is 2 plus 3? The answer is 5.", json.dumps({"name": "add"})] * 20

@@ -13,8 +13,8 @@ import pytest
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 ADMIN = "admin-key-of-the-test-0123456789"
 UPSTREAM = "upstream-key-of-the-test-0123456789"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from bridle.diagnosis.pages import session_lines
 from bridle.store.operations.retention import forget
 from bridle.store.reading.accounts import stored_account, written_accounts
-from bridle.store.reading.pages import SessionFilter, session_lines
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import RunRecord, SessionFates
 from bridle.store.schema.accounts import HELD_OUT, RECORDED_LATER, TRAINED, UNCOUNTED, Fate
 

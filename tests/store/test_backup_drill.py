@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 

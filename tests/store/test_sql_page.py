@@ -14,11 +14,11 @@ import pytest
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.operations.copying import copy_store
 from bridle.store.reading.queries import Reader
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
 QUERIES = dict(

@@ -23,9 +23,9 @@ import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.settings import Limits
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

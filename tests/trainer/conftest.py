@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 
 VOCABULARY = 64
 

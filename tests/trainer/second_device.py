@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, Reward, RewardSource, SessionRecord
 from bridle.trainer.config import (
@@ -45,7 +46,6 @@ from bridle.trainer.policy.model import (
     score_sequence,
     trainable_policy,
 )
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 from bridle.trainer.sft.sft import train_sft
 
 NAME = "second"

@@ -10,7 +10,7 @@ import torch
 
 from bridle.bench import learning_table
 from bridle.bench.collect import CollectSettings
-from bridle.bench.learning import (
+from bridle.recipes.learning.sparse import (
     PLACES,
     STEPS,
     WAYS,

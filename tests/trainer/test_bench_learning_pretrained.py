@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bridle.bench import learning_pretrained
-from bridle.bench.learning import LearningSettings, cases, compared
-from bridle.bench.learning_pretrained import CASES, bench_pretrained, reached_goal, table
+from bridle.recipes.learning import pretrained
+from bridle.recipes.learning.pretrained import CASES, bench_pretrained, reached_goal, table
+from bridle.recipes.learning.sparse import LearningSettings, cases, compared
 
 
 def test_the_cases_are_known() -> None:
@@ -27,7 +27,7 @@ def test_the_goal_is_a_mean_over_the_last_steps() -> None:
 def test_sessions_are_counted_until_the_goal_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {0: [0.5, 0.9, 0.9, 0.9], 7: [0.5, 0.6]}
     monkeypatch.setattr(
-        learning_pretrained,
+        pretrained,
         "rewards_by_step",
         lambda case, settings, seed, device, say: steps[seed],
     )
@@ -56,22 +56,20 @@ def test_a_case_changes_the_demos_credit_and_loss_and_stops_at_the_goal(
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(learning_pretrained, "train_policy", train_policy)
+    monkeypatch.setattr(pretrained, "train_policy", train_policy)
     placed: list[Any] = []
 
     def stack(*_: Any, engine_arguments: Any) -> Running:
         placed.append(engine_arguments)
         return Running()
 
-    monkeypatch.setattr(learning_pretrained, "stack", stack)
-    monkeypatch.setattr(learning_pretrained, "smollm2_directory", lambda: tmp_path)
+    monkeypatch.setattr(pretrained, "stack", stack)
+    monkeypatch.setattr(pretrained, "smollm2_directory", lambda: tmp_path)
     case = next(case for case in cases() if case.name == "cispo")
-    found = learning_pretrained.rewards_by_step(
-        case, LearningSettings(), 3, "cuda:1", lambda _: None
-    )
+    found = pretrained.rewards_by_step(case, LearningSettings(), 3, "cuda:1", lambda _: None)
     assert found == [0.95] * 3
     assert asked[0].loss.name == "cispo"
     assert asked[0].seed == 3
-    assert asked[0].optimizer.learning_rate == learning_pretrained.SETTINGS.learning_rate
+    assert asked[0].optimizer.learning_rate == pretrained.SETTINGS.learning_rate
     assert placed == [("--device", "cuda:1")]
     assert asked[0].compute.device == "cuda:1"

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.trainer.config import OptimizerConfig
 from bridle.trainer.learner.checkpoint import (
     CheckpointError,
@@ -22,7 +23,6 @@ from bridle.trainer.learner.checkpoint import (
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.policy.durable import NotWritten, atomic_directory
 from bridle.trainer.policy.model import load_policy, save_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 
 def train(model, optimizer, steps):

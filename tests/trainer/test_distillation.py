@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bridle.engine.embedded.engine import EmbeddedEngine
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import (
     AdvantageConfig,
@@ -28,7 +29,6 @@ from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import ON_CPU, load_policy, save_policy, trainable_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 KEY = "a-key"
 NONE = AdvantageConfig(baseline="none")

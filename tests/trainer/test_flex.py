@@ -9,12 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.trainer.batch.attention import block_attention, plan_blocks
 from bridle.trainer.batch.flex import BLOCK, flex_tree_attention, plan_mask
 from bridle.trainer.config import ComputeConfig, PackingConfig
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 from support.forest import ancestor_mask
 
 SIZES = [1, BLOCK - 1, BLOCK, 3 * BLOCK, 5 * BLOCK + 17]

@@ -17,7 +17,7 @@ from bridle.trainer.publish.swap import PublishError
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def directory(request, chat_directory, tmp_path):
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny import TinyShape, make_policy
 
     directory = tmp_path / "initial"
     shutil.copytree(chat_directory, directory)

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridle.recipes.models.tiny import TinyShape, make_hybrid_policy
 from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.batch.recurrence import CHUNK, plan_states
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.policy.exactness import exact_packing
 from bridle.trainer.policy.model import load_policy, score_pack
-from bridle.trainer.policy.tiny import TinyShape, make_hybrid_policy
 
 SHAPE = TinyShape(hidden=16, layers=4, heads=2, kv_heads=1, intermediate=16, context=512)
 TREES = PackingConfig(layout="tree", max_tokens=4096)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
-from bridle.trainer.policy.smollm2 import NAME, ModelNotFetched, smollm2_directory
+from bridle.recipes.models.smollm2 import NAME, ModelNotFetched, smollm2_directory
 
 
 @pytest.fixture

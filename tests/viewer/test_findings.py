@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bridle.bench.gallery import EPOCH, Story, stories
 from bridle.cli.program import app
-from bridle.reconstruct.findings import findings_of
+from bridle.diagnosis.findings import findings_of
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample_store import derive
 from bridle.reconstruct.session import LoadedSession

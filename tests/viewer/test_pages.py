@@ -15,10 +15,11 @@ import httpx
 import pytest
 
 from bridle.cli.commands.viewer import YIELDS
+from bridle.diagnosis.pages import SessionOrder, session_lines
+from bridle.diagnosis.transcript import turns_of
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import turns_of
-from bridle.store.reading.pages import SessionFilter, SessionOrder, session_lines
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind
 from bridle.viewer.app import number_of
 from bridle.viewer.lanes import WIDTH, lanes_of

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridle.bench.gallery import EPOCH, stories
-from bridle.store.reading.pages import SessionFilter, session_lines
+from bridle.diagnosis.pages import session_lines
+from bridle.diagnosis.titles import LONGEST, title
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.titles import LONGEST, title
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import Message, RunRecord
 from bridle.viewer.app import number_of
 

@@ -76,7 +76,7 @@ class Weights:
     """Versions of a small policy; ``first`` is the directory of version 0."""
 
     def __init__(self, first: Path) -> None:
-        from bridle.trainer.policy.tiny import TinyShape, make_policy
+        from bridle.recipes.models.tiny import TinyShape, make_policy
 
         self.first = first
         shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=128)
@@ -146,8 +146,8 @@ def _conformance_policy(directory: Path) -> None:
 
 def _tied_policy(directory: Path) -> None:
     """Large enough that vLLM takes longer for a token than to hear of a pause."""
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     shape = TinyShape(
@@ -158,8 +158,8 @@ def _tied_policy(directory: Path) -> None:
 
 def _policy_with_defaults(directory: Path) -> None:
     """Its files ask for a low temperature, as many published models' do."""
-    from bridle.trainer.policy.tiny import TinyShape, make_policy
-    from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+    from bridle.recipes.models.tiny import TinyShape, make_policy
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     size = train_tokenizer(directory, ["a tale of one matrix"] * 4, vocab_size=400)
     make_policy(directory, TinyShape(context=4096), vocab_size=size, seed=6)

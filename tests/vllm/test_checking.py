@@ -22,8 +22,8 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.serve.transport import ServerThread
 from bridle.engine.vllm import Check, Expectation, check_engine
 from bridle.engine.vllm.checks import failures
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 Body = dict[str, Any]
 Answer = tuple[int, Any]

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from bridle.engine.embedded import EmbeddedEngine
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 

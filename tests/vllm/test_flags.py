@@ -13,7 +13,7 @@ from bridle.engine.vllm import VllmError, VllmOptions
 from bridle.engine.vllm.flags import command, environment
 from bridle.engine.vllm.installation import Installation, version_tuple
 from bridle.engine.vllm.parsers import Parsers, choose_parsers
-from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE
+from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE
 
 CPU = Installation(Path("/venv/bin/python"), "0.32.0", cpu=True)
 GPU = Installation(Path("/venv/bin/python"), "0.32.0", cpu=False)

@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from bridle.engine.vllm import VllmOptions, VllmServer
-from bridle.trainer.policy.tiny import TinyShape, make_policy
-from bridle.trainer.policy.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
 
 OPEN, CLOSED = "/health", ("/pause", "/collective_rpc", "/v1/models", "/metrics", "/")
 

@@ -12,8 +12,8 @@ import pytest
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm import VllmControl
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.trainer.policy.model import load_policy
-from bridle.trainer.policy.tiny import TinyShape, make_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from bridle.harnesses.sandboxes.base import NotLaunchable, SandboxLost
+from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.sandboxes.base import SandboxLost
 
 VARIABLE: Final = "BRIDLE_CONTAINERS"
 OWNER: Final = "bridle.owner"

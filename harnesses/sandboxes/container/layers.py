@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from bridle.harnesses.install import NODE, PYTHON
-from bridle.harnesses.sandboxes.base import NotLaunchable
+from bridle.harnesses.install import NODE, PYTHON, NotLaunchable
 from bridle.harnesses.sandboxes.container.engine import Engine
 from bridle.harnesses.sandboxes.container.images import DEFAULT_IMAGE
 

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
     Launch,
     LaunchRefused,
-    NotLaunchable,
     Place,
     ProcessResult,
     Role,
@@ -39,8 +39,8 @@ from bridle.harnesses.sandboxes.container.layers import (
     MountedPrograms,
     install,
 )
-from bridle.harnesses.sandboxes.container.relay import Relay
 from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, DEPTH, READ_BYTES
+from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")

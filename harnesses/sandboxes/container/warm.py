@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import msgspec
 
+from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     Launch,
-    NotLaunchable,
     Place,
     ProcessResult,
     Role,

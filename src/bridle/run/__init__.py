@@ -1,4 +1,5 @@
-"""Runs, which wire the rooms into rollouts, training, services, the demo and the feed.
+"""Runs, which wire the rooms into rollouts, training, services and the feed.
 
-This package may import every room but the command line, and reports problems as errors.
+This package may import every room but the command line and the recipes. It reports problems as
+errors.
 """

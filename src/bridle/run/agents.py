@@ -26,7 +26,6 @@ from bridle.harnesses.sandboxes import (
     SandboxProvider,
 )
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
-from bridle.harnesses.tasks.verification import TaskVerifier
 from bridle.harnesses.verifiers import (
     ExactAnswer,
     FunctionVerifier,
@@ -34,6 +33,7 @@ from bridle.harnesses.verifiers import (
     RegexAnswer,
     Verifier,
 )
+from bridle.harnesses.verifiers.brought import TaskVerifier
 from bridle.user_code import load_object
 
 SandboxKind = Literal["process", "process-network", "forked", "container", "container-forked"]

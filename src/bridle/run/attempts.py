@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.accounts import stored_account
-from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer
 

@@ -15,9 +15,6 @@ from urllib.parse import urlsplit
 from bridle.errors import UsageError
 
 EngineKind = Literal["embedded", "vllm"]
-DemoPolicy = Literal["smollm2", "tiny"]
-"""The policy of the demo. ``smollm2`` is SmolLM2-135M-Instruct, as it was published. ``tiny`` has
-random weights that are warm-started on a scripted teacher; it calls tools."""
 DEFAULT_PORT = 8484
 ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
 """The key that opens the proxy's control routes."""

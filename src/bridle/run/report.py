@@ -18,8 +18,8 @@ from bridle.reconstruct.rewards import findings_in
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.run.attempts import attempt_figures, attempts_as_data
-from bridle.store.reading.pages import SessionFilter
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter
 
 mpl.use("Agg")
 

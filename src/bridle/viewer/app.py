@@ -15,15 +15,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from bridle.reconstruct.accounts import account_lines, token_account
-from bridle.reconstruct.audit import audit_loaded
-from bridle.reconstruct.findings import findings_of_run, findings_of_session
-from bridle.reconstruct.rewards import CountedRewards
-from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import ShownMessage, Turn, readable, shown, turns_of
-from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.reading.pages import (
-    SessionFilter,
+from bridle.diagnosis.findings import findings_of_run, findings_of_session
+from bridle.diagnosis.pages import (
     SessionNumber,
     SessionOrder,
     choices,
@@ -32,8 +25,15 @@ from bridle.store.reading.pages import (
     placed_sessions,
     session_lines,
 )
+from bridle.diagnosis.transcript import ShownMessage, Turn, readable, shown, turns_of
+from bridle.reconstruct.accounts import account_lines, token_account
+from bridle.reconstruct.audit import audit_loaded
+from bridle.reconstruct.rewards import CountedRewards
+from bridle.reconstruct.session import LoadedSession
+from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.reading.run_states import run_state
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import BreakReason, CallKind, CallStatus, RunRecord
 from bridle.store.schema.accounts import Fate
 from bridle.viewer import turns

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from bridle.diagnosis.transcript import content_text
 from bridle.reconstruct.conversation import (
     ChatMessage,
     IncompleteConversation,
@@ -20,7 +21,6 @@ from bridle.reconstruct.conversation import (
     whole_conversation,
 )
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import content_text
 from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import TokenIds

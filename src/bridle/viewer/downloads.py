@@ -9,11 +9,12 @@ from tempfile import mkstemp
 from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 
+from bridle.diagnosis.pages import session_ids
 from bridle.reconstruct.exports.formats import ExportFormat, export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.errors import NotFound
-from bridle.store.reading.pages import SessionFilter, session_ids
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter
 
 
 class PageFormat(StrEnum):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, Query
 
-from bridle.store.reading.pages import SessionFilter
+from bridle.store.reading.session_filter import SessionFilter
 
 LARGEST: Final = 2**53
 """The largest number that is compared with a version in the store."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.store.reading.pages import SessionLine
+from bridle.diagnosis.pages import SessionLine
 
 WIDTH: Final = 1000.0
 """The width of the drawing, from the first session's start to the last one's end."""

@@ -16,8 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bridle.diagnosis.transcript import lasted
 from bridle.reconstruct.rewards import findings_in, session_rewards
-from bridle.reconstruct.transcript import lasted
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.viewer import turns

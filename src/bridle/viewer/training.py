@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Final
 
-from bridle.store.reading.pages import Placed
+from bridle.diagnosis.pages import Placed
 from bridle.store.records import Metric
 from bridle.viewer.charts import Bar, Chart, Series, bar, chart
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bridle.diagnosis.transcript import Turn
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, rulings
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.transcript import Turn
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, SpanKind

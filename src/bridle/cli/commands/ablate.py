@@ -12,8 +12,8 @@ from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
+from bridle.diagnosis.ablation import ablate as count
 from bridle.extras import install_command
-from bridle.reconstruct.ablation import ablate as count
 
 _COLUMNS = (
     ("samples", "samples"),

@@ -14,7 +14,7 @@ from bridle.cli.options import EngineOption, JsonOption, ProxyOption, StoreOptio
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
-from bridle.run.environment import DemoPolicy
+from bridle.recipes.demo import DemoPolicy
 
 
 def demo(
@@ -68,10 +68,10 @@ def demo(
 ) -> None:
     """Train the model of a small LangChain agent end to end, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
-        from bridle.run.demo.run import Demo, Services
-    from bridle.run.demo.settings import VLLM_MINUTES, settings_of
-    from bridle.run.demo.state import start_afresh
-    from bridle.trainer.policy.smollm2 import ModelNotFetched
+        from bridle.recipes.demo.run import Demo, Services
+    from bridle.recipes.demo.settings import VLLM_MINUTES, settings_of
+    from bridle.recipes.demo.state import start_afresh
+    from bridle.recipes.models.smollm2 import ModelNotFetched
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
         fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")

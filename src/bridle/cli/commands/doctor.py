@@ -17,7 +17,7 @@ from bridle.errors import UsageError
 from bridle.run.environment import UPSTREAM_KEY_VARIABLE, key_in
 
 if TYPE_CHECKING:
-    from bridle.reconstruct.findings import Finding
+    from bridle.diagnosis.findings import Finding
 
 
 def doctor(
@@ -61,7 +61,7 @@ def doctor(
             raise UsageError("name a session or run, or --model and --upstream: not both")
         _explain(store, about, json)
         return
-    from bridle.run.diagnosis import (
+    from bridle.run.examination import (
         examine_engine,
         examine_store,
         examine_template,
@@ -99,7 +99,7 @@ def doctor(
 
 
 def _explain(store: str, about: str, json: bool) -> None:
-    from bridle.reconstruct.findings import Severity, findings_of_run, findings_of_session
+    from bridle.diagnosis.findings import Severity, findings_of_run, findings_of_session
 
     with reader(store) as source:
         if about in {run.id for run in source.runs()}:

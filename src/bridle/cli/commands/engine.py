@@ -143,7 +143,7 @@ def _small_tokenizer(directory: Path) -> Path:
     if not (directory / "tokenizer_config.json").is_file():
         import pydoc_data.topics
 
-        from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
+        from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
         train_tokenizer(directory, list(pydoc_data.topics.topics.values()), vocab_size=4096)
     return directory

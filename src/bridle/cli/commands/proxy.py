@@ -182,13 +182,6 @@ def proxy(
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
     further = dict(further_policy(text) for text in policies or ())
-    found: list[Upstream] = []
-    if not json:
-        more = [url for urls in further.values() for url in urls]
-        found += _examined(engines, upstream_key, model, external)
-        found += _examined(more, upstream_key, None, external=False)
-    if tokenizer is None and not external and found:
-        tokenizer = found[0].tokenizer
     others = dict(other_model(text) for text in other_models or ())
     if external:
         others["*"] = OtherModel(tuple(engines), model, upstream_key, external=True)
@@ -223,6 +216,14 @@ def proxy(
     except ValueError as error:
         fail(str(error), 2)
     migrate(store)
+    found: list[Upstream] = []
+    if not json:
+        more = [url for urls in further.values() for url in urls]
+        found += _examined(engines, upstream_key, model, external)
+        found += _examined(more, upstream_key, None, external=False)
+    if tokenizer is None and not external and found:
+        tokenizer = found[0].tokenizer
+        settings = replace(settings, tokenizer_dir=tokenizer)
     pages = partial(_viewer, tokenizer) if viewer else None
     if workers > 1:
         with listening_on(host, port):
@@ -298,7 +299,7 @@ def _continuation(settings: ProxySettings) -> str:
         return "rendered, as --continuation asks: histories are tokenised again at each call"
     if settings.tokenizer_dir is None:
         return "off: name the model with --tokenizer DIRECTORY or OWNER/MODEL"
-    from bridle.run.diagnosis import examine_template
+    from bridle.run.examination import examine_template
 
     if broken := examine_template(settings.tokenizer_dir)["broken"]:
         return f"off: {broken}"

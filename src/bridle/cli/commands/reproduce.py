@@ -50,9 +50,9 @@ def reproduce(
 ) -> None:
     """Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO."""
     with needs_extra("train", "this command needs the training extra"):
-        from bridle.run.demo.run import Demo
-    from bridle.run.demo.state import start_afresh
-    from bridle.run.reproduce.course import HARNESSES, Editing, settings_for
+        from bridle.recipes.demo.run import Demo
+    from bridle.recipes.demo.state import start_afresh
+    from bridle.recipes.reproduce.course import HARNESSES, Editing, settings_for
 
     chosen = harness or named
     if chosen not in HARNESSES:

@@ -24,10 +24,15 @@ from bridle.harnesses.client import (
     Session,
     SessionRequest,
 )
-from bridle.harnesses.install import BIN_DIRECTORIES, find_harness, find_python_harness, search_path
+from bridle.harnesses.install import (
+    BIN_DIRECTORIES,
+    NotLaunchable,
+    find_harness,
+    find_python_harness,
+    search_path,
+)
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
-from bridle.harnesses.sandboxes.base import NotLaunchable
 from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
 

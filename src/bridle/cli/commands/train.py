@@ -101,7 +101,7 @@ def train(
     config = chosen(context, RunConfig, RUN, config_file, assignments or ())
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
-        from bridle.reconstruct.findings import findings_of_run
+        from bridle.diagnosis.findings import findings_of_run
         from bridle.run import local
         from bridle.run.report import report_lines
         from bridle.run.training import step_line

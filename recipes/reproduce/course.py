@@ -12,14 +12,14 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.install import pinned_version
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.tasks.verification import TaskVerifier
+from bridle.harnesses.verifiers.brought import TaskVerifier
+from bridle.recipes.demo.course import Script
+from bridle.recipes.demo.settings import DemoSettings, Lesson
+from bridle.recipes.models.tiny import TinyShape
+from bridle.recipes.reproduce import editing
+from bridle.recipes.reproduce.folders import HarborFolders
 from bridle.run.agents import agent
-from bridle.run.demo.course import Script
-from bridle.run.demo.settings import DemoSettings, Lesson
-from bridle.run.reproduce import editing
-from bridle.run.reproduce.folders import HarborFolders
 from bridle.run.rollouts import Rollouts
-from bridle.trainer.policy.tiny import TinyShape
 
 LONGEST_REPLY: Final = 96
 """Maximum tokens of a reply. A command takes a fraction of it, and a policy that babbles must come

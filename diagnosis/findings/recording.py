@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridle.reconstruct.findings.finding import MOST, SOME, Finding, Severity, listed, share_of
-from bridle.store.reading.facts import Facts
+from bridle.diagnosis.facts import Facts
+from bridle.diagnosis.findings.finding import MOST, SOME, Finding, Severity, listed, share_of
 from bridle.store.records import BreakReason
 
 

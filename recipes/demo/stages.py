@@ -18,12 +18,14 @@ from bridle.errors import BridleError
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import Job, RolloutResult, RolloutSettings
 from bridle.harnesses.tasks.task import Task
+from bridle.recipes.demo.corpus import recorded_corpus
+from bridle.recipes.demo.course import Course, TaughtCourse
+from bridle.recipes.demo.settings import FEWEST_DEMONSTRATIONS, DemoSettings, Lesson
+from bridle.recipes.models.tiny import make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
-from bridle.run.demo.corpus import recorded_corpus
-from bridle.run.demo.course import Course, TaughtCourse
-from bridle.run.demo.settings import FEWEST_DEMONSTRATIONS, DemoSettings, Lesson
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import MODEL, Stack, proxy
 from bridle.run.training import TrainingPlan, train
@@ -40,8 +42,6 @@ from bridle.trainer.config import (
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import load_policy, save_policy
-from bridle.trainer.policy.tiny import make_policy
-from bridle.trainer.policy.tiny_tokenizer import train_tokenizer
 from bridle.trainer.report import StepReport
 from bridle.trainer.sft.data import examples_from_parquet, with_context, without_shared
 from bridle.trainer.sft.sft import SftStep, steps_of, train_sft

@@ -19,16 +19,11 @@ from sqlalchemy import (
     select,
 )
 
+from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
-from bridle.store.reading.pages import (
-    Placed,
-    SessionFilter,
-    SessionNumber,
-    matching,
-    placed_sessions,
-)
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import (
     CallKind,
     CallStatus,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.harnesses.tasks.environments.rewards import rewards_of
-from bridle.harnesses.tasks.harbor.verifier import HarborVerifier
 from bridle.harnesses.verifiers import CommandVerifier, Delivery, Scores, TaskUnfit
+from bridle.harnesses.verifiers.environments import rewards_of
+from bridle.harnesses.verifiers.harbor import HarborVerifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from bridle.store.reading.facts import Facts
+from bridle.diagnosis.facts import Facts
 
 MOST: Final = 0.5
 """The share from which on a problem with calls or sessions explains the whole."""

@@ -264,3 +264,18 @@ def _episode(
         (Reward(session, "reward", reward, 0.0, source=RewardSource.VERIFIER),),
         Conservation(captured=len(steps), trained=len(steps)),
     )
+
+
+def rows(found: Sequence[LearningFigures], settings: LearningSettings) -> list[str]:
+    """Return the lines of the cases' own table."""
+    lines = [
+        f"| case | sessions until {settings.goal:.0%} of them reach the goal | by seed | "
+        "of the default's |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for each in found:
+        sessions = "not reached" if each.sessions is None else f"{each.sessions:.0f}"
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        seeds = ", ".join("not reached" if one is None else str(one) for one in each.by_seed)
+        lines.append(f"| {each.name} | {sessions} | {seeds} | {ratio} |")
+    return lines

@@ -16,13 +16,11 @@ import orjson
 from rich.console import Console
 
 from bridle.harnesses.rollout import RolloutResult
-from bridle.reconstruct.rewards import Aggregation
-from bridle.run.attempts import attempt
-from bridle.run.demo.course import Course, Shop, StaffList, TaughtCourse
-from bridle.run.demo.progress import progress
-from bridle.run.demo.report import PHASES, WHOLE, make_report, plot, session_rewards, table
-from bridle.run.demo.settings import TEACHER_SHARE, WARM_SHARE, DemoSettings
-from bridle.run.demo.stages import (
+from bridle.recipes.demo.course import Course, Shop, StaffList, TaughtCourse
+from bridle.recipes.demo.progress import progress
+from bridle.recipes.demo.report import PHASES, WHOLE, make_report, plot, session_rewards, table
+from bridle.recipes.demo.settings import TEACHER_SHARE, WARM_SHARE, DemoSettings
+from bridle.recipes.demo.stages import (
     Places,
     evaluate,
     grpo_config,
@@ -33,7 +31,10 @@ from bridle.run.demo.stages import (
     warm_start,
     warm_start_updates,
 )
-from bridle.run.demo.state import DemoState
+from bridle.recipes.demo.state import DemoState
+from bridle.recipes.models.smollm2 import NAME, smollm2_directory
+from bridle.reconstruct.rewards import Aggregation
+from bridle.run.attempts import attempt
 from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
 from bridle.run.report import minutes_line, tokens_line
 from bridle.run.stack import (
@@ -50,7 +51,6 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.accounts import EVALUATION
 from bridle.store.schema.database import migrate
-from bridle.trainer.policy.smollm2 import NAME, smollm2_directory
 from bridle.trainer.report import StepReport
 from bridle.trainer.sft.sft import SftStep
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Final
 
-from bridle.reconstruct.findings.finding import (
+from bridle.diagnosis.facts import Facts
+from bridle.diagnosis.findings.finding import (
     MOST,
     SOME,
     Finding,
@@ -14,7 +15,6 @@ from bridle.reconstruct.findings.finding import (
     share_of,
     summed,
 )
-from bridle.store.reading.facts import Facts
 from bridle.store.schema.accounts import HELD_OUT
 
 LARGEST_GAP: Final = 0.05

@@ -1,7 +1,7 @@
 """Diagnoses from the record, such as why nothing trains, why a conversation became several rows or
 why a run is slow. Each has its evidence and a remedy.
 
-:func:`findings` is a pure function of :class:`bridle.store.reading.facts.Facts`. Causes come before
+:func:`findings` is a pure function of :class:`bridle.diagnosis.facts.Facts`. Causes come before
 their consequences: a call without token ids has no trainable token, whatever else is wrong.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bridle.reconstruct.findings import recording, training
-from bridle.reconstruct.findings.finding import Finding, Severity
+from bridle.diagnosis.facts import Facts, read_facts
+from bridle.diagnosis.findings import recording, training
+from bridle.diagnosis.findings.finding import Finding, Severity
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.store.errors import NotFound
-from bridle.store.reading.facts import Facts, read_facts
 from bridle.store.reading.queries import Reader
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Tiny policies, shaped as Qwen3 or Qwen3.5, with random weights: for demos, tests and benchmarks.
 
 Everything that loads a policy (engine, trainer, vLLM) loads these like any other. Their tokenizers
-come from :mod:`bridle.trainer.policy.tiny_tokenizer`.
+come from :mod:`bridle.recipes.models.tiny_tokenizer`.
 """
 
 from __future__ import annotations

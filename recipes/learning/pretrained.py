@@ -16,20 +16,20 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bridle.bench.learning import Case, LearningFigures, LearningSettings
-from bridle.bench.learning_table import rows
-from bridle.run.demo.course import StaffList
-from bridle.run.demo.settings import PRETRAINED
-from bridle.run.demo.stages import Places, grpo_config, train_policy
+from bridle.recipes.demo.course import StaffList
+from bridle.recipes.demo.settings import PRETRAINED
+from bridle.recipes.demo.stages import Places, grpo_config, train_policy
+from bridle.recipes.learning.sparse import Case, LearningFigures, LearningSettings, rows
+from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.run.stack import stack
 from bridle.store.records import RunRecord, new_id
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.policy.smollm2 import smollm2_directory
 from bridle.trainer.report import StepReport
 
 CASES: Final = ("grpo", "leave_one_out", "mean", "gspo", "cispo", "importance mask")
-"""The cases of :func:`bridle.bench.learning.cases` that are measured unless others are named."""
+"""The cases of :func:`bridle.recipes.learning.sparse.cases` that are measured unless others are
+named."""
 LONGEST_S: Final = 1800.0
 SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
 """The demo's settings, without its checkpoints of 1.6 GB each."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridle.run.environment import DemoPolicy, EngineKind
+from bridle.recipes.demo import DemoPolicy
+from bridle.recipes.models.tiny import TinyShape
+from bridle.run.environment import EngineKind
 from bridle.trainer.config import ComputeConfig
-from bridle.trainer.policy.tiny import TinyShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.sandboxes.forked import ForkedProvider
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import FunctionVerifier
-from bridle.run.demo.corpus import first_corpus
-from bridle.run.demo.teacher import teacher
+from bridle.recipes.demo.corpus import first_corpus
+from bridle.recipes.demo.teacher import teacher
 from bridle.run.examples import load_example
 from bridle.run.rollouts import Rollouts
 

@@ -1,0 +1,1 @@
+"""The policies of recipes, tests and benchmarks: tiny ones made here, and SmolLM2-135M."""
