@@ -19,6 +19,7 @@ from bridle.proxy.sessions.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.gates import Gates
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
@@ -382,7 +383,12 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         memory = SessionMemory(reader, 1 << 20)
         explanations = Explanations(writer, None, lambda *_: None)
         settings = ProxySettings("http://engine", path)
-        sessions = Sessions(settings, writer, reader, memory, explanations.drain)
+        gates = Gates(reader.engine, "one")
+
+        async def is_sealed(session_id: str) -> bool:
+            return gates.is_sealed(session_id)
+
+        sessions = Sessions(settings, writer, reader, memory, explanations.drain, is_sealed)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)
@@ -391,3 +397,7 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         found = await sessions.find("lamp")
         assert found is not None
         assert found.record == made
+        assert await sessions.current(found) is found
+        await writer.seal_session(made.id, "done", time.time())
+        assert (await sessions.current(found)).record.outcome == "done"
+        gates.close()
