@@ -24,9 +24,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from bridle.proxy.engines.addresses import EngineAddress
 from bridle.proxy.engines.policy_gate import Policy
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.transport import EngineAddress
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.sessions.registry import store_unavailable
 from bridle.proxy.settings import ProxySettings, engine_base
@@ -168,7 +168,7 @@ class Deployment:
             pool.gate.set(Policy(row.version, row.model), paused=row.paused)
             own = {url: one for url, one in self._rows.engines.items() if one.policy == name}
             for engine in pool.set_engines(own):
-                url = engine.endpoint.base
+                url = engine.base
                 _keep(self._retiring, url, engine.retired())
             for url in own.keys() - pool.urls() - self._adding.keys():
                 _keep(self._adding, url, self._add(pool, url))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.deployment import Deployment
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.rendering import RenderingCheck
 from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.engines.template_roles import TemplateRoles
 from bridle.proxy.http.watch import Watch
@@ -35,7 +36,6 @@ from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.proxy.continuation.continuation import Continuer
-    from bridle.proxy.engines.rendering_check import RenderingCheck
     from bridle.proxy.recording.tracing import Tracing
 
 
@@ -132,9 +132,9 @@ class Services:
             ),
             continuer=continuer,
             roles=TemplateRoles(None if continuer is None else continuer.roles),
-            rendering_checks=_rendering_checks(
-                models.policies.values(), continuer, writer, explanations, metrics
-            ),
+            rendering_checks={}
+            if continuer is None or not continuer.report.usable
+            else {pool: RenderingCheck(continuer.tokenizer) for pool in models.policies.values()},
             stored_responses=StoredResponses(reader),
             watch=watch,
             deployment=deployment,
@@ -180,21 +180,6 @@ def _open_store(settings: ProxySettings) -> Writer:
         patience=settings.limits.store_patience_s,
         redactor=redactor,
     ).start()
-
-
-def _rendering_checks(
-    pools: Iterable[EnginePool],
-    continuer: Continuer | None,
-    writer: Writer,
-    explanations: Explanations,
-    metrics: Metrics,
-) -> dict[EnginePool, RenderingCheck]:
-    if continuer is None or not continuer.report.usable:
-        return {}
-    from bridle.proxy.engines.rendering_check import RenderingCheck
-
-    run, count = explanations.run, metrics.count_notes
-    return {pool: RenderingCheck(continuer.tokenizer, writer, run, count) for pool in pools}
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

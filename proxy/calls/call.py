@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.engines.routes import Destination
 from bridle.proxy.engines.stream import EngineStream
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.recording.recorder import CallOutcome, Recording
@@ -32,7 +32,7 @@ from bridle.proxy.wire.canonical import (
 )
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.errors import RecordRejected, StoreUnavailable
-from bridle.store.records import CLIENT_DISCONNECTED, CallEnded, CallStatus, Note
+from bridle.store.records import CLIENT_DISCONNECTED, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -67,7 +67,7 @@ class Call:
         request: Request,
         recording: Recording,
         ask: EngineRequest,
-        to: Destination,
+        to: EnginePool,
         notes: list[Note],
         held: Held,
         hint: Callable[[], str] = str,
@@ -84,7 +84,7 @@ class Call:
         self._ask = ask
         self._to = to
         self._hint = hint
-        self._gate = to.engines.gate
+        self._gate = to.gate
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
@@ -102,7 +102,7 @@ class Call:
             tools=request.tools,
         )
         self._stream = EngineStream(
-            to.engines,
+            to,
             ask,
             self._decoder,
             call_id=begun.id,
@@ -227,10 +227,9 @@ class Call:
         recording, client = self._recording, self._client
         recording.sent(last)
         try:
-            outcome = self._outcome(CallStatus.COMPLETE)
-            ended = await self._services.recorder.commit(recording, outcome)
             if recording.link.parent is None:
-                self._compare_rendering(ended)
+                await self._compare_rendering()
+            await self._services.recorder.commit(recording, self._outcome(CallStatus.COMPLETE))
         except StoreUnavailable as error:
             self._unrecorded(error)
             if self._services.settings.when_store_is_down == "fail":
@@ -243,12 +242,16 @@ class Call:
             client.start_stream(self._content_type, self._headers)
         await client.finish(last)
 
-    def _compare_rendering(self, ended: CallEnded) -> None:
+    async def _compare_rendering(self) -> None:
         """Compare the prompt of a call that continues no other with the local rendering. Engines of
         other models have another template and are not compared."""
-        check, engine = self._services.rendering_checks.get(self._to.engines), self._stream.engine
-        if check is not None and engine is not None:
-            check.begin(engine, self._ask, ended, self._recording.begun.started_at)
+        check, engine = self._services.rendering_checks.get(self._to), self._stream.engine
+        if check is None or engine is None:
+            return
+        begun, prompt = self._recording.begun, self._recording.fold.prompt_token_ids
+        note = await check.compare(engine, self._ask, prompt, begun.id, begun.started_at)
+        if note is not None:
+            self.notes.append(note)
 
     async def _fail(self, failure: CallFailure) -> None:
         reply = None if failure.error is None else self._error_bytes(failure.error)
@@ -269,7 +272,7 @@ class Call:
             status=status,
             notes=(*self.notes, *self._decoder.notes),
             sampling=self._ask.sampling,
-            sampler=None if engine is None else self._ask.sampler(engine.endpoint.sampling),
+            sampler=None if engine is None else self._ask.sampler(engine.sampling),
             model_served=self._decoder.model,
             policy=self._to.policy,
             policy_version=self._gate.version if engine is None else engine.serves.version,

@@ -17,8 +17,8 @@ from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import RoleRules, refusal_hint
 from bridle.proxy.dialects.registry import COUNTING, DIALECTS
 from bridle.proxy.dialects.responses.reply import deleted
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
-from bridle.proxy.engines.routes import Destination
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.turn import Link
@@ -231,7 +231,7 @@ class DataPlane:
         started_at = time.time()
         rules = await services.roles.of(to, request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
-        count, served = await to.engines.count_tokens(shaped)
+        count, served = await to.count_tokens(shaped)
         reply = counting.reply(count)
         if session is None:
             # Nothing in the request identifies its session.
@@ -302,12 +302,12 @@ class DataPlane:
         await client.respond(200, reply)
 
     async def _prompt(
-        self, session: Session, link: Link, request: Request, to: Destination
+        self, session: Session, link: Link, request: Request, to: EnginePool
     ) -> CallPrompt:
         continuer = self._services.continuer
         if (
             continuer is None
-            or to.frozen
+            or not to.trained
             or session.record.continuation is Continuation.RENDERED
             or request.dialect == "completions"
         ):
@@ -318,11 +318,11 @@ class DataPlane:
             prompt = continuer.prompt(link, request)
         if prompt.token_ids is None or isinstance(request.prompt, tuple):
             return prompt
-        check = self._services.rendering_checks.get(to.engines)
-        home = session.homes.get(to.engines)
+        check = self._services.rendering_checks.get(to)
+        home = session.homes.get(to)
         if check is None or (home is not None and home.rendering.agrees):
             return prompt
-        found = await check.objection(session.id, home, to.engines, request.model)
+        found = await check.objection(home, to, request.model)
         if found is None:
             return prompt
         return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))

@@ -1,16 +1,58 @@
-"""Addresses that are no engine's: link-local ones, where clouds serve a machine's credentials."""
+"""The address of an engine, and the addresses that are no engine's: link-local ones, where clouds
+serve a machine's credentials."""
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import socket
+from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 _METADATA: Final = frozenset({"metadata", "metadata.google.internal", "instance-data"})
 _METADATA_ADDRESSES: Final = frozenset(
     map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192"))
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """The parts of an engine's URL."""
+
+    url: SplitResult
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    """The path before ``/v1``, quoted."""
+
+    @classmethod
+    def of(cls, base: str) -> EngineAddress:
+        """Parse the URL of an engine. Raises ``ValueError`` unless ``base`` is an HTTP URL."""
+        url = urlsplit(base)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"{base!r} is not the URL of an engine")
+        tls = url.scheme == "https"
+        port = url.port or (443 if tls else 80)
+        return cls(url, url.hostname, port, tls, quote(url.path, safe="/%:@!$&'()*+,;=~"))
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the headers of every request. Raises ``ValueError`` for a key or an address with a
+        line end."""
+        headers = {
+            "host": self.url.netloc.rpartition("@")[2],
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        }
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        elif self.url.username is not None:
+            pair = f"{unquote(self.url.username)}:{unquote(self.url.password or '')}"
+            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        if any("\r" in value or "\n" in value for value in headers.values()):
+            raise ValueError("the engine's key or address has a line end in it")
+        return headers
 
 
 def require_engine_address(url: str) -> None:

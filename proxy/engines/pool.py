@@ -4,7 +4,7 @@ A session stays with its engine, whose prefix cache holds its history; a new ses
 engine with the fewest running calls. An engine gets no calls while its circuit is open, while it
 serves another policy version than the pool's (its tokens would be stale although nobody has decided
 so), and while it reports other weights than those published to it
-(:mod:`bridle.proxy.engines.served_weights`).
+(:mod:`bridle.proxy.engines.weights`).
 """
 
 from __future__ import annotations
@@ -12,73 +12,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
-from bridle.proxy.engines.assistant_fields import AssistantFields
-from bridle.proxy.engines.circuit import Circuit, CircuitState
-from bridle.proxy.engines.endpoint import EngineEndpoint
+from bridle.proxy.engines.circuit import CircuitState
+from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.engines.rendering import EngineRendering
-from bridle.proxy.engines.served_weights import ServedWeights, other_weights
+from bridle.proxy.engines.request import AssistantFields
+from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.store.errors import NotFound
 from bridle.store.operations.gates import Served
-
-log = logging.getLogger("bridle.proxy")
+from bridle.store.records import Note
 
 _SHORTEST_RETRY_S: Final = 1.0
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
 """The weights fingerprints that engines reported, by base URL."""
-
-
-class PooledEngine:
-    """One engine: its connections, its circuit, and what it serves."""
-
-    def __init__(self, endpoint: EngineEndpoint, circuit: Circuit, version: int) -> None:
-        self.endpoint = endpoint
-        self.name = urlsplit(endpoint.base).netloc.rpartition("@")[2]
-        """Host and port; for operators, never for clients."""
-        self.circuit = circuit
-        self.serves = ServedWeights(endpoint, self.name, version)
-        self.rendering = EngineRendering()
-        self.running = 0
-        """Number of calls that it serves. Add 1 for a call, and call :meth:`leave` when the call is
-        over."""
-        self.removed = False
-        """Whether it has been taken out of its pool."""
-        self.retries = 0
-        """Number of calls that were retried after this engine failed them."""
-        self.fault: ApiError | str | None = None
-        """The latest failure of a call or a health check; ``None`` once either has succeeded."""
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def version(self) -> int:
-        """The policy version of the tokens that arrive from it."""
-        return self.serves.version
-
-    def leave(self) -> None:
-        self.running -= 1
-        if not self.running:
-            self._idle.set()
-
-    async def retired(self) -> None:
-        """Wait until no call runs there any more, then close its connections."""
-        while self.running:
-            self._idle.clear()
-            await self._idle.wait()
-        await self.endpoint.close()
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -112,8 +68,10 @@ class EnginePool:
         *,
         model: str | None = None,
         api_key: str | None = None,
+        policy: str | None = None,
         external: bool = False,
         trained: bool = False,
+        notes: tuple[Note, ...] = (),
     ) -> None:
         """Create the pool; no engine is asked yet.
 
@@ -123,7 +81,8 @@ class EnginePool:
         unless ``model`` is given. ``api_key`` is sent to the engines of ``urls``, never to an
         engine that is added later. ``trained`` is true if the tokens of these engines may be
         trained. They are then asked how they sample: at the start, and after connections to them
-        have broken.
+        have broken. The ids of other engines continue no ids of ours. ``policy`` is the name of the
+        policy if it is not the default one. ``notes`` are those of every call.
         """
         self.gate = gate
         self.model = model
@@ -132,27 +91,27 @@ class EnginePool:
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engines send."""
         self.external = external
-        self._trained = trained
+        self.trained = trained
+        self.policy = policy
+        self.notes = notes
         self._api_key = api_key
         self._named_by_operator = frozenset(engine_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
             engine = self._made(url, gate.version)
-            self._engines[engine.endpoint.base] = engine
+            self._engines[engine.base] = engine
         self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 
     async def start(self) -> None:
-        for engine in self._engines.values():
-            await engine.endpoint.start()
-        if self._trained:
-            await asyncio.gather(*(one.endpoint.read_sampling() for one in self._engines.values()))
+        if self.trained:
+            await asyncio.gather(*(one.read_sampling() for one in self._engines.values()))
         if not self.external and self._settings.limits.health_check_s > 0:
             self._checks.start()
 
     async def close(self) -> None:
         await self._checks.close()
         for engine in self._engines.values():
-            await engine.endpoint.close()
+            await engine.transport.close()
 
     # -- choosing --------------------------------------------------------------------------------
 
@@ -210,7 +169,7 @@ class EnginePool:
         not in the pool yet has to be added (:meth:`add`)."""
         removed = [one for url, one in self._engines.items() if url not in served]
         for engine in removed:
-            del self._engines[engine.endpoint.base]
+            del self._engines[engine.base]
             engine.removed = True
         for url, one in self._engines.items():
             one.serves.set_row(served[url])
@@ -226,10 +185,7 @@ class EnginePool:
         engine."""
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
-        return {
-            one.endpoint.base: fingerprint
-            for one, fingerprint in zip(meant, fingerprints, strict=True)
-        }
+        return {one.base: fingerprint for one, fingerprint in zip(meant, fingerprints, strict=True)}
 
     def _meant(self, engine: str | None) -> list[PooledEngine]:
         return list(self._engines.values()) if engine is None else [self._named(engine)]
@@ -237,37 +193,27 @@ class EnginePool:
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Return the model cards of one engine, a usable one if there is any. Raises
         :class:`ApiError`."""
-        return await self._any(lambda one: one.endpoint.models())
+        return await self._any(lambda one: one.models())
 
-    def known_model(self, engine: PooledEngine, requested: str) -> str | None:
-        """Return the engine's name for the model that a client asked for, or ``None`` if the
-        engine's list of models has to be read first (:meth:`read_model`).
-
-        A model name that the engine does not know stands for the policy.
-        """
+    async def model_name(self, engine: PooledEngine, requested: str) -> str:
+        """Return the engine's name for the model that a client asked for. A name that the engine
+        does not know stands for the policy. If the engine's list of models is needed and cannot be
+        read, return ``requested``: the call itself will meet the same fault and is recorded with
+        it. Raises :class:`ApiError` if the engine serves no model yet."""
         if self.external:
             return self.model or requested
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
         if named is not None:
             return named
-        endpoint = engine.endpoint
-        if not endpoint.transport.any_open or time.monotonic() > endpoint.names_until:
-            return None
-        if endpoint.transport.connection_epoch != endpoint.names_epoch or not endpoint.names:
-            return None
-        return requested if requested in endpoint.names else endpoint.names[0]
-
-    async def read_model(self, engine: PooledEngine, requested: str) -> str:
-        """Read the engine's list of models and return its name for the model. If the list cannot be
-        read, return ``requested``: the call itself will meet the same fault and is recorded with
-        it. Raises :class:`ApiError` if the engine serves no model yet."""
-        try:
-            cards = await engine.endpoint.models()
-        except ApiError as error:
-            if not error.kind.startswith("upstream_"):
-                raise
-            return requested
-        names = [str(card["id"]) for card in cards]
+        transport, names = engine.transport, engine.names
+        same = transport.any_open and transport.connection_epoch == engine.names_epoch
+        if not names or not same or time.monotonic() > engine.names_until:
+            try:
+                names = [str(card["id"]) for card in await engine.models()]
+            except ApiError as error:
+                if not error.kind.startswith("upstream_"):
+                    raise
+                return requested
         if not names:
             raise ApiError("overloaded", "the engine serves no model yet", status=503)
         return requested if requested in names else names[0]
@@ -277,8 +223,8 @@ class EnginePool:
         and the model name that the engine was asked for."""
 
         async def count(engine: PooledEngine) -> tuple[int, str]:
-            model = await self._model(engine, request.model)
-            return await engine.endpoint.count_tokens(request, model), model
+            model = await self.model_name(engine, request.model)
+            return await engine.count_tokens(request, model), model
 
         return await self._any(count)
 
@@ -288,16 +234,13 @@ class EnginePool:
         requested: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:
-        """See :meth:`bridle.proxy.engines.endpoint.EngineEndpoint.tokenize`."""
+        """See :meth:`bridle.proxy.engines.engine.PooledEngine.tokenize`."""
 
         async def ids(engine: PooledEngine) -> list[int] | None:
-            model = await self._model(engine, requested)
-            return await engine.endpoint.tokenize(messages, model, tools)
+            model = await self.model_name(engine, requested)
+            return await engine.tokenize(messages, model, tools)
 
         return await self._any(ids)
-
-    async def _model(self, engine: PooledEngine, requested: str) -> str:
-        return self.known_model(engine, requested) or await self.read_model(engine, requested)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
         """Return the answer of the first engine that can be reached. The first engine is asked a
@@ -318,7 +261,7 @@ class EnginePool:
         return [
             EngineState(
                 name=one.name,
-                url=one.endpoint.base,
+                url=one.base,
                 circuit=one.circuit.state,
                 policy_version=one.version,
                 changed=one.serves.changed,
@@ -338,17 +281,16 @@ class EnginePool:
         return any(await asyncio.gather(*map(self._check, engines)))
 
     async def _check(self, engine: PooledEngine) -> bool:
-        before = engine.circuit.state
-        fault = await engine.endpoint.fault()
+        fault = await engine.check_health()
         well = fault is None
         if well:
             # Before its circuit admits calls again. One that cannot say now is asked before a call.
             with contextlib.suppress(ApiError):
                 await engine.serves.compare()
-            if self._trained and not engine.endpoint.sampling_known:
-                await engine.endpoint.read_sampling()
+            if self.trained and not engine.sampling_known:
+                await engine.read_sampling()
         engine.circuit.checked(well)
-        report(engine, before, fault)
+        engine.report(fault)
         return well and self.usable(engine)
 
     # -- membership ------------------------------------------------------------------------------
@@ -356,41 +298,25 @@ class EnginePool:
     async def add(self, url: str) -> None:
         """Add an engine. It gets no call before its version is set."""
         engine = self._made(url, -1)
-        await engine.endpoint.start()
-        if self._trained:
-            await engine.endpoint.read_sampling()
+        if self.trained:
+            await engine.read_sampling()
         self._engines[url] = engine
 
     def url_of(self, name: str) -> str:
         """Return the base URL of an engine. Raises :class:`NotFound` for an unknown
         name."""
-        return self._named(name).endpoint.base
+        return self._named(name).base
 
     def _made(self, url: str, version: int) -> PooledEngine:
         base = engine_base(url)
         key = self._api_key if base in self._named_by_operator else None
-        endpoint = EngineEndpoint(self._settings, base, key)
-        circuit = Circuit(self._settings.limits.failures_to_eject)
-        return PooledEngine(endpoint, circuit, version)
+        return PooledEngine(self._settings, base, api_key=key, version=version)
 
     def _named(self, name: str) -> PooledEngine:
         for engine in self._engines.values():
-            if name in (engine.name, engine.endpoint.base):
+            if name in (engine.name, engine.base):
                 return engine
         raise NotFound(f"there is no engine {name}")
-
-
-def report(engine: PooledEngine, before: CircuitState, cause: ApiError | str | None = None) -> None:
-    """Log the change of the engine's circuit since ``before``, if there was one. ``cause`` is the
-    latest failure; it is kept as the engine's ``fault``."""
-    engine.fault = cause
-    after = engine.circuit.state
-    if after is before:
-        return
-    if after is CircuitState.OPEN and before is CircuitState.CLOSED:
-        log.warning("engine_ejected", extra={"engine": engine.name, "cause": cause and str(cause)})
-    elif after is CircuitState.CLOSED:
-        log.info("engine_readmitted", extra={"engine": engine.name})
 
 
 def _is_unreachable(fault: ApiError | str | None) -> bool:
@@ -400,5 +326,5 @@ def _is_unreachable(fault: ApiError | str | None) -> bool:
 def _rank(engine: PooledEngine, session_id: str) -> bytes:
     """Return the engine's rank in the session's own order of engines, which settles ties alike in
     every process."""
-    text = f"{session_id} {engine.endpoint.base}"
+    text = f"{session_id} {engine.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

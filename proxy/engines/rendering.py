@@ -1,29 +1,162 @@
-"""A record of whether an engine renders prompts as the proxy does."""
+"""Check that an engine turns a conversation into the same token ids as the local tokenizer.
+
+Exact continuation appends new ids to those of the engine. If they were made by another model's
+tokenizer or template, or for an engine that does not use the template (vLLM renders gpt-oss by its
+own code), they would be nonsense that nothing else notices: the engine takes any ids.
+
+Before the commit of a call that continues no other, the prompt that its engine reports is compared
+with the local rendering of the same request, in a thread. This is done once for each shape of a
+prompt (with and without tools, with and without template arguments, which templates render by
+parts of their own), and again when the engine may have got another template: after a publish, and
+in a new connection epoch. A difference is noted on the call, and calls of that engine are rendered
+in full from then on. If no prompt of the engine could be compared (another process began the
+session), a session is continued if the engine's own tokenisation of a probe agrees.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
-class EngineRendering:
-    """The results of comparing an engine's prompts with the local rendering
-    (:mod:`bridle.proxy.engines.rendering_check`)."""
+from bridle.engine.contract.contract import CHAT_COMPLETIONS
+from bridle.engine.contract.errors import TemplateError
+from bridle.proxy.engines.engine import PooledEngine
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.request import EngineRequest
+from bridle.proxy.wire.canonical import ApiError
+from bridle.store.records import RENDERS_OTHERWISE, Note, TokenIds, token_array
+from bridle.store.tree import common_prefix
 
-    __slots__ = ("_epoch", "agrees", "difference")
+if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
 
-    def __init__(self) -> None:
-        self.agrees = False
-        """True if at least one prompt was compared and every compared prompt equals the local
-        rendering."""
-        self.difference = ""
-        """A description of how a prompt differed; empty if none did. Calls are not continued
-        exactly while it is set."""
-        self._epoch = 0
-        """The connection epoch in which the difference was found."""
+log = logging.getLogger("bridle.proxy")
 
-    def found(self, difference: str, epoch: int) -> None:
-        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
-        difference, equal prompts count only in another connection epoch: the engine may have been
-        restarted with other settings."""
-        if difference:
-            self.difference, self.agrees, self._epoch = difference, False, epoch
-        elif not self.difference or epoch != self._epoch:
-            self.difference, self.agrees = "", True
+PROBE: Final[tuple[dict[str, Any], ...]] = (
+    {"role": "user", "content": "Is naïve 3 × 4 = 12, or “twelve”?\n\tdef f(x): return {x: [1.5]}"},
+)
+"""A message of letters, digits, signs and white space, which no two tokenizers split alike."""
+
+TOKENIZER_DIFFERS: Final = "tokenizer_differs"
+UNCOMPARED: Final = "rendering_uncompared"
+
+_AGAIN_S: Final = 30.0
+"""Seconds until an engine that disagreed about the probe is asked again, because it may have been
+restarted."""
+_SHOWN: Final = 12
+"""Number of ids on each side whose text a note shows."""
+_RENDERING: Final = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "documents"}
+)
+"""Request fields that make the engine render in another way than is done here."""
+
+
+class RenderingCheck:
+    """A comparison of one tokenizer with the engines of one pool."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._one_at_a_time = asyncio.Lock()
+        self._probe_agreed = False
+        self._probe_differs = False
+        self._asked_at = float("-inf")
+
+    async def compare(
+        self,
+        engine: PooledEngine,
+        ask: EngineRequest,
+        prompt: Sequence[int] | TokenIds | None,
+        call_id: str,
+        started_at: float,
+    ) -> Note | None:
+        """Compare the ``prompt`` of a complete call that continues no other, if that is due.
+        ``ask`` is the request that the engine was sent. Return the note of a difference, or of a
+        prompt that cannot be rendered here."""
+        if prompt is None or not _comparable(ask, started_at):
+            return None
+        sent, rendering = ask.fields, engine.rendering
+        period = engine.transport.connection_epoch, engine.serves.publishes
+        shape = bool(sent.get("tools")), bool(sent.get("chat_template_kwargs"))
+        if not rendering.due(period, shape):
+            return None
+        try:
+            async with self._one_at_a_time:
+                found = await asyncio.to_thread(self._difference, sent, token_array(prompt))
+        except Exception as error:
+            # Tails of messages that a template refuses are refused here too, so that the engine
+            # renders them.
+            if not isinstance(error, TemplateError):
+                log.exception(UNCOMPARED, extra={"call": call_id})
+            return Note(UNCOMPARED, type(error).__name__)
+        if found is None:
+            rendering.found("", period)
+            return None
+        at, shown = found
+        rendering.found(f"its prompts differ from token {at} on (call {call_id})", period)
+        extra = {"engine": engine.name, "call": call_id, "token": at}
+        log.error(RENDERS_OTHERWISE, extra=extra)
+        return Note(RENDERS_OTHERWISE, shown)
+
+    async def objection(
+        self, home: PooledEngine | None, engines: EnginePool, model: str
+    ) -> str | None:
+        """Return the name of the reason against continuing a session's call exactly, or ``None`` if
+        there is none. ``home`` is the engine that the session stays with; ``model`` is the name
+        that the client gave. An engine that cannot be asked, or cannot be asked just now, is
+        trusted."""
+        async with self._one_at_a_time:
+            if home is not None and home.rendering.difference:
+                return RENDERS_OTHERWISE
+            if home is not None and home.rendering.agrees:
+                return None
+            if not self._probe_agreed and time.monotonic() - self._asked_at > _AGAIN_S:
+                with contextlib.suppress(ApiError):  # the call that waits will meet the same fault
+                    self._compare_probe(await engines.tokenize(PROBE, model), model)
+        return TOKENIZER_DIFFERS if self._probe_differs else None
+
+    def _difference(self, sent: Mapping[str, Any], theirs: TokenIds) -> tuple[int, str] | None:
+        """Return the index of the first id at which the engine's prompt and the local rendering
+        differ, and a text that shows both sides there; ``None`` if they are equal. Raises
+        :class:`TemplateError`."""
+        arguments = sent.get("chat_template_kwargs") or {}
+        text = self._tokenizer.render(sent["messages"], sent.get("tools"), **arguments)
+        ours = token_array(self._tokenizer.encode(text))
+        at = common_prefix(ours, theirs)
+        if at == len(ours) == len(theirs):
+            return None
+        engine, here = (
+            self._tokenizer.decode(ids[at : at + _SHOWN].tolist()) for ids in (theirs, ours)
+        )
+        return at, f"from token {at} on the engine has {engine!r}, the rendering here {here!r}"
+
+    def _compare_probe(self, ids: list[int] | None, model: str) -> None:
+        self._asked_at = time.monotonic()
+        # Rendered anew each time: a template may tell the day.
+        ours = self._tokenizer.encode(self._tokenizer.render(PROBE))
+        before, self._probe_differs = self._probe_differs, ids is not None and ids != ours
+        self._probe_agreed = not self._probe_differs
+        extra = {"tokenizer": str(self._tokenizer.directory), "model": model}
+        if ids is None:
+            log.warning("tokenizer_unchecked", extra=extra)
+        elif self._probe_differs and not before:
+            log.error(TOKENIZER_DIFFERS, extra=extra)
+
+
+def _comparable(ask: EngineRequest, started_at: float) -> bool:
+    """Return True if the engine's rendering can be repeated here: a chat request of text alone that
+    was rendered today, because a template may contain the date."""
+    fields = ask.fields
+    if ask.path != CHAT_COMPLETIONS or not _RENDERING.isdisjoint(fields):
+        return False
+    if not _RENDERING.isdisjoint(fields.get("chat_template_kwargs") or ()):
+        return False
+    if datetime.fromtimestamp(started_at).date() != datetime.now().date():
+        return False
+    contents = (message.get("content") for message in fields["messages"])
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return all(part.get("type") == "text" for part in parts)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from bridle.proxy.engines.assistant_fields import REASONING
+from bridle.proxy.engines.errors import error_in, reported
 from bridle.proxy.engines.odd_reply import SURROGATE, OddReply, as_logprob
 from bridle.proxy.engines.reply_body import (
     Choice,
@@ -28,8 +29,8 @@ from bridle.proxy.engines.reply_body import (
     UsageObject,
     malformed,
 )
+from bridle.proxy.engines.request import REASONING
 from bridle.proxy.engines.tool_calls import ToolCalls
-from bridle.proxy.engines.upstream_errors import error_in, reported
 from bridle.proxy.wire.canonical import (
     ApiError,
     Event,
@@ -146,8 +147,10 @@ class ReplyDecoder:
         if body.error:
             raise reported(self._odd_reply().body(payload))
         choices = body.choices
-        if body.id is not None and body.id != self._id:
-            self._identify(body.id, bool(choices))
+        if self._id is None:
+            self._id = body.id or None
+        elif body.id and body.id != self._id:
+            self._check_id(body.id, bool(choices))
         if body.usage is not None:
             self._usage = _usage(body.usage)
         if body.model is not None:
@@ -222,17 +225,12 @@ class ReplyDecoder:
             self._odd = OddReply(self.notes)
         return self._odd
 
-    def _identify(self, identifier: str, has_choices: bool) -> None:
-        """Take the reply's id from its first chunk. Raises :class:`ApiError` for a chunk of another
+    def _check_id(self, identifier: str, has_choices: bool) -> None:
+        """Note another id than the reply's. Raises :class:`ApiError` for a chunk of another
         reply."""
-        if not identifier:
-            return
-        if self._id is None:
-            self._id = identifier
-        elif has_choices:
-            raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {self._id[:64]!r}")
-        else:
-            self.notes[Note("id_changed", "in a chunk without choices")] = None
+        if has_choices:
+            raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {str(self._id)[:64]!r}")
+        self.notes[Note("id_changed", "in a chunk without choices")] = None
 
     def _check_bare(self, payload: bytes) -> None:
         """Raise :class:`ApiError` if a payload without any content reports an error."""
@@ -288,7 +286,7 @@ class ReplyDecoder:
         if given.content is not None:
             if self._detail:
                 return self._detailed(ids, given.content, choice.index)
-            return Tokens(ids, [entry.logprob for entry in given.content], choice.index)
+            return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index)
         plain = given.token_logprobs or []
         values = [math.nan if value is None else value for value in plain]
         detail = _completion_detail(given) if self._detail else None
@@ -390,6 +388,7 @@ class ReplyDecoder:
         return events
 
 
+_LOGPROB: Final = attrgetter("logprob")
 _LEAN: Final = msgspec.json.Decoder(LeanBody)
 _DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 

@@ -9,7 +9,6 @@ note ``model_frozen``, which keeps them out of training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from bridle.proxy.engines.policy_gate import PolicyGate
@@ -19,21 +18,6 @@ from bridle.store.records import DEFAULT_POLICY, FROZEN, Note
 
 SUBAGENT = "subagent"
 """The role of every caller that its harness names as a (sub-)agent of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """The destination of one call."""
-
-    engines: EnginePool
-    policy: str | None = None
-    """The name of the policy if it is not the default one, else ``None``."""
-    frozen: bool = False
-    """True if it is not a policy: its calls are recorded and never trained, and its ids continue no
-    ids of ours."""
-    external: bool = False
-    """True if it knows no token ids and is asked in plain terms of the provider's API."""
-    notes: tuple[Note, ...] = ()
 
 
 class ModelRoutes:
@@ -52,25 +36,28 @@ class ModelRoutes:
             ),
             **{
                 name: EnginePool(
-                    settings, gates[name], urls, api_key=settings.upstream_api_key, trained=True
+                    settings,
+                    gates[name],
+                    urls,
+                    api_key=settings.upstream_api_key,
+                    policy=name,
+                    trained=True,
                 )
                 for name, urls in settings.policies.items()
             },
         }
         """The policies' engines by name, the default policy's first."""
         self._settings = settings
-        self._default = Destination(self.policies[DEFAULT_POLICY])
+        self._default = self.policies[DEFAULT_POLICY]
         self._others = {
             name: _other(settings, name, other) for name, other in settings.other_models.items()
         }
-        self._by_name = {
-            name: Destination(self.policies[name], policy=name) for name in settings.policies
-        } | self._others
+        self._by_name = {name: self.policies[name] for name in settings.policies} | self._others
         self._by_role = {
             role: self._named(name) or self._default for role, name in settings.role_models.items()
         }
         self.only = None if self._by_name else self._default
-        """The destination of every call if there is none but the default policy, else ``None``."""
+        """The engines of every call if there are none but the default policy's, else ``None``."""
 
     async def start(self) -> None:
         for pool in self._pools():
@@ -81,23 +68,23 @@ class ModelRoutes:
             await pool.close()
 
     def _pools(self) -> list[EnginePool]:
-        return [*self.policies.values(), *(other.engines for other in self._others.values())]
+        return [*self.policies.values(), *self._others.values()]
 
     def states(self) -> list[EngineState]:
         """Return the states of the engines of all policies."""
         return [state for pool in self.policies.values() for state in pool.states()]
 
-    def find(self, model: str, role: str | None) -> Destination:
-        """Return the destination for a role; if none is set, the one for the model's name, else the
-        default policy."""
+    def find(self, model: str, role: str | None) -> EnginePool:
+        """Return the engines for a role; if none are set, those for the model's name, else those of
+        the default policy."""
         to = None
         if role is not None:
             to = self._by_role.get(role) or self._by_role.get(SUBAGENT)
         return to or self._named(model) or self._default
 
-    def _named(self, name: str) -> Destination | None:
-        """Return the further policy or the other model that has this name or whose pattern matches
-        it."""
+    def _named(self, name: str) -> EnginePool | None:
+        """Return the engines of the further policy or the other model that has this name or whose
+        pattern matches it."""
         exact = self._by_name.get(name)
         if exact is not None:
             return exact
@@ -117,15 +104,14 @@ class ModelRoutes:
         return {**self._settings.model_aliases, **policies, **named}
 
 
-def _other(settings: ProxySettings, name: str, other: OtherModel) -> Destination:
-    pool = EnginePool(
+def _other(settings: ProxySettings, name: str, other: OtherModel) -> EnginePool:
+    kind = "external" if other.external else "frozen"
+    return EnginePool(
         settings,
         PolicyGate(),
         other.urls,
         model=other.model,
         api_key=other.api_key,
         external=other.external,
+        notes=(Note(FROZEN, f"{kind} {name}"),),
     )
-    kind = "external" if other.external else "frozen"
-    notes = (Note(FROZEN, f"{kind} {name}"),)
-    return Destination(pool, frozen=True, external=other.external, notes=notes)

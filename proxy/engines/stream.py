@@ -11,18 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.endpoint import (
-    CONNECTION_ERRORS,
-    connection_error,
-    refusal,
-    without_keys,
-)
-from bridle.proxy.engines.pool import EnginePool, Homes, PooledEngine, report
+from bridle.proxy.engines.engine import PooledEngine
+from bridle.proxy.engines.errors import CONNECTION_ERRORS, connection_error, refusal, without_keys
+from bridle.proxy.engines.pool import EnginePool, Homes
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.engines.served_weights import other_weights
 from bridle.proxy.engines.transport import ConnectionEpochOver, EngineResponse
+from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError, Event
 from bridle.proxy.wire.in_flight import STEP, Held
@@ -121,9 +116,7 @@ class EngineStream:
             engine = self._pool.choose(self._session_id, self._homes, tried)
             if engine in tried:
                 await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
-            model = self._pool.known_model(engine, self._request.model)
-            if model is None:
-                model = await self._pool.read_model(engine, self._request.model)
+            model = await self._pool.model_name(engine, self._request.model)
             body = self._request.body(model, fields.taken)
             try:
                 await self._ask(engine, body)
@@ -149,11 +142,43 @@ class EngineStream:
         engine, response = self.engine, self._response
         assert engine is not None, "open() first"  # noqa: S101 - a programming error
         assert response is not None, "open() first"  # noqa: S101
+        streamed, limits = self._request.stream, self._limits
+        sse: SseParser | None = None
+        # One buffer: pieces of many replies would leave holes in the heap.
+        whole = None if streamed else bytearray()
+
+        def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
+            nonlocal sse, whole
+            self._received += len(chunk)
+            if streamed and self._received > limits.reply_bytes:
+                raise self.ended_by("reply_bytes", limits.reply_bytes)
+            if sse is None and whole is None and (start := chunk.lstrip(_BEFORE_A_BODY)):
+                if start.startswith(_BODY_STARTS):
+                    self._notes.append(Note("whole_reply_to_stream"))
+                    whole = bytearray()
+                else:
+                    sse = SseParser(limits.event_bytes)
+            if sse is not None:
+                events = self._events(sse.feed(chunk))
+                if self._over:
+                    response.leave()
+                return sink(events) if events else None
+            if self._received > limits.event_bytes:
+                raise EventTooLarge
+            if whole is not None:
+                whole.extend(chunk)
+            if self._received - self._counted > STEP:
+                self.hold(self._received - self._counted)
+                self._counted = self._received
+            return None
+
         try:
-            if self._request.stream:
-                await self._follow(response, sink)
-            else:
-                sink(self._whole(await self._read(response)))
+            await response.follow(arrived)
+            # If no events come, an error can still have a status of its own.
+            if not self._over and (events := self._rest(sse, whole)):
+                sink(events)
+        except EventTooLarge:
+            raise self.ended_by("event_bytes", limits.event_bytes) from None
         except CONNECTION_ERRORS as error:
             self._failure = connection_error(error)
             self._broke_off = True
@@ -161,36 +186,36 @@ class EngineStream:
             # What a reply says is no evidence against the engine: one agent's requests could
             # otherwise take it from all others.
             if self._broke_off and _is_failure(self._failure):
-                before = engine.circuit.state
                 engine.circuit.failed(session=self._session_id)
-                report(engine, before, self._failure.message)
+                engine.report(self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
             engine.circuit.succeeded()
         if self._pool.external:
             self._pool.assistant_fields.sent(self._decoder.opaque_names)
         version = engine.serves.version
-        if version != self._asked_version and not self._request.stream:
+        if version != self._asked_version and not streamed:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
 
     def close(self) -> None:
         """Close the connection unless the reply is over; the engine then stops generating."""
         if self._response is not None and (self._failure is not None or not self._over):
             self._response.close()
-        if self._running_at is not None:
-            self._running_at.leave()
-            self._running_at = None
+        engine, self._running_at = self._running_at, None
+        if engine is not None:
+            engine.running -= 1
+            if engine.removed:
+                engine.left()
 
     async def _ask(self, engine: PooledEngine, body: bytes) -> None:
         circuit, request = engine.circuit, self._request
-        before = CircuitState.CLOSED if circuit.calm else circuit.state
         trial = not circuit.calm and circuit.begin()
         self.engine = self._running_at = engine
         self._asked_version = engine.serves.version
         engine.running += 1
         headers = f"x-request-id: {self._call_id}\r\n"
         try:
-            transport, epoch = engine.endpoint.transport, engine.serves.connection_epoch
+            transport, epoch = engine.transport, engine.serves.connection_epoch
             try:
                 self._response = await transport.request(
                     "POST", request.path, body, headers=headers, connection_epoch=epoch
@@ -205,22 +230,20 @@ class EngineStream:
             if self._response.status != 200:
                 raise await self._refused(self._response)
         except ApiError as error:
-            self._unanswered(engine, error, trial, before)
+            self._unanswered(engine, error, trial)
             raise
         except CONNECTION_ERRORS as error:
             failure = connection_error(error)
-            self._unanswered(engine, failure, trial, before)
+            self._unanswered(engine, failure, trial)
             raise failure from error
         except BaseException:
             circuit.abandoned(trial)
             raise
         if not circuit.calm:
             circuit.answered()
-            report(engine, before)
+            engine.report()
 
-    def _unanswered(
-        self, engine: PooledEngine, error: ApiError, trial: bool, before: CircuitState
-    ) -> None:
+    def _unanswered(self, engine: PooledEngine, error: ApiError, trial: bool) -> None:
         """Record that the engine did not take the call."""
         if error.status in _ANSWERED:
             engine.circuit.answered()
@@ -232,7 +255,7 @@ class EngineStream:
             engine.circuit.abandoned(trial)
         self.close()
         self._response = None
-        report(engine, before, error)
+        engine.report(error)
 
     async def _refused(self, response: EngineResponse) -> ApiError:
         refused = await refusal(response, self._own_keys)
@@ -250,64 +273,6 @@ class EngineStream:
         usable = self._pool.usable_engines()
         others = [engine for engine in usable if engine not in tried]
         return bool(others or (usable and error.retry_after is None))
-
-    async def _follow(self, response: EngineResponse, sink: Sink) -> None:
-        sse = SseParser(self._limits.event_bytes)
-        feed, read, limit = sse.feed, self._streamed, self._limits.reply_bytes
-        whole: bytearray | None = None
-        begun = False
-
-        def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
-            nonlocal begun, whole
-            self._received += len(chunk)
-            if self._received > limit:
-                raise self.ended_by("reply_bytes", limit)
-            if not begun and (start := chunk.lstrip(_BEFORE_A_BODY)):
-                begun = True
-                if start.startswith(_BODY_STARTS):
-                    self._notes.append(Note("whole_reply_to_stream"))
-                    whole = bytearray()
-            if whole is not None:
-                self._collect(whole, chunk)
-                return None
-            events = read(feed(chunk))
-            if self._over:
-                response.leave()
-            return sink(events) if events else None
-
-        try:
-            await response.follow(arrived)
-            events: list[Event] = []
-            if whole is not None:
-                events = self._whole(bytes(whole))
-            elif not self._over:
-                self._over = self._broke_off = True
-                events = read(sse.finish())
-            if events:  # else an error can still have a status of its own
-                sink(events)
-        except EventTooLarge:
-            raise self.ended_by("event_bytes", self._limits.event_bytes) from None
-
-    async def _read(self, response: EngineResponse) -> bytes:
-        """Read the whole reply. Raises :class:`ApiError` for one beyond the limits."""
-        whole = bytearray()  # pieces of many replies would leave holes in the heap
-
-        def arrived(chunk: bytes) -> None:
-            self._received += len(chunk)
-            self._collect(whole, chunk)
-
-        await response.follow(arrived)
-        return bytes(whole)
-
-    def _collect(self, whole: bytearray, chunk: bytes) -> None:
-        """Add a chunk to a reply that is read whole. Raises :class:`ApiError` for one beyond the
-        limits."""
-        if self._received > self._limits.event_bytes:
-            raise self.ended_by("event_bytes", self._limits.event_bytes)
-        whole.extend(chunk)
-        if self._received - self._counted > STEP:
-            self.hold(self._received - self._counted)
-            self._counted = self._received
 
     def hold(self, count: int) -> None:
         """Count bytes of the reply that are kept in memory. Raises :class:`ApiError` if the running
@@ -330,32 +295,26 @@ class EngineStream:
             self._notes.append(note)
         return without_keys(payload, self._own_keys)
 
-    def _whole(self, body: bytes) -> list[Event]:
-        """Return the events of a reply that was read whole, either one JSON body or the events of a
-        stream."""
-        events: list[Event] = []
-        if not self._request.stream and body.lstrip().startswith(_EVENT_STARTS):
+    def _rest(self, sse: SseParser | None, whole: bytearray | None) -> list[Event]:
+        """Return the last events of a reply whose bytes have all come: those of a ``whole`` one,
+        which is one JSON body or the events of a stream, or of a stream without its end."""
+        if whole is None:
+            payloads = [] if sse is None else sse.finish()
+        elif self._request.stream or not whole.lstrip().startswith(_EVENT_STARTS):
+            self._over = True
+            return self._events([bytes(whole)])
+        else:
             self._notes.append(Note("streamed_reply_to_whole"))
             sse = SseParser()
-            payloads = [*sse.feed(body), *sse.finish()]
-            events = self._streamed(payloads)
-            if not self._over:
-                self._over = self._broke_off = True
-                events += self._streamed([])
-            return events
-        self._over = True
-        for key in self._own_keys:
-            if key in body:
-                body = self._cleaned(body)
-        try:
-            events = self._decoder.events(body)
-            events += self._decoder.last_events()
-        except ApiError as failure:
-            self._failure = failure
+            payloads = [*sse.feed(bytes(whole)), *sse.finish()]
+        events = self._events(payloads)
+        if not self._over:
+            self._over = self._broke_off = True
+            events += self._events([])
         return events
 
-    def _streamed(self, payloads: list[bytes]) -> list[Event]:
-        """Return the events of ``payloads``, and the last events if the stream is over with
+    def _events(self, payloads: list[bytes]) -> list[Event]:
+        """Return the events of ``payloads``, and the last events if the reply is over with
         them."""
         events: list[Event] = []
         keys = self._own_keys

@@ -21,7 +21,6 @@ from bridle.proxy.continuation.roles import (
     rules_from,
 )
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.routes import Destination
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 
 log = logging.getLogger("bridle.proxy")
@@ -31,7 +30,7 @@ _PLAIN: Final = Question((Message("user", "Ready?"),))
 
 
 class TemplateRoles:
-    """The role rules of every destination."""
+    """The role rules of every pool of engines."""
 
     def __init__(self, policies: RoleRules | None) -> None:
         """Create the table. ``policies`` are the rules of the policies' template, or ``None`` if it
@@ -40,26 +39,26 @@ class TemplateRoles:
         self._asked: dict[EnginePool, RoleRules | None] = {}
         self._asking: defaultdict[EnginePool, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def of(self, to: Destination, request: Request) -> RoleRules | None:
+    async def of(self, to: EnginePool, request: Request) -> RoleRules | None:
         """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
         engine need not be asked because the messages are ordinary."""
         if request.dialect == "completions" or to.external:
             return RoleRules()
-        if self._policies is not None and not to.frozen:
+        if self._policies is not None and to.trained:
             return self._policies
         if is_ordinary(request.messages):
             return None
-        if to.engines in self._asked:
-            return self._asked[to.engines]
-        async with self._asking[to.engines]:
-            if to.engines not in self._asked:
+        if to in self._asked:
+            return self._asked[to]
+        async with self._asking[to]:
+            if to not in self._asked:
                 try:
-                    self._asked[to.engines] = await _ask(to.engines, request.model)
+                    self._asked[to] = await _ask(to, request.model)
                 except ApiError as error:
                     # The call meets the same fault, or the next one asks again.
                     log.info("roles_not_asked", extra={"reason": error.message})
                     return None
-            return self._asked[to.engines]
+            return self._asked[to]
 
 
 async def _ask(engines: EnginePool, model: str) -> RoleRules | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridle.proxy.engines.engine_sampling import EngineSampling
+from bridle.proxy.engines.weights import EngineSampling
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings
 from bridle.proxy.wire.sse import SseParser
 from support.theatre import Sent, Theatre
@@ -51,8 +51,8 @@ class OddUpstreams(Theatre):
             other_models={"ext": OtherModel(("http://other",), "ext", None, external=True)},
         )
         super().__init__(settings, ("m", "ext"))
-        for endpoint in self.endpoints:
-            endpoint.sampling = EngineSampling("processed", True)
+        for engine in self.engines:
+            engine.sampling = EngineSampling("processed", True)
 
     def ask(
         self, sent: Sent, dialect: str, *, stream: bool, external: bool = False, tools: bool = True

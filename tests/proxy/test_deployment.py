@@ -17,7 +17,7 @@ from bridle.proxy import deployment
 from bridle.proxy.deployment import Deployment
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.served_weights import ServedWeights
+from bridle.proxy.engines.weights import ServedWeights
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, StoreUnavailable
@@ -204,7 +204,8 @@ async def test_the_calls_of_every_process_at_a_removed_engine_are_waited_for(url
         await holds(lambda: set(other.serves()) == {FIRST})
         await asyncio.sleep(0.4)
         assert not removing.done()
-        engine.leave()
+        engine.running = 0
+        engine.left()
         await removing
 
 

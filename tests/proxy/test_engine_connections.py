@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridle.proxy.engines.connections import EngineConnections
 from bridle.proxy.engines.transport import (
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
-    EngineTransport,
+    EngineConnections,
 )
 from support.plain_transport import PlainTransport
 
@@ -50,7 +52,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[Served]:
+async def serving(answer: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Served]:
     served = Served()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +70,7 @@ async def serving(answer: Handler) -> AsyncIterator[Served]:
             served.closed.set()
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     served.port = server.sockets[0].getsockname()[1]
     try:
         yield served
@@ -93,8 +95,8 @@ TRANSPORTS: Any = pytest.mark.parametrize("make", [EngineConnections, PlainTrans
 
 @asynccontextmanager
 async def connected(
-    url: str, make: Callable[..., EngineTransport] = EngineConnections, **options: Any
-) -> AsyncIterator[EngineTransport]:
+    url: str, make: Callable[..., Any] = EngineConnections, **options: Any
+) -> AsyncIterator[Any]:
     given = {"api_key": None, "limit": 8, "connect_timeout_s": 5.0, "stall_timeout_s": 5.0}
     connections = make(url, **(given | options))
     try:
@@ -103,9 +105,10 @@ async def connected(
         await connections.close()
 
 
-async def asked(connections: EngineTransport, body: bytes = b"{}") -> bytes:
+async def asked(connections: Any, body: bytes = b"{}") -> bytes:
     reply = await connections.request("POST", "/v1/x", body)
-    return await reply.read()
+    body: bytes = await reply.read()
+    return body
 
 
 async def test_a_connection_serves_the_next_request_too() -> None:
@@ -141,8 +144,16 @@ async def test_a_reply_shorter_than_announced_is_broken(make: Any) -> None:
         b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         OK + OK,
+        STREAM + b"0\r\n" + b"".join(b"a%d: %b\r\n" % (n, b"b" * 1000) for n in range(100)),
     ],
-    ids=["no_http", "bad_length", "endless_headers", "upgrade", "answered_twice"],
+    ids=[
+        "no_http",
+        "bad_length",
+        "endless_headers",
+        "upgrade",
+        "answered_twice",
+        "endless_trailer",
+    ],
 )
 async def test_what_makes_no_sense_ends_the_connection(make: Any, nonsense: bytes) -> None:
     async with serving(says(nonsense)) as served, connected(served.url, make) as connections:
@@ -157,6 +168,38 @@ async def test_nothing_listens_there(make: Any) -> None:
     async with connected(url, make) as connections:
         with pytest.raises(ConnectionFailed):
             await asked(connections)
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's certificate, which clients trust."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    subprocess.run(["openssl", "req", "-x509", *made, *names], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@TRANSPORTS
+async def test_an_engine_behind_tls(make: Any, tls: ssl.SSLContext) -> None:
+    body = b"x" * 100_000
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving(says(head + body), tls) as served:
+        async with connected(f"https://127.0.0.1:{served.port}", make) as connections:
+            assert [await asked(connections) for _ in range(3)] == [body] * 3
+        assert served.connections == (1 if make is EngineConnections else 3)
+
+
+async def test_connections_that_are_closed_send_nothing_more() -> None:
+    async with serving(says(OK)) as served, connected(served.url) as connections:
+        assert await asked(connections) == b"ok"
+        await connections.close()
+        with pytest.raises(ConnectionFailed, match="closed"):
+            await asked(connections)
+        assert len(served.heads) == 1
 
 
 @TRANSPORTS

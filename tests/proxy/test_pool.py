@@ -17,10 +17,9 @@ import openai
 import pytest
 
 from bridle.engine.scripted import Cut, Refuse, ScriptedEngine, ScriptedReply, Stall
-from bridle.proxy.engines.circuit import Circuit, CircuitState
-from bridle.proxy.engines.endpoint import EngineEndpoint
+from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.engines.pool import EnginePool, PooledEngine, report
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, ProxySettings, engine_base
 from bridle.store.operations.gates import Served
 from bridle.store.records import CallStatus
@@ -234,15 +233,13 @@ def test_a_dead_engine_is_ejected_by_its_checks_and_readmitted_when_it_is_back(
     assert states(bench)[pair[0].name]["circuit"] == "closed"
 
 
-def test_an_engine_that_stays_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_stays_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """Its trials and checks go on failing every second."""
-    endpoint = EngineEndpoint(
-        ProxySettings("http://127.0.0.1:9", "unused.db"), "http://127.0.0.1:9"
-    )
-    engine = PooledEngine(endpoint, Circuit(1), 0)
+    settings = ProxySettings("http://127.0.0.1:9", "unused.db", limits=Limits(failures_to_eject=1))
+    engine = PooledEngine(settings, "http://127.0.0.1:9")
     engine.circuit.failed()
-    report(engine, CircuitState.CLOSED)
-    report(engine, CircuitState.HALF_OPEN)
+    engine.report()
+    engine.report()
     assert [record.message for record in caplog.records] == ["engine_ejected"]
 
 

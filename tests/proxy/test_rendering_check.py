@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import httpx
-import numpy as np
 import pytest
 
 from bridle.cli.commands.status import status
+from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATE_FILE, Tokenizer, compile_chat_template
 from bridle.engine.serve import generation
-from bridle.proxy.engines import rendering_check
+from bridle.proxy.engines import rendering
+from bridle.proxy.engines.engine import EngineRendering
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.rendering import EngineRendering
-from bridle.proxy.engines.rendering_check import RenderingCheck
 from bridle.proxy.wire.canonical import ApiError
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
-from bridle.store.records import BreakReason, CallEnded, CallStatus, Note
+from bridle.store.records import BreakReason, Note
 
 DIFFERS = Note("tokenizer_differs")
 OTHERWISE = "engine_renders_otherwise"
@@ -101,7 +101,7 @@ def test_a_renderer_that_only_real_calls_show_is_noticed(
         return "Knowledge cutoff: 2024-06\n" + render(*args, **kwargs)
 
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
-    probe = list(rendering_check.PROBE)
+    probe = list(rendering.PROBE)
     served = httpx.post(
         f"{stage.engine.base_url}/tokenize", json={"model": "tiny-policy", "messages": probe}
     ).json()["tokens"]
@@ -135,24 +135,64 @@ def test_only_an_engine_that_was_connected_to_anew_is_believed_again() -> None:
     assert (engine.agrees, engine.difference) == (True, "")
 
 
-async def test_prompts_that_are_too_many_to_compare_are_counted(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_each_shape_of_a_prompt_is_compared_once_until_the_template_may_have_changed() -> None:
+    engine = EngineRendering()
+    assert engine.due(0, "plain")
+    assert not engine.due(0, "plain")
+    assert engine.due(0, "tools")
+    assert not engine.due(0, "tools")
+    assert engine.due(1, "plain")
+
+
+def test_a_renderer_that_only_tools_show_is_noticed_after_a_session_without_tools(
+    stage: Any, start_proxy: Any, tmp_path: Path, model_dir: Path
 ) -> None:
-    counted: list[Note] = []
-    check = RenderingCheck(Tokenizer(model_dir), None, _never, counted.extend)  # type: ignore[arg-type]
-    monkeypatch.setattr(rendering_check, "_MOST_WAITING", 0)
-    ended = CallEnded("c", "s", CallStatus.COMPLETE, 1.0, prompt_token_ids=np.zeros(1, np.uint32))
-    check.begin(None, _Ask(), ended, datetime.now().timestamp())  # type: ignore[arg-type]
-    assert counted == [Note("rendering_uncompared")]
+    """As a model with one template for chats and another one for chats with tools."""
+    shutil.copytree(model_dir, tmp_path / "other")
+    template = tmp_path / "other" / CHAT_TEMPLATE_FILE
+    template.write_text("{% if tools %}Tools!{% endif %}" + template.read_text())
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=tmp_path / "other")
+    assert [noted(call) for call in turns(bench, 2)] == [[], []]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    calls = turns(bench, 2, tools=[tool])
+    assert [noted(call) for call in calls[2:]] == [[OTHERWISE]] * 2
 
 
-def _never(work: Any, session: str) -> asyncio.Task[None]:
-    raise AssertionError("nothing is compared")
+def test_a_template_that_a_publish_changes_is_compared_again(
+    stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    assert [noted(call) for call in turns(bench, 2)] == [[], []]
+    template = (model_dir / CHAT_TEMPLATE_FILE).read_text()
+    served = stage.engine.backend.tokenizer
+    changed = compile_chat_template(template.replace("<|im_start|>", "<|im_start|> "))
+    monkeypatch.setitem(served.__dict__, "_compiled", changed)
+    reply = httpx.put(f"{bench.url}/bridle/v1/policy", json={"version": 1})
+    reply.raise_for_status()
+    assert [noted(call)[0] for call in turns(bench, 2)[2:]] == [OTHERWISE] * 2
 
 
-class _Ask:
-    path = "/v1/chat/completions"
-    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}  # noqa: RUF012
+@pytest.mark.parametrize("error", [TemplateError("a role"), TypeError("a text")])
+async def test_a_prompt_that_cannot_be_rendered_here_is_noted_and_its_call_goes_on(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def render(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(Tokenizer, "render", render)
+    state = EngineRendering()
+    engine: Any = SimpleNamespace(
+        name="engine",
+        transport=SimpleNamespace(connection_epoch=1),
+        serves=SimpleNamespace(publishes=0),
+        rendering=state,
+    )
+    fields = {"messages": [{"role": "user", "content": "hi"}]}
+    ask: Any = SimpleNamespace(path="/v1/chat/completions", fields=fields)
+    check = rendering.RenderingCheck(Tokenizer(model_dir))
+    note = await check.compare(engine, ask, [1], "call_1", time.time())
+    assert note == Note("rendering_uncompared", type(error).__name__)
+    assert (state.agrees, state.difference) == (False, "")
 
 
 # A session that another process began: no prompt of it has been compared here.
@@ -187,7 +227,7 @@ def test_an_engine_that_returns_no_ids_of_a_text_is_believed(
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridle.proxy.engines.endpoint.TOKENIZE", "/nothing/here")
+    monkeypatch.setattr("bridle.proxy.engines.engine.TOKENIZE", "/nothing/here")
     bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
     calls = turns(bench, 2, begun)
     assert [call.notes for call in calls] == [()] * 3
@@ -221,7 +261,7 @@ def test_an_engine_that_disagreed_is_asked_again(
         compile_chat_template(template.replace("<|im_start|>", "<|im_start|> ")),
     )
     assert DIFFERS in turns(mistaken, 1, begun)[-1].notes, "not at once"
-    monkeypatch.setattr("bridle.proxy.engines.rendering_check._AGAIN_S", 0.0)
+    monkeypatch.setattr("bridle.proxy.engines.rendering._AGAIN_S", 0.0)
     assert DIFFERS not in turns(mistaken, 1, begun)[-1].notes
 
 

@@ -13,12 +13,11 @@ from typing import Final
 
 import h11
 
+from bridle.proxy.engines.addresses import EngineAddress
 from bridle.proxy.engines.transport import (
-    Answer,
     ConnectionBroke,
     ConnectionEpochOver,
     ConnectionFailed,
-    EngineAddress,
     Follower,
 )
 
@@ -54,9 +53,9 @@ class PlainResponse:
             self.headers[name.decode("latin-1")] = value.decode("latin-1")
 
     async def read(self) -> bytes:
-        answer = Answer()
-        await self.follow(answer.take)
-        return answer.body
+        body = bytearray()
+        await self.follow(body.extend)
+        return bytes(body)
 
     async def follow(self, follower: Follower) -> None:
         try:
@@ -99,7 +98,7 @@ class PlainResponse:
 
 
 class PlainTransport:
-    """See :class:`bridle.proxy.engines.transport.EngineTransport`."""
+    """See :class:`bridle.proxy.engines.transport.EngineConnections`."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bridle.proxy.app import App
-from bridle.proxy.engines.endpoint import EngineEndpoint
-from bridle.proxy.engines.transport import Answer, ConnectionBroke, Follower
+from bridle.proxy.engines.engine import PooledEngine
+from bridle.proxy.engines.transport import ConnectionBroke, Follower
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
 
@@ -50,9 +50,9 @@ class Response:
         self._sent, self._left = sent, False
 
     async def read(self) -> bytes:
-        answer = Answer()
-        await self.follow(answer.take)
-        return answer.body
+        body = bytearray()
+        await self.follow(body.extend)
+        return bytes(body)
 
     async def follow(self, follower: Follower) -> None:
         for piece in self._sent.pieces:
@@ -99,10 +99,10 @@ class Theatre:
         self.transport = Transport()
         self.runner = asyncio.Runner()
         self._stop = asyncio.Event()
-        self.endpoints: list[EngineEndpoint] = self.runner.run(self._start(models))
+        self.engines: list[PooledEngine] = self.runner.run(self._start(models))
         self.reader = Reader(settings.store_url)
 
-    async def _start(self, models: Iterable[str]) -> list[EngineEndpoint]:
+    async def _start(self, models: Iterable[str]) -> list[PooledEngine]:
         started, self._stop = asyncio.Event(), asyncio.Event()
 
         async def receive() -> dict[str, str]:
@@ -119,11 +119,11 @@ class Theatre:
         await started.wait()
         assert self.app.services
         find = self.app.services.models.find
-        pools = [find(model, None).engines for model in models]
-        endpoints = [one.endpoint for pool in pools for one in pool._engines.values()]
-        for endpoint in endpoints:
-            endpoint.transport = self.transport
-        return endpoints
+        pools = [find(model, None) for model in models]
+        engines = [one for pool in pools for one in pool._engines.values()]
+        for engine in engines:
+            engine.transport = self.transport  # type: ignore[assignment]
+        return engines
 
     def close(self) -> None:
         async def stop() -> None:

@@ -82,7 +82,7 @@ def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) 
     """Check whether the engine at ``url`` makes the same ids of a conversation as the tokenizer in
     ``directory``. Both must have been examined by themselves. One token is sampled, because only
     the prompt of a real call shows an engine that does not render by the template."""
-    from bridle.proxy.engines.rendering_check import PROBE
+    from bridle.proxy.engines.rendering import PROBE
 
     tokenizer = Tokenizer(directory)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}

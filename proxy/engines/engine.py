@@ -1,14 +1,15 @@
-"""The proxy's requests to one engine besides calls, and the errors for its failures."""
+"""One engine of a pool: its connections, its state, and the requests to it besides calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -20,17 +21,14 @@ from bridle.engine.contract.contract import (
     VERSION,
     WEIGHT_INFO,
 )
-from bridle.proxy.engines.connections import EngineConnections
-from bridle.proxy.engines.engine_sampling import UNKNOWN, EngineSampling
-from bridle.proxy.engines.transport import (
-    ConnectionBroke,
-    ConnectionFailed,
-    EngineResponse,
-    EngineTransport,
-)
-from bridle.proxy.engines.upstream_errors import refused
+from bridle.proxy.engines.circuit import Circuit, CircuitState
+from bridle.proxy.engines.errors import CONNECTION_ERRORS, connection_error, refusal, without_keys
+from bridle.proxy.engines.transport import EngineConnections
+from bridle.proxy.engines.weights import UNKNOWN, EngineSampling, ServedWeights
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import ApiError, Request
+
+log = logging.getLogger("bridle.proxy")
 
 _MODELS_FRESH_S: Final = 30.0
 _HEALTH_TIMEOUT_S: Final = 15.0
@@ -40,21 +38,78 @@ _FINGERPRINTS: Final = ((VERSION, "weights_fingerprint"), (WEIGHT_INFO, "weight_
 """The routes and fields in which engines report their weights: first our own engines', then
 vLLM's."""
 _NO_ROUTE: Final = frozenset({404, 405, 501})
-REMOVED: Final = b"[a key of the proxy]"
-CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
 
 
-class EngineEndpoint:
-    """Requests to one engine. Start it inside the event loop that uses it."""
+class EngineRendering:
+    """The results of comparing one engine's prompts with the local rendering
+    (:mod:`bridle.proxy.engines.rendering`)."""
 
-    def __init__(self, settings: ProxySettings, base: str, api_key: str | None = None) -> None:
-        """``base`` is the engine's URL without ``/v1``."""
+    __slots__ = ("_differed_in", "_period", "_shapes", "agrees", "difference")
+
+    def __init__(self) -> None:
+        self.agrees = False
+        """True if at least one prompt was compared and every compared prompt equals the local
+        rendering."""
+        self.difference = ""
+        """A description of how a prompt differed; empty if none did. Calls are not continued
+        exactly while it is set."""
+        self._period: Hashable = None
+        self._shapes: set[Hashable] = set()
+        """The shapes of prompts that were compared in the current period."""
+        self._differed_in: Hashable = None
+
+    def due(self, period: Hashable, shape: Hashable) -> bool:
+        """Return True for the first prompt of a shape in a period. A period ends when the engine
+        may have got another template."""
+        if period != self._period:
+            self._period, self._shapes = period, set()
+        seen = len(self._shapes)
+        self._shapes.add(shape)
+        return len(self._shapes) > seen
+
+    def found(self, difference: str, period: Hashable) -> None:
+        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
+        difference, equal prompts count only in another period."""
+        if difference:
+            self.difference, self.agrees, self._differed_in = difference, False, period
+        elif not self.difference or period != self._differed_in:
+            self.difference, self.agrees = "", True
+
+
+class PooledEngine:
+    """One engine of a pool. Create it inside the event loop that uses it."""
+
+    def __init__(
+        self, settings: ProxySettings, base: str, *, api_key: str | None = None, version: int = 0
+    ) -> None:
+        """Create the engine without a connection. ``base`` is its URL without ``/v1``; ``version``
+        is the policy version that it serves. Raises ``ValueError`` if ``base`` is not an HTTP
+        URL."""
+        limits = settings.limits
         self.base = base
-        self._settings = settings
-        self._api_key = api_key
+        self.name = urlsplit(base).netloc.rpartition("@")[2]
+        """Host and port; for operators, never for clients."""
+        self.transport = EngineConnections(
+            base,
+            api_key=api_key,
+            limit=limits.max_connections,
+            connect_timeout_s=limits.connect_timeout_s,
+            stall_timeout_s=limits.stall_timeout_s,
+        )
+        self.circuit = Circuit(limits.failures_to_eject)
+        self.serves = ServedWeights(self.name, self.read_fingerprint, version)
+        self.rendering = EngineRendering()
+        self.running = 0
+        """Number of calls that it serves. Add 1 for a call. When the call is over, subtract 1, and
+        call :meth:`left` if the engine has been removed."""
+        self.removed = False
+        """Whether it has been taken out of its pool."""
+        self.retries = 0
+        """Number of calls that were retried after this engine failed them."""
+        self.fault: ApiError | str | None = None
+        """The latest failure of a call or a health check; ``None`` once either has succeeded."""
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engine sends."""
-        self.transport: EngineTransport = _NoTransport()
         self.names: Sequence[str] = ()
         """The names of the engine's models, as it listed them last."""
         self.names_until = float("-inf")
@@ -66,20 +121,39 @@ class EngineEndpoint:
         self._sampling_epoch = -1
         """The connection epoch in which ``sampling`` was read: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
+        self._ejected = False
+        """Whether the last report was that the circuit has opened."""
+        self._left = asyncio.Event()
 
-    async def start(self) -> None:
-        limits = self._settings.limits
-        self.transport = EngineConnections(
-            self.base,
-            api_key=self._api_key,
-            limit=limits.max_connections,
-            connect_timeout_s=limits.connect_timeout_s,
-            stall_timeout_s=limits.stall_timeout_s,
-        )
+    @property
+    def version(self) -> int:
+        """The policy version of the tokens that arrive from it."""
+        return self.serves.version
 
-    async def close(self) -> None:
-        transport, self.transport = self.transport, _NoTransport()
-        await transport.close()
+    def left(self) -> None:
+        """Wake :meth:`retired` after a running call is over."""
+        self._left.set()
+
+    async def retired(self) -> None:
+        """Wait until no call runs there any more, then close its connections."""
+        while self.running:
+            self._left.clear()
+            await self._left.wait()
+        await self.transport.close()
+
+    def report(self, cause: ApiError | str | None = None) -> None:
+        """Log that the circuit has opened or closed since the last report, if it has. ``cause`` is
+        the latest failure; it is kept as the engine's ``fault``."""
+        self.fault = cause
+        closed = self.circuit.state is CircuitState.CLOSED
+        if closed and self._ejected:
+            log.info("engine_readmitted", extra={"engine": self.name})
+        elif not closed and not self._ejected:
+            extra = {"engine": self.name, "cause": cause and str(cause)}
+            log.warning("engine_ejected", extra=extra)
+        self._ejected = not closed
+
+    # -- requests besides calls ------------------------------------------------------------------
 
     async def models(self) -> tuple[dict[str, Any], ...]:
         """Return the engine's model cards, or the last known ones while it does not answer.
@@ -147,23 +221,22 @@ class EngineEndpoint:
             ids: list[int] | None = orjson.loads(await response.read()).get("tokens")
             return ids
 
-    async def fault(self) -> ApiError | str | None:
+    async def check_health(self) -> ApiError | str | None:
         """Return the reason why the engine is not healthy, or ``None`` if it is. An engine whose
         health route is missing or closed is healthy while it answers at all: its calls show what it
         cannot do."""
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
-        except ApiError as error:  # it has been removed meanwhile
-            return error
         except CONNECTION_ERRORS as error:
             return connection_error(error)
         if response.status >= 500 and response.status not in _NO_ROUTE:
             return f"{HEALTH} answers {response.status}"
         return None
 
-    async def fingerprint(self) -> str | None:
-        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none.
+    async def read_fingerprint(self) -> tuple[str | None, int]:
+        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none,
+        and the connection epoch in which it was read.
 
         Raises :class:`ApiError` if it could not be read.
         """
@@ -171,8 +244,8 @@ class EngineEndpoint:
             with _reading("the engine's report of its weights"):
                 report = await self._get(path)
                 if isinstance(report, dict) and isinstance(fingerprint := report.get(name), str):
-                    return fingerprint
-        return None
+                    return fingerprint, self.transport.connection_epoch
+        return None, self.transport.connection_epoch
 
     @property
     def sampling_known(self) -> bool:
@@ -213,20 +286,6 @@ class EngineEndpoint:
         return orjson.loads(body)
 
 
-class _NoTransport:
-    """The transport of an endpoint that is not started or has been closed; it refuses every
-    request."""
-
-    connection_epoch = 0
-    any_open = False
-
-    async def request(self, *_: object, **__: object) -> EngineResponse:
-        raise ApiError("overloaded", "the proxy is starting or stopping", status=503)
-
-    async def close(self) -> None:
-        pass
-
-
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Convert the failures of reading ``what`` from the engine to :class:`ApiError`."""
@@ -236,45 +295,3 @@ def _reading(what: str) -> Iterator[None]:
         raise connection_error(error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ApiError("upstream_error", f"{what} cannot be read", status=502) from error
-
-
-def connection_error(error: Exception) -> ApiError:
-    """Return the error for a failed connection, in neutral terms and without the engine's
-    address."""
-    if isinstance(error, TimeoutError):
-        return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
-    if isinstance(error, ConnectionFailed):
-        return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
-    return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
-
-
-def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
-    """Remove the proxy's own ``keys`` from a body that an engine sent: some engines quote in a
-    refusal the key that they were sent."""
-    for key in keys:
-        body = body.replace(key, REMOVED)
-    return body
-
-
-async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
-    """Return the engine's error response as an :class:`ApiError`, without the proxy's own
-    ``keys``."""
-    try:
-        body = without_keys(await response.read(), keys)
-    except CONNECTION_ERRORS as error:
-        return connection_error(error)
-    status = response.status
-    if 300 <= status < 400:
-        message = "the engine redirects: the proxy must be given the address that it leads to"
-        return ApiError("upstream_error", message, status=500)
-    return refused(body, status, _seconds(response.headers.get("retry-after")))
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds to wait, or ``None`` for a date and for a value that is no duration:
-    ``inf`` and ``nan`` are floats, too."""
-    try:
-        seconds = float(retry_after or "nan")
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None

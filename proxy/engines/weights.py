@@ -1,4 +1,4 @@
-"""The policy version published to an engine, and the check that it still serves those weights.
+"""The weights that an engine serves, the check that they are those published, and its sampling.
 
 An engine reports a *fingerprint* of the weights that it serves: our own engines a digest of them,
 vLLM the version that it was stamped with. The fingerprint that it reports when a policy version is
@@ -15,23 +15,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self
 
-from bridle.proxy.engines.endpoint import EngineEndpoint
+import msgspec
+
+from bridle.engine.contract.contract import NEUTRAL_DEFAULTS, PROCESSED_LOGPROBS
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.operations.gates import Served
+from bridle.store.records import LogprobsOf
 
 log = logging.getLogger("bridle.proxy")
 
 _PUBLISHING_S: Final = 5.0
 """Seconds that a publish waits for the fingerprint, most often with the engine paused."""
 _CHECKING_S: Final = 15.0
+_MODES: Final[dict[str, LogprobsOf]] = {PROCESSED_LOGPROBS: "processed", "raw_logprobs": "raw"}
+
+
+Read = Callable[[], Awaitable[tuple[str | None, int]]]
+"""Asks an engine for its fingerprint. Returns it with the connection epoch in which it was read."""
 
 
 class ServedWeights:
     """The policy version and the fingerprint of one engine."""
 
-    def __init__(self, endpoint: EngineEndpoint, name: str, version: int) -> None:
+    def __init__(self, name: str, read: Read, version: int) -> None:
         self.version = version
         """The version that was published last."""
         self.fingerprint: str | None = None
@@ -41,8 +50,8 @@ class ServedWeights:
         """True if the engine reported another fingerprint when it was last asked."""
         self.changes = 0
         """Number of times that ``changed`` became true."""
-        self._endpoint = endpoint
         self._name = name
+        self._read = read
         self._before: str | None = None
         """The fingerprint before the version was published once more."""
         self.publishes = 0
@@ -119,14 +128,34 @@ class ServedWeights:
         """Return the engine's fingerprint and the connection epoch in which it was read."""
         try:
             async with asyncio.timeout(timeout_s):
-                fingerprint = await self._endpoint.fingerprint()
+                return await self._read()
         except TimeoutError as error:
             message = "the engine did not report its weights in time"
             raise ApiError("upstream_timeout", message, status=504) from error
-        return fingerprint, self._endpoint.transport.connection_epoch
 
 
 def other_weights(version: int) -> ApiError:
     """Return the error for calls to an engine whose weights have changed."""
     message = f"the engine has been restarted with other weights than policy version {version}"
     return ApiError("overloaded", message, status=503, retry_after=1.0)
+
+
+class EngineSampling(msgspec.Struct, frozen=True, gc=False):
+    """An engine's own sampling, without the parameters of requests."""
+
+    logprobs: LogprobsOf
+    neutral: bool
+    """Whether a request that names no parameters gets the policy's own distribution."""
+
+    @classmethod
+    def reported(cls, report: Any) -> Self | None:
+        """Read the sampling from an engine's JSON. Return ``None`` if the engine does not report
+        it."""
+        mode = report.get("logprobs_mode") if isinstance(report, dict) else None
+        if not isinstance(mode, str):
+            return None
+        neutral = report.get("generation_config") == NEUTRAL_DEFAULTS
+        return cls(_MODES.get(mode, "unknown"), neutral)
+
+
+UNKNOWN: Final = EngineSampling("unknown", neutral=False)

@@ -1,4 +1,4 @@
-"""The error of an upstream, however it is sent, in provider-neutral terms.
+"""The failure of an upstream, however it shows, in provider-neutral terms.
 
 Upstreams refuse with a status, or with 200 and an error in the body, in the first event of a stream
 or in a later one. The object is ``{"error": {…}}``, ``{"error": "…"}``, ``{"object": "error", …}``,
@@ -10,13 +10,18 @@ then from its status, and from its sentence only where these are silent
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 from bridle.proxy.dialects import overflow
+from bridle.proxy.engines.transport import ConnectionBroke, ConnectionFailed, EngineResponse
 from bridle.proxy.wire.canonical import ApiError, Overflow
+
+CONNECTION_ERRORS: Final = (ConnectionFailed, ConnectionBroke, TimeoutError, OSError)
+REMOVED: Final = b"[a key of the proxy]"
 
 _SERVER_ERRORS: Final = frozenset(status for status in HTTPStatus if status >= 500)
 _REFUSED: Final = (400, 413, 422)
@@ -193,3 +198,45 @@ def _unread(given: Any, body: bytes, status: int) -> str:
     if isinstance(given, str) and given:
         return given
     return "the engine refused the request without a readable reason"
+
+
+def connection_error(error: Exception) -> ApiError:
+    """Return the error for a failed connection, in neutral terms and without the engine's
+    address."""
+    if isinstance(error, TimeoutError):
+        return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
+    if isinstance(error, ConnectionFailed):
+        return ApiError("upstream_unreachable", "the engine cannot be reached", status=502)
+    return ApiError("upstream_error", "the engine's connection broke in the reply", status=502)
+
+
+def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
+    """Remove the proxy's own ``keys`` from a body that an engine sent: some engines quote in a
+    refusal the key that they were sent."""
+    for key in keys:
+        body = body.replace(key, REMOVED)
+    return body
+
+
+async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
+    """Return the engine's error response as an :class:`ApiError`, without the proxy's own
+    ``keys``."""
+    try:
+        body = without_keys(await response.read(), keys)
+    except CONNECTION_ERRORS as error:
+        return connection_error(error)
+    status = response.status
+    if 300 <= status < 400:
+        message = "the engine redirects: the proxy must be given the address that it leads to"
+        return ApiError("upstream_error", message, status=500)
+    return refused(body, status, _seconds(response.headers.get("retry-after")))
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds to wait, or ``None`` for a date and for a value that is no duration:
+    ``inf`` and ``nan`` are floats, too."""
+    try:
+        seconds = float(retry_after or "nan")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
