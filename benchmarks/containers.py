@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bridle.bench.shell_policy import ShellPolicy, train_bench_tokenizer
 from bridle.engine.scripted import ScriptedEngine
-from bridle.harnesses.adapters import CODING_HARNESSES
+from bridle.harnesses.adapters import ADAPTERS
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
@@ -83,7 +83,7 @@ async def bench_containers(
         "local": ProcessProvider(),
         "container": ContainerProvider(harness),
     }
-    adapter = CODING_HARNESSES[harness]()
+    adapter = ADAPTERS.get(harness)()
     if isinstance(adapter, MiniSweAgent):
         ways |= {"forked": adapter.sandboxes(), "container-forked": adapter.warm_containers()}
     took: dict[str, list[float]] = {name: [] for name in ways}

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from bridle.harnesses.adapters import CODING_HARNESSES, PythonAgent
+from bridle.harnesses.adapters import ADAPTERS, PROGRAMS, PythonAgent
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.install import find_python_harness, pinned_version
 from bridle.run.examples import example_directory
@@ -62,7 +62,7 @@ def _agents_sdk(api: str) -> Adapter:
 
 def _coding(name: str) -> HarnessCase:
     dialect = _DIALECTS.get(name, "chat")
-    adapter, streams = CODING_HARNESSES[name], name != "mini-swe-agent"
+    adapter, streams = ADAPTERS.get(name), name != "mini-swe-agent"
     return HarnessCase(name, dialect, adapter, streams, _PACKAGES.get(name, name))
 
 
@@ -73,7 +73,7 @@ def _python(name: str, make: Callable[[str], Adapter], api: str) -> HarnessCase:
 CASES: Final[Mapping[str, HarnessCase]] = {
     case.name: case
     for case in (
-        *(_coding(name) for name in CODING_HARNESSES),
+        *(_coding(name) for name in PROGRAMS.values()),
         _python("langchain", _langchain, "chat"),
         _python("langchain", _langchain, "responses"),
         _python("openai-agents", _agents_sdk, "chat"),

@@ -106,7 +106,7 @@ class Agent:
             yield self._call()
 
     def _call(self) -> BenchCall:
-        dialect = DIALECTS["chat"]
+        dialect = DIALECTS.get("chat")
         body = {
             "model": "policy",
             "messages": self._messages,

@@ -37,25 +37,9 @@ async def seal_session(client: Client, session: Session, exit_code: int | None) 
 
 
 def session_variables(session: Session) -> dict[str, str]:
-    """Return the variables by which the usual clients find the session.
-
-    The proxy's own suggestions win; the others are derived from the base URLs.
-    """
-    urls, key = session.base_urls, session.key
-    variables: dict[str, str] = {}
-    if "openai" in urls:
-        variables |= {
-            "OPENAI_BASE_URL": urls["openai"],
-            "OPENAI_API_BASE": urls["openai"],
-            "OPENAI_API_KEY": key,
-            # Codex takes its key from here; its base URL only from ``-c openai_base_url=…``.
-            "CODEX_API_KEY": key,
-        }
-    if "anthropic" in urls:
-        variables |= {"ANTHROPIC_BASE_URL": urls["anthropic"], "ANTHROPIC_AUTH_TOKEN": key}
-    if "google" in urls:
-        variables |= {"GOOGLE_GEMINI_BASE_URL": urls["google"], "GEMINI_API_KEY": key}
-    return variables | session.environment
+    """Return the variables by which the usual clients find the session."""
+    # Codex takes its key from here; its base URL only from ``-c openai_base_url=…``.
+    return {"CODEX_API_KEY": session.key, **session.environment}
 
 
 def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:

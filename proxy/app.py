@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from bridle.proxy.calls.data_plane import DataPlane
 from bridle.proxy.control.probes import PROBES, Probe, Running
 from bridle.proxy.dialects.errors import openai_error
-from bridle.proxy.dialects.registry import DIALECTS
+from bridle.proxy.dialects.registry import served
+from bridle.proxy.dialects.routes import Routes
 from bridle.proxy.http.client import AsgiMessage, Client, ClientGone, Receive, Scope, Send
 from bridle.proxy.http.protocol import EXTENSION, ConnectionLimits, connections_allowed
-from bridle.proxy.http.routes import implied_dialect, nothing_at, route
 from bridle.proxy.recording.logs import configure
 from bridle.proxy.services import CannotStart, Services
 from bridle.proxy.sessions.registry import store_not_read
@@ -51,6 +51,8 @@ class App:
         self, settings: ProxySettings, routers: Routers = (), pages: Pages | None = None
     ) -> None:
         self.settings = settings
+        self._dialects = served(settings.dialects)
+        self._routes = Routes(self._dialects)
         self.services: Services | None = None
         self.refusal: str | None = None
         """The reason why the proxy did not start, if the user can correct it."""
@@ -75,7 +77,8 @@ class App:
         if (refused := refusal(scope["headers"])) is not None:
             await self._refuse_page(client, refused)
             return
-        found, data_plane = route(scope["path"]), self._data_plane
+        found = self._routes.find(scope["path"], scope["method"], client.headers)
+        data_plane = self._data_plane
         try:
             if found is not None and data_plane is not None:
                 await data_plane.serve(found, client)
@@ -88,7 +91,7 @@ class App:
     async def _refuse_page(self, client: Client, refused: Refusal) -> None:
         kind = "permission" if refused.status == 403 else "invalid_request"
         error = ApiError(kind, refused.message, status=refused.status)
-        await client.refuse(DIALECTS[implied_dialect(client.scope["path"])].error(error))
+        await client.refuse(self._routes.dialect_of(client.scope["path"]).error(error))
 
     async def _beside(self, client: Client, receive: Receive, send: Send) -> None:
         """Serve a request that is not for a data route."""
@@ -103,10 +106,10 @@ class App:
         elif (probe := PROBES.get(path)) is not None:
             await self._probe(probe, client)
         else:
-            error = nothing_at(path)
+            error = self._routes.nothing_at(path)
             if self._data_plane is None:
                 error = ApiError("overloaded", "the proxy is starting or stopping", status=503)
-            await client.refuse(DIALECTS[implied_dialect(path)].error(error))
+            await client.refuse(self._routes.dialect_of(path).error(error))
 
     async def _probe(self, probe: Probe, client: Client) -> None:
         try:
@@ -174,7 +177,7 @@ class App:
         """Open the store and the connections to the engine."""
         if self.settings.log_format is not None:
             configure(self.settings.log_format, self.settings.log_level)
-        self.services = await Services.start(self.settings)
+        self.services = await Services.start(self.settings, self._dialects)
         limits = self.settings.limits
         connections = connections_allowed(limits.connections)
         if connections < limits.connections:

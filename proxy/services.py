@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,9 @@ from bridle.errors import BridleError
 from bridle.extras import missing_extra
 from bridle.proxy.continuation.explanations import Explanations
 from bridle.proxy.deployment import Deployment
+from bridle.proxy.dialects.dialect import Dialect, Provider
+from bridle.proxy.dialects.registry import providers
+from bridle.proxy.dialects.stored import StoredReplies
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import RenderingCheck
@@ -21,7 +24,6 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
-from bridle.proxy.recording.stored_responses import StoredResponses
 from bridle.proxy.sessions.idle_seal import IdleSeal
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.registry import Sessions
@@ -65,7 +67,10 @@ class Services:
     rendering_checks: Mapping[EnginePool, RenderingCheck]
     """One check for each engine pool: compares the engine's prompts with those of the local
     tokenizer. Empty without a tokenizer whose chat template is usable."""
-    stored_responses: StoredResponses
+    providers: tuple[Provider, ...]
+    """The providers of the dialects that are served."""
+    stored: Mapping[str, StoredReplies]
+    """The recorded replies to which clients refer, by the name of their dialect."""
     watch: Watch
     deployment: Deployment
     idle_seal: IdleSeal
@@ -78,13 +83,13 @@ class Services:
         return self.models.policies[DEFAULT_POLICY]
 
     @classmethod
-    async def start(cls, settings: ProxySettings) -> Services:
+    async def start(cls, settings: ProxySettings, dialects: Sequence[Dialect]) -> Services:
         """Open the store (creating or migrating it) and the engine's connections.
 
         Raise :class:`CannotStart`, before anything is opened.
         """
         continuer = await asyncio.to_thread(_continuer, settings)
-        tracing = await asyncio.to_thread(_tracing) if settings.tracing else None
+        tracing = await asyncio.to_thread(_tracing, dialects) if settings.tracing else None
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
@@ -100,10 +105,15 @@ class Services:
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
         watch.start()
+        spoken = providers(dialects)
+        key_headers = [one.key_header for one in spoken if one.key_header is not None]
         deployment = Deployment(settings, models.policies, writer, reader)
         await deployment.start()
         sessions = Sessions(
-            settings, writer, reader, memory, explanations.drain, deployment.is_sealed
+            *(settings, writer, reader, memory),
+            before_seal=explanations.drain,
+            is_sealed=deployment.is_sealed,
+            key_headers=key_headers,
         )
         idle_seal = IdleSeal(reader, sessions.seal, settings.seal_idle_s)
         idle_seal.start()
@@ -135,7 +145,8 @@ class Services:
             rendering_checks={}
             if continuer is None or not continuer.report.usable
             else {pool: RenderingCheck(continuer.tokenizer) for pool in models.policies.values()},
-            stored_responses=StoredResponses(reader),
+            providers=spoken,
+            stored={one.name: one.stored(reader) for one in dialects if one.stored is not None},
             watch=watch,
             deployment=deployment,
             idle_seal=idle_seal,
@@ -157,14 +168,14 @@ class Services:
             await asyncio.to_thread(self.tracing.close)
 
 
-def _tracing() -> Tracing:
+def _tracing(dialects: Iterable[Dialect]) -> Tracing:
     """Start tracing. The import is here because the packages belong to an extra."""
     try:
         from bridle.proxy.recording.tracing import Tracing
     except ImportError as error:
         message = missing_extra("traces need the extra otel", "otel", error)
         raise CannotStart(message) from error
-    return Tracing()
+    return Tracing({dialect.name: dialect for dialect in dialects})
 
 
 def _open_store(settings: ProxySettings) -> Writer:

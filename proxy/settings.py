@@ -206,6 +206,9 @@ class ProxySettings:
     """Base URLs of the engines that serve each further trained policy, by the policy's name, which
     clients give as their model. Requests to them carry ``upstream_api_key``. All policies of a
     proxy have one tokenizer and chat template."""
+    dialects: tuple[str, ...] = ()
+    """Further dialects as ``FILE.py:NAME`` or ``MODULE:NAME``; those of installed distributions are
+    served without being named."""
     role_models: Mapping[str, str] = field(default_factory=dict)
     """The model for each role of a (sub-)agent, or for ``subagent``, which means all of them. It is
     the name of a policy, or a name or a match of a pattern in ``other_models``."""

@@ -108,7 +108,8 @@ def base(call: CallRow) -> ReplyId | None:
 
 def completes_prompt(call: CallRow) -> bool:
     """Whether the call was asked with a bare prompt, not with messages."""
-    return call.dialect == "completions"
+    asked = call.conversation
+    return asked is not None and not asked.length and not asked.tail
 
 
 def digests(call: CallRow) -> tuple[bytes, bytes]:

@@ -1,9 +1,10 @@
-"""The recipes of CONTRIBUTING.md: their code runs, and the files that they name exist."""
+"""The recipes of docs/extend.md: their code runs. The files that CONTRIBUTING.md names exist."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,20 +19,26 @@ from bridle.harnesses.sandboxes import ProcessSandbox
 from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.tasks.task import Task
 from bridle.trainer.config import AdvantageConfig, LossConfig
-from bridle.trainer.credit import ADVANTAGES, CreditGroup
+from bridle.trainer.credit import ADVANTAGES, CreditGroup, estimated
 from bridle.trainer.losses.losses import LOSSES, policy_loss
 from bridle.trainer.losses.terms import TokenTerms
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+RECIPES = (ROOT / "docs" / "extend.md").read_text()
+
+
+def block(title: str, language: str = "python") -> str:
+    """The one block in a language under the heading ``title``."""
+    section = RECIPES.split(f"## {title}\n")[1].split("\n##")[0]
+    (found,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return str(found)
 
 
 def recipe(title: str) -> dict[str, Any]:
     """What the Python block under the heading ``title`` defines."""
-    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {"__name__": "recipe"}
-    exec(compile(block, title, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    exec(compile(block(title), title, "exec", dont_inherit=True), names)  # noqa: S102 - our page
     return names
 
 
@@ -47,7 +54,7 @@ def test_an_advantage_is_found_by_the_name_that_it_registers() -> None:
     sample = SimpleNamespace(token_ids=np.zeros(1, np.uint32))
     episode: Any = SimpleNamespace(samples=[sample])
     group = CreditGroup([episode] * 3, np.array([0.0, 1.0, 5.0]), AdvantageConfig())
-    found = ADVANTAGES.find("median")(group)
+    found = ADVANTAGES.get("median")(group)
     assert [part.tolist() for (part,) in found] == [[-1.0], [0.0], [4.0]]
 
 
@@ -83,6 +90,16 @@ def test_an_adapter_plans_a_launch(tmp_path: Path) -> None:
     assert plan.environment["OPENAI_API_KEY"] == "key"
     finished = SimpleNamespace(stdout=SimpleNamespace(tail="hello\n"))
     assert asyncio.run(parrot.answer(finished, ProcessSandbox(tmp_path))) == "hello"
+
+
+def test_an_advantage_has_the_options_that_its_configuration_states(tmp_path: Path) -> None:
+    (tmp_path / "my_credit.py").write_text(block("Bring options"))
+    config = tomllib.loads(block("Bring options", "toml"))["training"]["advantages"]
+    config["baseline"] = f"{tmp_path}/{config['baseline']}"
+    sample = SimpleNamespace(token_ids=np.zeros(1, np.uint32))
+    episode: Any = SimpleNamespace(samples=[sample])
+    group = CreditGroup([episode] * 2, np.array([0.0, 4.0]), AdvantageConfig(**config))
+    assert [part.tolist() for (part,) in estimated(group)] == [[-1.0], [3.0]]
 
 
 def test_the_files_and_targets_that_it_names_exist() -> None:

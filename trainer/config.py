@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from bridle.reconstruct.rewards import Over
+from bridle.registry import Options
 from bridle.store.records import RewardSource
 
 Weighting = Literal["session", "token", "constant"]
@@ -20,7 +21,7 @@ TransferBackend = Literal["gloo", "nccl"]
 Precision = Literal["auto", "float32", "bfloat16"]
 TrainedKind = Literal["main", "subagent", "compaction", "side", "retry", "unknown"]
 PartName = Annotated[str, Meta(min_length=1)]
-"""A registered name, or ``FILE.py:NAME`` (:mod:`bridle.trainer.registry`)."""
+"""A registered name, or ``FILE.py:NAME`` (:mod:`bridle.registry`)."""
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
@@ -110,16 +111,9 @@ class AdvantageConfig:
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
     or of the population (``G``)."""
-    discount: Share = 1.0
-    """The discount γ of a step's return, per step. GiGPO's paper uses 0.95."""
-    step_weight: AtLeastZero = 1.0
-    """The weight ω of a step's own advantage in ``gigpo``."""
-    running_decay: BelowOne = 0.95
-    """The decay α of ``spiral``: the fraction of a role's baseline that is kept with each
-    session."""
-    gate: float = 1.0
-    """The threshold of ``gated``: rewards of steps count only in sessions whose own reward is at
-    least this."""
+    options: Options = field(default_factory=dict)
+    """The own options of estimators, by the estimator's name, such as ``options.gigpo.discount``.
+    ``bridle config --parts`` lists them."""
     role_rewards: Mapping[str, str] | None = None
     """Names of rewards by role: the session's reward of that name is the role's own in ``per_role``
     and ``spiral``. For a role that is not named here, it is the reward that has the role's name. A
@@ -143,6 +137,13 @@ class AdvantageConfig:
     )
     """The sources of rewards that count: ``verifier``, ``operator`` (admin key, ``bridle reward``),
     ``unattested`` (recorded by a release in which an agent could write rewards)."""
+    MOVED: ClassVar[Mapping[str, str]] = {
+        "discount": "options.gigpo.discount or options.turn_returns.discount",
+        "step_weight": "options.gigpo.step_weight",
+        "running_decay": "options.spiral.decay",
+        "gate": "options.gated.gate",
+    }
+    """The present names of settings that had others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,8 @@ class FilterConfig:
     """Further filters (:mod:`bridle.trainer.filters`): ``void_turn``, ``over_turn``, ``truncated``,
     ``failed_calls``, or those registered with ``register_filter``. Each drops sessions and records
     its name as the reason."""
+    options: Options = field(default_factory=dict)
+    """The own options of further filters, by the filter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,8 @@ class LossConfig:
     kl_corrected: bool = False
     """Weigh each token's KL estimate by its ``π / μ`` (DeepSeek-V3.2, arXiv 2512.02556, equation
     7), so that the expectation of the estimate and of its gradient is that of π."""
+    options: Options = field(default_factory=dict)
+    """The own options of losses, importance weights and trust regions, by their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +343,11 @@ class GrpoConfig:
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()
     samples: SampleConfig = SampleConfig()
-    advantages: AdvantageConfig = AdvantageConfig()
+    advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
     distillation: DistillationConfig = DistillationConfig()
     filters: FilterConfig = field(default_factory=FilterConfig)
     replay: ReplayConfig = ReplayConfig()
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = field(default_factory=LossConfig)
     checkpoints: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()
 

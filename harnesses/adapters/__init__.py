@@ -1,52 +1,60 @@
 """The adapters: how each harness is launched on a task, connected to a session, and asked for its
 answer."""
 
+from collections.abc import Callable
+from typing import Final
+
 from bridle.harnesses.adapters.base import Access, Adapter, Configurable
-from bridle.harnesses.adapters.claude_code import ClaudeCode
-from bridle.harnesses.adapters.codex import Codex
 from bridle.harnesses.adapters.command import Command
-from bridle.harnesses.adapters.gemini_cli import GeminiCli
-from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
-from bridle.harnesses.adapters.opencode import OpenCode
-from bridle.harnesses.adapters.pi import Pi
 from bridle.harnesses.adapters.python_agent import PythonAgent
-from bridle.harnesses.adapters.qwen_code import QwenCode
+from bridle.registry import Registry
 
-CODING_HARNESSES: dict[str, type[Adapter]] = {
-    "codex": Codex,
-    "claude-code": ClaudeCode,
-    "qwen-code": QwenCode,
-    "pi": Pi,
-    "opencode": OpenCode,
-    "gemini-cli": GeminiCli,
-    "mini-swe-agent": MiniSweAgent,
-}
-"""The adapters that need no argument, by their name on a command line."""
+_HERE = "bridle.harnesses.adapters"
+ADAPTERS: Final[Registry[Callable[[], Adapter]]] = Registry(
+    "harness",
+    "bridle.adapters",
+    {
+        "codex": f"{_HERE}.codex:Codex",
+        "claude-code": f"{_HERE}.claude_code:ClaudeCode",
+        "qwen-code": f"{_HERE}.qwen_code:QwenCode",
+        "pi": f"{_HERE}.pi:Pi",
+        "opencode": f"{_HERE}.opencode:OpenCode",
+        "gemini-cli": f"{_HERE}.gemini_cli:GeminiCli",
+        "mini-swe-agent": f"{_HERE}.mini_swe_agent:MiniSweAgent",
+        "oracle": f"{_HERE}.oracle:Oracle",
+        "verifiers": f"{_HERE}.environment_player:EnvironmentPlayer",
+    },
+)
+"""The harnesses that are named on a command line. A part is a class or a function that makes an
+:class:`Adapter` without arguments."""
 
-PROGRAMS: dict[str, Configurable] = {
-    "codex": Codex(),
-    "claude": ClaudeCode(),
-    "qwen": QwenCode(),
-    "pi": Pi(),
-    "opencode": OpenCode(),
-    "gemini": GeminiCli(),
-    "mini": MiniSweAgent(),
+PROGRAMS: Final = {
+    "codex": "codex",
+    "claude": "claude-code",
+    "qwen": "qwen-code",
+    "pi": "pi",
+    "opencode": "opencode",
+    "gemini": "gemini-cli",
+    "mini": "mini-swe-agent",
 }
-"""The harnesses that ``bridle run`` configures, by the name of their program."""
+"""The harness of each program that ``bridle run`` configures."""
+
+
+def configurable(program: str) -> Configurable | None:
+    """Return the adapter of the harness that a program is, or ``None`` if there is none that
+    configures it. Its name is the program's unless :data:`PROGRAMS` has another."""
+    name = PROGRAMS.get(program, program)
+    adapter = ADAPTERS.get(name)() if name in ADAPTERS.names() else None
+    return adapter if isinstance(adapter, Configurable) else None
+
 
 __all__ = [
-    "CODING_HARNESSES",
+    "ADAPTERS",
     "PROGRAMS",
     "Access",
     "Adapter",
-    "ClaudeCode",
-    "Codex",
     "Command",
     "Configurable",
-    "GeminiCli",
-    "MiniSweAgent",
-    "OpenCode",
-    "Pi",
     "PythonAgent",
-    "QwenCode",
+    "configurable",
 ]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bridle.harnesses.client import Session
 from bridle.harnesses.environment import home_at
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox, SandboxProvider
 from bridle.harnesses.tasks.task import Task
 
 DEFAULT_MODEL = "policy"
@@ -66,6 +66,7 @@ class Configuration:
     path maps to the content."""
 
 
+@runtime_checkable
 class Configurable(Protocol):
     """A harness that a person starts with arguments of their own."""
 
@@ -94,6 +95,14 @@ class Adapter(Protocol):
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         """Return the final answer of a run that exited with 0, or ``""`` if it gave none."""
+
+
+@runtime_checkable
+class Housed(Protocol):
+    """An adapter that knows the sandboxes that suit its harness best."""
+
+    def sandboxes(self) -> SandboxProvider:
+        """Return the sandboxes for sessions whose user names none."""
 
 
 def session_environment(access: Access, place: Place, **extra: str) -> dict[str, str]:

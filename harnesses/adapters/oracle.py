@@ -8,7 +8,8 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from bridle.harnesses.adapters.base import Access, LaunchPlan, session_environment
 from bridle.harnesses.install import NotLaunchable
-from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox
+from bridle.harnesses.sandboxes.base import Place, ProcessResult, Sandbox, SandboxProvider
+from bridle.harnesses.sandboxes.process import ProcessProvider
 from bridle.harnesses.tasks.harbor.config import read_config, resolved
 from bridle.harnesses.tasks.task import Task
 
@@ -40,3 +41,6 @@ class Oracle:
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return ""
+
+    def sandboxes(self) -> SandboxProvider:
+        return ProcessProvider()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -43,8 +44,7 @@ class LocalFleet:
         return "127.0.0.1"
 
     def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
-        urls = dict.fromkeys(("openai", "anthropic", "google"), "")
-        nobody = Session(id="", key="", base_urls=urls)
+        nobody = Session(id="", key="", base_urls=defaultdict(str))
         request = SandboxRequest(directory.absolute() / "place", container=task.container)
         adapter.plan(task, Access(nobody, model), self.sandboxes.expected_place(request))
 

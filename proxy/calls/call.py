@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -24,7 +25,6 @@ from bridle.proxy.services import Services
 from bridle.proxy.sessions.registry import store_unavailable
 from bridle.proxy.wire.canonical import (
     ApiError,
-    Dialect,
     Emitter,
     Event,
     HttpError,

@@ -12,24 +12,18 @@ from msgspec import structs
 
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.engine_form import engine_form
-from bridle.proxy.calls.models import models_dialect, models_reply
+from bridle.proxy.calls.models import models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import RoleRules, refusal_hint
-from bridle.proxy.dialects.registry import COUNTING, DIALECTS
-from bridle.proxy.dialects.responses.reply import deleted
+from bridle.proxy.dialects.dialect import Action
+from bridle.proxy.dialects.routes import Route
+from bridle.proxy.dialects.stored import DELETED
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
-from bridle.proxy.http.routes import Action, Route, calls_method, nothing_at
 from bridle.proxy.lineage.turn import Link
 from bridle.proxy.lineage.upstream_fields import with_upstream_fields
 from bridle.proxy.recording.recorder import recorded_conversation
-from bridle.proxy.recording.stored_responses import (
-    marked_deleted,
-    not_stored,
-    refers,
-    unknown_response,
-)
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.harness_identity import Identity, identify, kept_headers
 from bridle.proxy.sessions.registry import Caller, store_not_read, store_unavailable
@@ -60,15 +54,13 @@ class DataPlane:
 
     async def serve(self, route: Route, client: Client) -> None:
         """Reply to one request on a data route; every error has the dialect's own form."""
-        if route.action is Action.MODELS:
-            route = route._replace(dialect=models_dialect(route.dialect, client.headers))
         try:
             if client.header_bytes > self._services.settings.limits.header_bytes:
                 raise ApiError("too_large", "the request's headers are too large", status=431)
-            usual = client.scope["method"] == route.method and "upgrade" not in client.headers
+            usual = client.scope["method"] == route.at.methods and "upgrade" not in client.headers
             if not usual and await self._refuse_method(route, client):
                 return
-            match route.action:
+            match route.at.action:
                 case Action.GENERATE:
                     await self._generate(route, client)
                 case Action.COUNT:
@@ -82,13 +74,13 @@ class DataPlane:
         except ApiError as error:
             await self._refuse(route, client, error)
         except ClientGone:
-            self._services.metrics.refused.labels(route.dialect, "client_disconnected").inc()
+            self._services.metrics.refused.labels(route.dialect.name, "client_disconnected").inc()
         except StoreUnavailable as error:
             if client.started:
                 raise
             await self._refuse(route, client, store_not_read(error))
         except Exception:
-            log.exception("internal_error", extra={"dialect": route.dialect})
+            log.exception("internal_error", extra={"dialect": route.dialect.name})
             if client.started:
                 raise
             message = "the proxy failed; the cause is in its log"
@@ -97,26 +89,25 @@ class DataPlane:
     async def _refuse(
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
     ) -> None:
-        self._services.metrics.refused.labels(route.dialect, error.kind).inc()
-        fields = {"dialect": route.dialect, "kind": error.kind, "status": error.status}
+        self._services.metrics.refused.labels(route.dialect.name, error.kind).inc()
+        fields = {"dialect": route.dialect.name, "kind": error.kind, "status": error.status}
         log.info("request_refused", extra=fields)
-        await client.refuse(DIALECTS[route.dialect].error(error), encoded(headers))
+        await client.refuse(route.dialect.error(error), encoded(headers))
 
     async def _refuse_method(self, route: Route, client: Client) -> bool:
         """Refuse WebSocket and a method that the route does not take. Return True if the request
         was refused."""
-        method, path = client.scope["method"], client.scope["path"]
+        method = client.scope["method"]
         if client.headers.get("upgrade", "").lower() == "websocket":
             error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
             await self._refuse(route, client, error, ("upgrade", "HTTP/1.1"))
             return True
         if _allowed(method, route):
             return False
-        if method == "POST" and route.action is Action.MODELS and calls_method(path):
-            await self._refuse(route._replace(dialect="google"), client, nothing_at(path))
-            return True
-        error = ApiError("invalid_request", f"use {route.method} here, not {method}", status=405)
-        await self._refuse(route, client, error, ("allow", route.method))
+        error = ApiError(
+            "invalid_request", f"use {route.at.methods} here, not {method}", status=405
+        )
+        await self._refuse(route, client, error, ("allow", route.at.methods))
         return True
 
     async def _generate(self, route: Route, client: Client) -> None:
@@ -132,11 +123,11 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
         identity = identify(client.headers)
-        dialect = DIALECTS[route.dialect]
+        dialect = route.dialect
         request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if refers(request):
+        if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
-            request = await services.stored_responses.expand(request, body, readable)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -168,8 +159,6 @@ class DataPlane:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         notes += (*to.notes, *shaped, *prompt.notes, *overruled, *ask.notes)
-        if request.dialect == "responses":
-            notes += not_stored(request)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         begun = _begun(session, request, body, client, started_at, link)
         try:
@@ -214,13 +203,14 @@ class DataPlane:
 
     async def _count_tokens(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
-        counting = COUNTING[route.dialect]
+        counting = route.dialect.count
+        assert counting is not None, "its dialect has such a path"  # noqa: S101
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
         request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
-        if refers(request):
+        if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
-            request = await services.stored_responses.expand(request, body, readable)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -273,28 +263,29 @@ class DataPlane:
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]
         await services.explanations.drain()  # It may still set notes.
-        call = await services.stored_responses.find(response_id)
+        stored = services.stored[route.dialect.name]
+        call = await stored.find(response_id)
         readable = services.sessions.readable(caller)
         if call is None or not readable(call.session_id):
-            raise unknown_response(response_id)
-        whole = await services.stored_responses.whole(call)
+            raise stored.unknown(response_id)
+        whole = await stored.whole(call)
         if whole is None:
-            raise unknown_response(response_id)
+            raise stored.unknown(response_id)
         if client.scope["method"] != "DELETE":
             await client.respond(200, whole)
             return
         try:
-            await services.writer.set_notes(call.id, marked_deleted(call))
+            await services.writer.set_notes(call.id, (*call.notes, DELETED))
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        services.stored_responses.forget(call.id)
-        await client.respond(200, deleted(response_id))
+        stored.forget(call.id)
+        await client.respond(200, stored.deleted(response_id))
 
     async def _models(self, route: Route, client: Client) -> None:
         services = self._services
         await services.sessions.authenticate(client.headers, client.address)
         reply = models_reply(
-            route.dialect,
+            route.dialect.models,
             await services.engines.models(),
             services.models.names(),
             dict(route.parameters).get("model"),
@@ -309,14 +300,14 @@ class DataPlane:
             continuer is None
             or not to.trained
             or session.record.continuation is Continuation.RENDERED
-            or request.dialect == "completions"
+            or request.prompt is not None
         ):
             return CallPrompt(None, link.break_reason)
         if continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request)
         else:
             prompt = continuer.prompt(link, request)
-        if prompt.token_ids is None or isinstance(request.prompt, tuple):
+        if prompt.token_ids is None:
             return prompt
         check = self._services.rendering_checks.get(to)
         home = session.homes.get(to)
@@ -329,7 +320,7 @@ class DataPlane:
 
 
 def _allowed(method: str, route: Route) -> bool:
-    allowed = route.method.split(", ")
+    allowed = route.at.methods.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
 
 

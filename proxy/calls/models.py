@@ -1,25 +1,16 @@
-"""``/v1/models`` and ``/v1beta/models``: the engine's models in the shape of each provider."""
+"""The engine's models in the shape of each provider."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridle.proxy.dialects import models as shapes
-from bridle.proxy.dialects.models import Model
-from bridle.proxy.wire.canonical import ApiError, DialectName
-
-
-def models_dialect(dialect: DialectName, headers: Mapping[str, str]) -> DialectName:
-    """Return the dialect of a list of models and its refusals: several providers share the path of
-    ``dialect``, and their clients are recognised by their headers."""
-    if dialect == "google" or "x-goog-api-key" in headers:
-        return "google"
-    return "messages" if "anthropic-version" in headers else dialect
+from bridle.proxy.dialects.dialect import Model, ModelList
+from bridle.proxy.wire.canonical import ApiError
 
 
 def models_reply(
-    dialect: DialectName,
+    shapes: ModelList,
     cards: Sequence[Mapping[str, Any]],
     aliases: Mapping[str, str],
     wanted: str | None,
@@ -33,10 +24,10 @@ def models_reply(
     by_name = {model.id: card for model, card in zip(served, cards, strict=True)}
     served += [_model(alias, by_name.get(name, {})) for alias, name in aliases.items()]
     if wanted is None:
-        return shapes.list_of(dialect, served)
+        return shapes.all(served)
     for model in served:
         if model.id == wanted:
-            return shapes.one(dialect, model)
+            return shapes.one(model)
     raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
 
 

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bridle.proxy import __doc__ as description
-from bridle.proxy.control.links import base_urls, environment
 from bridle.proxy.control.models import (
     EngineView,
     ErrorReply,
@@ -46,9 +45,9 @@ from bridle.proxy.control.models import (
     session_state,
 )
 from bridle.proxy.dialects.errors import openai_error
+from bridle.proxy.dialects.routes import nothing_at
 from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.policy_gate import Policy
-from bridle.proxy.http.routes import nothing_at
 from bridle.proxy.services import Services
 from bridle.proxy.sessions.keys import hash_key, new_session_key, new_verifier_key
 from bridle.proxy.sessions.registry import (
@@ -238,13 +237,16 @@ async def create_session(
         )
     )
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
-    urls = base_urls(base, record.id)
+    root = f"{base.rstrip('/')}/s/{record.id}"
+    environment: dict[str, str] = {}
+    for provider in services.providers:
+        environment |= provider.environment(root, key)
     return OpenedSession(
         id=record.id,
         key=key,
         verifier_key=verifier_key,
-        base_urls=urls,
-        environment=environment(urls, key),
+        base_urls={one.name: one.base_url(root) for one in services.providers},
+        environment=environment,
     )
 
 

@@ -72,7 +72,7 @@ _GOOGLE_RPC: Final = "type.googleapis.com/google.rpc"
 
 
 def openai_error(error: ApiError) -> HttpError:
-    return _http(error, {"error": openai_error_object(error)})
+    return http_error(error, {"error": openai_error_object(error)})
 
 
 def openai_error_object(error: ApiError) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def openai_error_object(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> HttpError:
-    return _http(error, anthropic_error_object(error))
+    return http_error(error, anthropic_error_object(error))
 
 
 def anthropic_error_object(error: ApiError) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def anthropic_error_object(error: ApiError) -> dict[str, Any]:
 
 
 def google_error(error: ApiError) -> HttpError:
-    return _http(error, google_error_object(error))
+    return http_error(error, google_error_object(error))
 
 
 def google_error_object(error: ApiError) -> dict[str, Any]:
@@ -123,7 +123,9 @@ def google_error_object(error: ApiError) -> dict[str, Any]:
     return {"error": shown}
 
 
-def _http(error: ApiError, body: dict[str, Any]) -> HttpError:
+def http_error(error: ApiError, body: dict[str, Any]) -> HttpError:
+    """Return ``error`` as HTTP with the JSON ``body``, and the headers that clients obey on whether
+    and when to send the request again."""
     headers = [("content-type", "application/json")]
     if error.retry_after is not None:
         headers.append(("retry-after", str(math.ceil(error.retry_after))))

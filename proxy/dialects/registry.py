@@ -1,66 +1,51 @@
-"""The dialects that this proxy speaks, by name."""
+"""The dialects that a proxy serves: the built-in ones, and those that others add.
+
+An installed distribution adds a :class:`~bridle.proxy.dialects.dialect.Dialect` by an entry point
+of the group ``bridle.dialects``, and the setting ``dialects`` names one as ``FILE.py:NAME``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
-from bridle.proxy.dialects.chat import completions
-from bridle.proxy.dialects.chat import reply as chat_reply
-from bridle.proxy.dialects.chat import request as chat_request
-from bridle.proxy.dialects.chat.completions import CompletionsEmitter
-from bridle.proxy.dialects.chat.stream import ChatEmitter
-from bridle.proxy.dialects.errors import anthropic_error, google_error, openai_error
-from bridle.proxy.dialects.google import reply as google_reply
-from bridle.proxy.dialects.google import request as google_request
-from bridle.proxy.dialects.google.stream import GoogleEmitter
-from bridle.proxy.dialects.messages import reply as messages_reply
-from bridle.proxy.dialects.messages import request as messages_request
-from bridle.proxy.dialects.messages.stream import MessagesEmitter
-from bridle.proxy.dialects.responses import reply as responses_reply
-from bridle.proxy.dialects.responses import request as responses_request
-from bridle.proxy.dialects.responses.stream import ResponsesEmitter
-from bridle.proxy.wire.canonical import Dialect, DialectName, Parse
+from bridle.errors import UsageError
+from bridle.proxy.dialects.chat.dialect import CHAT as CHAT
+from bridle.proxy.dialects.chat.dialect import COMPLETIONS as COMPLETIONS
+from bridle.proxy.dialects.dialect import LONGEST_NAME, Dialect, Provider
+from bridle.proxy.dialects.google.dialect import GOOGLE as GOOGLE
+from bridle.proxy.dialects.messages.dialect import MESSAGES as MESSAGES
+from bridle.proxy.dialects.responses.dialect import RESPONSES as RESPONSES
+from bridle.registry import Registry
 
-CHAT: Final = Dialect(
-    "chat", chat_request.parse, ChatEmitter, chat_reply.write, openai_error, "chatcmpl"
-)
-COMPLETIONS: Final = Dialect(
-    "completions", completions.parse, CompletionsEmitter, completions.write, openai_error, "cmpl"
-)
-RESPONSES: Final = Dialect(
-    "responses",
-    responses_request.parse,
-    ResponsesEmitter,
-    responses_reply.write,
-    openai_error,
-    "resp",
-)
-MESSAGES: Final = Dialect(
-    "messages",
-    messages_request.parse,
-    MessagesEmitter,
-    messages_reply.write,
-    anthropic_error,
-    "msg",
-    tool_call_prefix="toolu",
-)
-GOOGLE: Final = Dialect(
-    "google", google_request.parse, GoogleEmitter, google_reply.write, google_error, "resp"
-)
-DIALECTS: Final[Mapping[DialectName, Dialect]] = {
-    dialect.name: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, GOOGLE)
-}
+DIALECTS: Final[Registry[Dialect]] = Registry("dialect", "bridle.dialects")
+BUILT_IN: Final = (GOOGLE, MESSAGES, RESPONSES, COMPLETIONS, CHAT)
+for _dialect in BUILT_IN:
+    DIALECTS.register(_dialect.name, _dialect)
 
 
-class Counting(NamedTuple):
-    """A dialect's request for the number of tokens of a prompt, and its reply."""
+def served(named: Iterable[str] = ()) -> tuple[Dialect, ...]:
+    """Return the built-in and installed dialects, and those ``named`` otherwise, in the order in
+    which their paths are tried. Chat is the last.
 
-    parse: Parse
-    reply: Callable[[int], bytes]
+    Raise :class:`bridle.errors.UsageError` for one that cannot be loaded, is no dialect, or has a
+    name that another has or that is too long.
+    """
+    chosen: dict[str, Dialect] = {}
+    for name in (*DIALECTS.names(), *named):
+        dialect = DIALECTS.get(name)
+        if not isinstance(dialect, Dialect):
+            raise UsageError(f"{name} is no dialect but a {type(dialect).__name__}: name a Dialect")
+        if not 0 < len(dialect.name) <= LONGEST_NAME:
+            raise UsageError(f"dialect {name}: its name must have 1 to {LONGEST_NAME} characters")
+        if chosen.setdefault(dialect.name, dialect) is not dialect:
+            raise UsageError(
+                f"dialect {name}: there is a dialect {dialect.name} already; rename it"
+            )
+    # Chat has the paths of all models, and the errors of paths that are no dialect's.
+    return tuple(sorted(chosen.values(), key=lambda dialect: dialect is CHAT))
 
 
-COUNTING: Final[Mapping[DialectName, Counting]] = {
-    "messages": Counting(messages_request.parse_count, messages_reply.count),
-    "google": Counting(google_request.parse, google_reply.count),
-}
+def providers(dialects: Iterable[Dialect]) -> tuple[Provider, ...]:
+    """Return the providers of ``dialects``, each once."""
+    return tuple({one.provider.name: one.provider for one in dialects}.values())

@@ -214,7 +214,7 @@ def engine_request(
         fields["stream_options"] = {"include_usage": True}
     if not external:
         fields["return_token_ids"] = True
-    if request.dialect == "completions":
+    if request.prompt is not None:
         fields["prompt"] = request.prompt
         if request.wants.logprobs or not external:
             fields["logprobs"] = request.wants.top_logprobs
@@ -224,7 +224,7 @@ def engine_request(
             fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
     grammar = constraint(request)
     return EngineRequest(
-        path=COMPLETIONS if request.dialect == "completions" else CHAT_COMPLETIONS,
+        path=CHAT_COMPLETIONS if request.prompt is None else COMPLETIONS,
         model=request.model,
         fields=fields,
         stream=stream,

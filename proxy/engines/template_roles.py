@@ -42,7 +42,7 @@ class TemplateRoles:
     async def of(self, to: EnginePool, request: Request) -> RoleRules | None:
         """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
         engine need not be asked because the messages are ordinary."""
-        if request.dialect == "completions" or to.external:
+        if request.prompt is not None or to.external:
             return RoleRules()
         if self._policies is not None and to.trained:
             return self._policies

@@ -305,14 +305,6 @@ def _keys(turn: Turn) -> dict[Key, None]:
     return keys
 
 
-def prefilled(reply: Message, prefill: str) -> Message:
-    """Return the ``reply`` after the beginning that its request gave it, as a client repeats it."""
-    if not prefill:
-        return reply
-    text = reply.content if isinstance(reply.content, str) else ""
-    return msgspec.structs.replace(reply, content=prefill + text)
-
-
 def calls_alone(message: Message) -> bytes:
     """Return the digest of a reply's tool calls alone, because some harnesses drop the text beside
     them."""

@@ -18,7 +18,6 @@ from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.lineage.turn import TRUSTED, Link, Turn
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
-from bridle.proxy.recording.stored_responses import begins_with_instructions
 from bridle.proxy.sessions.memory import SessionMemory
 from bridle.proxy.sessions.session import Session
 from bridle.proxy.wire.canonical import (
@@ -300,7 +299,7 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
         tail=link.tail,
         tools=tuple(request.tools),
         length=len(request.messages),
-        instructions=request.dialect == "responses" and begins_with_instructions(request),
+        instructions=request.instructions,
         lineage=link.state(),
     )
 

@@ -8,6 +8,7 @@ standard ``OTEL_*`` variables configure it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -18,11 +19,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.recording.recorder import CallOutcome
 from bridle.store.records import CallBegun, CallEnded, CallStatus
 
-_OPERATIONS: Final = {"completions": "text_completion", "google": "generate_content"}
-_PROVIDERS: Final = {"messages": "anthropic", "google": "gcp.gemini"}
 _REQUEST: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -38,7 +38,9 @@ _WELL: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
 class Tracing:
     """An observer that turns recorded calls into spans until it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialects: Mapping[str, Dialect]) -> None:
+        """Start tracing calls of the ``dialects``, by their names."""
+        self._dialects = dialects
         provider = trace.get_tracer_provider()
         self._own: TracerProvider | None = None
         if not isinstance(provider, TracerProvider):
@@ -56,12 +58,12 @@ class Tracing:
 
     def observe(self, begun: CallBegun, ended: CallEnded, outcome: CallOutcome) -> None:
         """Create the span of a committed call."""
-        operation = _OPERATIONS.get(begun.dialect, "chat")
+        dialect = self._dialects[begun.dialect]
         span = self._tracer.start_span(
-            f"{operation} {begun.model_requested}",
+            f"{dialect.operation} {begun.model_requested}",
             context=self._context.extract(begun.headers),
             kind=SpanKind.CLIENT,
-            attributes=_attributes(operation, begun, ended, outcome),
+            attributes=_attributes(dialect, begun, ended, outcome),
             start_time=_ns(begun.started_at),
         )
         if ended.first_token_at is not None:
@@ -75,11 +77,11 @@ class Tracing:
 
 
 def _attributes(
-    operation: str, begun: CallBegun, ended: CallEnded, outcome: CallOutcome
+    dialect: Dialect, begun: CallBegun, ended: CallEnded, outcome: CallOutcome
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": _PROVIDERS.get(begun.dialect, "openai"),
+        "gen_ai.operation.name": dialect.operation,
+        "gen_ai.provider.name": dialect.provider.trace_name or dialect.provider.name,
         "gen_ai.conversation.id": ended.session_id,
         "gen_ai.request.model": begun.model_requested,
         "gen_ai.response.id": ended.id,

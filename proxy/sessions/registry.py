@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -79,9 +79,11 @@ class Sessions:
         memory: SessionMemory,
         before_seal: Callable[[str], Awaitable[None]],
         is_sealed: Callable[[str], Awaitable[bool]],
+        key_headers: Sequence[str] = (),
     ) -> None:
         """``before_seal`` is awaited with the id of a session that is about to be sealed.
-        ``is_sealed`` returns whether the session of an id is sealed in the store."""
+        ``is_sealed`` returns whether the session of an id is sealed in the store. ``key_headers``
+        are the headers in which clients may send a key, besides a bearer token."""
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
@@ -89,13 +91,14 @@ class Sessions:
         self._memory = memory
         self._before_seal = before_seal
         self._is_sealed = is_sealed
+        self._key_headers = tuple(key_headers)
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Return the caller's rights. Raise :class:`ApiError` (401) when there is no valid key and
         one is needed, or when a key in Bridle's form is not, or no longer, valid."""
         admin_key = self._settings.admin_key
-        given = credentials(headers)
+        given = credentials(headers, self._key_headers)
         for key in given:
             if admin_key is not None and same(key, admin_key):
                 return Caller(admin=True)
@@ -307,14 +310,12 @@ class Sessions:
             return self._reader.session_by_name(id_or_name)
 
 
-def credentials(headers: Mapping[str, str]) -> list[str]:
-    """Return every key that the request carries, in any of the providers' three headers."""
+def credentials(headers: Mapping[str, str], key_headers: Sequence[str]) -> list[str]:
+    """Return every key that the request carries, as a bearer token or in one of the providers'
+    ``key_headers``."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = [
-        token if scheme.lower() == "bearer" else "",
-        headers.get("x-api-key", ""),
-        headers.get("x-goog-api-key", ""),
-    ]
+    bearer = token if scheme.lower() == "bearer" else ""
+    given = filter(None, (bearer, *map(headers.get, key_headers)))
     return [*filter(None, map(str.strip, given))]
 
 

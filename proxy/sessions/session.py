@@ -18,8 +18,8 @@ import numpy as np
 from msgspec import structs
 
 from bridle.proxy.lineage.search import Search
-from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex, prefilled
-from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.lineage.turn import Link, Sampled, Turn, TurnIndex
+from bridle.proxy.wire.canonical import Message, Request, prefilled
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
 from bridle.store.tree import Point, TokenTree, path_nodes

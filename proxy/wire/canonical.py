@@ -1,6 +1,6 @@
 """The request, the events and the reply that every dialect is translated to and from.
 
-A :class:`Dialect` turns a client's bytes into a :class:`Request`, and :data:`Event` values into
+A dialect turns a client's bytes into a :class:`Request`, and :data:`Event` values into
 client bytes. The canonical shape is that of chat completions, which engines use. What a provider
 has beyond it (signatures, item ids, cache marks) is kept as *anchors* or named in a note. A
 non-streaming reply is the fold of the same events (``proxy/wire/fold.py``). All types here are
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -25,7 +24,6 @@ from bridle.store.records import ToolCall as ToolCall
 
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
-DialectName = Literal["chat", "completions", "responses", "messages", "google"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -53,46 +51,17 @@ class Wants(msgspec.Struct, frozen=True, gc=False):
     token_ids: bool = False
     stream_usage: bool = False
     reasoning: bool = True
-    reasoning_summary: bool = False
-    """Whether reasoning is the item's ``summary``, and not its ``content`` (Responses only)."""
-    encrypted_reasoning: bool = False
-    """Whether reasoning items carry ``encrypted_content`` (Responses only)."""
-    json_array: bool = False
-    """Whether the stream is one JSON array that grows, and not server-sent events (Google only)."""
-
-
-class ClientTool(msgspec.Struct, frozen=True, gc=False):
-    """A client's tool that an engine's function stands for."""
-
-    name: str
-    namespace: str | None = None
-    custom: bool = False
-    """Whether it is a freeform tool, whose input is a text and not an object."""
-
-
-class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields that only a Responses request has."""
-
-    echo: bytes = b"{}"
-    """The fields that a response repeats from its request, as one JSON object."""
-    tools: Mapping[str, ClientTool] = {}
-    """The client's tools by the name of the function that stands for each."""
-    instructions: bool = False
-    """Whether ``messages[0]`` is the request's ``instructions``, which a response that continues
-    this one does not inherit."""
-    store: bool = True
-    references: tuple[str, ...] = ()
-    """Ids of items that the input names but does not contain."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A client's request, whatever its dialect."""
 
-    dialect: DialectName
+    dialect: str
+    """The dialect's name."""
     model: str
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int, ...] | None = None
-    """The prompt as text or token ids; only for ``completions``."""
+    """The prompt as text or token ids, for a request that has no messages."""
     tools: tuple[dict[str, Any], ...] = ()
     """Chat-shaped function tools: ``{"type": "function", "function": {...}}``."""
     tool_choice: Any = None
@@ -107,10 +76,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra: Mapping[str, Any] = {}
     """Harmless fields that are forwarded to the engine as they are."""
     previous_response_id: str | None = None
-    """Id of the recorded reply whose conversation comes before ``messages``: the
-    ``previous_response_id`` of a Responses request, or the message that the ``thread`` of a
-    Messages request continues."""
-    responses: ResponsesFields = ResponsesFields()
+    """Id of the recorded reply whose conversation comes before ``messages``."""
+    references: tuple[str, ...] = ()
+    """Ids of recorded items that the request names but does not contain."""
+    instructions: bool = False
+    """Whether ``messages[0]`` is instructions that a request which continues this one does not
+    inherit."""
+    own: Any = None
+    """The fields that only requests of this dialect have, for its emitter and reply."""
     names: Mapping[str, str] = {}
     """The client's names of the engine's parameters, by the engine's name, where they differ."""
     notes: tuple[Note, ...] = ()
@@ -216,6 +189,14 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     choices: Sequence[ChoiceReply] = ()
     usage: Usage | None = None
     prompt_token_ids: Sequence[int] | TokenIds | None = None
+
+
+def prefilled(reply: Message, prefill: str) -> Message:
+    """Return the ``reply`` after the beginning that its request gave it, as a client repeats it."""
+    if not prefill:
+        return reply
+    text = reply.content if isinstance(reply.content, str) else ""
+    return msgspec.structs.replace(reply, content=prefill + text)
 
 
 def plain_ids(ids: Sequence[int] | TokenIds | None) -> list[int] | None:
@@ -353,22 +334,3 @@ Parse = Callable[[bytes, Mapping[str, str], Mapping[str, str]], Request]
 """A function from body, path and query to a request. ``path`` holds the route's parameters (Google
 puts the model and the method there). It raises :class:`ApiError` (``invalid_request``) that names
 the field."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """A provider's wire API, as pure functions: no I/O, no clocks, no randomness."""
-
-    name: DialectName
-    parse: Parse
-    emitter: Callable[[Request, Minted], Emitter]
-    reply: Callable[[Request, Minted, Reply], bytes]
-    error: Callable[[ApiError], HttpError]
-    response_prefix: str
-    """The prefix of response ids."""
-    tool_call_prefix: str = "call"
-
-    def mint(self, call_id: str, created: int, model: str) -> Minted:
-        """Return the opaque values of the call's reply."""
-        response_id = f"{self.response_prefix}_{call_id.removeprefix('call_')}"
-        return Minted(call_id, created, response_id, model)

@@ -100,8 +100,9 @@ def cases() -> list[Case]:
     """Return the cases of the table; the first is the default."""
     default = GrpoConfig()
 
-    def credit(name: str, **settings: Any) -> GrpoConfig:
-        return replace(default, advantages=AdvantageConfig(baseline=name, **settings))
+    def credit(name: str, **options: Any) -> GrpoConfig:
+        stated = AdvantageConfig(name, options={name: options})
+        return replace(default, advantages=stated)
 
     def loss(**settings: Any) -> GrpoConfig:
         return replace(default, loss=LossConfig(**settings))

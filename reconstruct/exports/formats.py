@@ -1,80 +1,104 @@
-"""The export formats by their names in ``bridle export --format``."""
+"""The export formats: the open set from which ``bridle export --format`` takes one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bridle.reconstruct.accounts import account_lines, account_of_sessions
 from bridle.reconstruct.arrow import needs_arrow
-from bridle.reconstruct.exports.adp import adp_rows
-from bridle.reconstruct.exports.atif import atif_rows
-from bridle.reconstruct.exports.chat_jsonl import chat_rows
-from bridle.reconstruct.exports.lines import Rows, export_lines
+from bridle.reconstruct.exports.lines import Rows, export_lines, json_line
 from bridle.reconstruct.exports.message_csv import HEADING, csv_line, message_rows
 from bridle.reconstruct.exports.selection import ExportReport, Selection
-from bridle.reconstruct.exports.sharegpt import sharegpt_rows
-from bridle.reconstruct.exports.trl import conversational_rows, prompt_completion_rows
+from bridle.registry import Registry, UnknownPart
 from bridle.store.reading.queries import Reader
 
 
-class ExportFormat(StrEnum):
-    """The format of an exported file."""
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """A format of exported files."""
 
-    CHAT = "chat"
-    """OpenAI fine-tuning JSONL, with tools."""
-    TOKENS = "tokens"
-    """Ids, mask, logprobs and policy versions as Parquet, exact."""
-    TRL = "trl"
-    """TRL conversational, with tool schemas."""
-    TRL_PROMPT_COMPLETION = "trl-prompt-completion"
-    SHAREGPT = "sharegpt"
-    ADP = "adp"
-    """Agent Data Protocol."""
-    CSV = "csv"
-    """A table of messages."""
-    ATIF = "atif"
-    """Agent Trajectory Interchange Format (Harbor)."""
+    write: Callable[[Reader, str | Path, Selection | None, str], ExportReport]
+    """A function that writes the selected sessions to a path. Its last argument names the builder
+    of samples, for a format that has samples."""
+    suffix: str = ".jsonl"
+    """The ending of its files."""
+    messages: bool = True
+    """Whether it trains whole messages. Otherwise it trains sampled tokens."""
 
 
-LINES: Final[Mapping[ExportFormat, Rows]] = {
-    ExportFormat.CHAT: chat_rows,
-    ExportFormat.TRL: conversational_rows,
-    ExportFormat.TRL_PROMPT_COMPLETION: prompt_completion_rows,
-    ExportFormat.SHAREGPT: sharegpt_rows,
-    ExportFormat.ADP: adp_rows,
-    ExportFormat.ATIF: atif_rows,
-}
+def of_rows(
+    rows: Rows,
+    encode: Callable[[Mapping[str, Any]], bytes] = json_line,
+    heading: bytes = b"",
+    suffix: str = ".jsonl",
+) -> ExportFormat:
+    """Return the format that writes ``heading``, and then each row of ``rows`` as ``encode``
+    does."""
+
+    def write(
+        reader: Reader, path: str | Path, selection: Selection | None, _: str
+    ) -> ExportReport:
+        return export_lines(reader, path, rows, selection, encode=encode, heading=heading)
+
+    return ExportFormat(write, suffix)
+
+
+def _write_tokens(
+    reader: Reader, path: str | Path, selection: Selection | None, builder: str
+) -> ExportReport:
+    with needs_arrow():
+        from bridle.reconstruct.exports.parquet import export_parquet
+
+    return export_parquet(reader, path, selection, builder)
+
+
+CSV: Final = of_rows(message_rows, csv_line, HEADING, ".csv")
+TOKENS: Final = ExportFormat(_write_tokens, ".parquet", messages=False)
+
+EXPORTS: Final[Registry[ExportFormat | Rows]] = Registry(
+    "export",
+    "bridle.exports",
+    {
+        "chat": "bridle.reconstruct.exports.chat_jsonl:chat_rows",
+        "tokens": "bridle.reconstruct.exports.formats:TOKENS",
+        "trl": "bridle.reconstruct.exports.trl:conversational_rows",
+        "trl-prompt-completion": "bridle.reconstruct.exports.trl:prompt_completion_rows",
+        "sharegpt": "bridle.reconstruct.exports.sharegpt:sharegpt_rows",
+        "adp": "bridle.reconstruct.exports.adp:adp_rows",
+        "csv": "bridle.reconstruct.exports.formats:CSV",
+        "atif": "bridle.reconstruct.exports.atif:atif_rows",
+    },
+)
+"""The export formats. A part is an :class:`ExportFormat`, or a function that returns the rows of a
+conversation, which are written as lines of JSON."""
+
+
+def format_of(name: str) -> ExportFormat:
+    """Return the format that ``name`` names. Raise :class:`bridle.registry.UnknownPart`, and the
+    other errors of :meth:`bridle.registry.Registry.get`."""
+    part = EXPORTS.get(name)
+    if isinstance(part, ExportFormat):
+        return part
+    if not callable(part):
+        raise UnknownPart(
+            f"{name} is no export: name an ExportFormat or a function that gives rows"
+        )
+    return of_rows(part)
 
 
 def export(
     reader: Reader,
     path: str | Path,
-    form: ExportFormat,
+    form: str,
     selection: Selection | None = None,
     builder: str = "tree",
 ) -> ExportReport:
-    """Write the selected sessions; ``builder`` makes the samples of ``tokens``."""
-    report = _export(reader, path, form, selection, builder)
+    """Write the selected sessions in the format ``form``, a name of :data:`EXPORTS`; ``builder``
+    makes the samples of ``tokens``."""
+    report = format_of(form).write(reader, path, selection, builder)
     account = account_of_sessions(reader, report.session_ids)
     report.account = {line.label: line.tokens for line in account_lines(account.fates)}
     return report
-
-
-def _export(
-    reader: Reader,
-    path: str | Path,
-    form: ExportFormat,
-    selection: Selection | None,
-    builder: str,
-) -> ExportReport:
-    if form is ExportFormat.TOKENS:
-        with needs_arrow():
-            from bridle.reconstruct.exports.parquet import export_parquet
-
-        return export_parquet(reader, path, selection, builder)
-    if form is ExportFormat.CSV:
-        return export_lines(reader, path, message_rows, selection, encode=csv_line, heading=HEADING)
-    return export_lines(reader, path, LINES[form], selection)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from bridle.harnesses.sandboxes.isolation import missing
-from bridle.reconstruct.exports.formats import ExportFormat, export
+from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Reward, RewardSource
@@ -144,9 +144,7 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
     with Writer(str(store)) as writer:
         writer.add_sync(bonus)
     with Reader(str(store)) as reader:
-        report = export(
-            reader, tmp_path / "x.parquet", ExportFormat.TOKENS, Selection(run=run.id), "tree"
-        )
+        report = export(reader, tmp_path / "x.parquet", "tokens", Selection(run=run.id), "tree")
     assert report.rewards.keys() == {"reward"}, "an export reads what the run's training reads"
 
 

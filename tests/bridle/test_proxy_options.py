@@ -117,3 +117,16 @@ def test_further_policies_are_announced_and_a_role_may_be_sent_to_one(
     assert served in done.stdout.splitlines()
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("  upstream")]
     assert len(verdicts) == 3, "every engine is examined"
+
+
+def test_a_dialect_that_cannot_be_served_ends_the_command_before_there_is_a_store(
+    bridle: Callable[..., Result], tmp_path: Path
+) -> None:
+    store, file = tmp_path / "s.db", tmp_path / "mine.py"
+    file.write_text("MINE = 'chat'")
+    argv = ("proxy", "--engine", "http://127.0.0.1:9", "--store", str(store))
+    done = bridle(*argv, "--dialect", f"{file}:MINE")
+    assert done.exit_code == 2
+    assert "is no dialect but a str: name a Dialect" in done.output
+    assert bridle(*argv, "--dialect", "nothing").exit_code == 2
+    assert not store.exists()

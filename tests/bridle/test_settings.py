@@ -94,6 +94,11 @@ def test_a_file_wins_over_defaults_and_a_named_option_over_the_file(
         ("[loss]\nclip_low = -0.1", r">= 0.0 - at `\$.loss.clip_low`"),
         ("[optimizer]\nbetas = [0.9, 1.0]", r"< 1.0 - at `\$.optimizer.betas\[1\]`"),
         ("[publish]\ntolerance = -1", r">= 0.0 - at `\$.publish.tolerance`"),
+        (
+            "[advantages]\nstep_weight = 1",
+            r"\[advantages\]: the setting 'step_weight' is options.gigpo.step_weight now",
+        ),
+        ("[advantages.options]\ngigpo = 1", r"Expected `object`, got `int` - at .*options"),
         ("minibatches = 0", r">= 1 - at `\$.minibatches`"),
         ("loss = 3", r"Expected `object`, got `int` - at `\$.loss`"),
         ('compute = {precision = "float16"}', "Invalid enum value 'float16'"),
@@ -181,9 +186,12 @@ def test_the_page_shows_every_setting_with_what_holds_without_a_file(
 def names(table: dict[str, Any]) -> set[str]:
     found = set()
     for name, value in table.items():
-        inner = name not in ("outcomes", "reward_weights", "role_rewards") and isinstance(
-            value, dict
-        )
+        inner = name not in (
+            "options",
+            "outcomes",
+            "reward_weights",
+            "role_rewards",
+        ) and isinstance(value, dict)
         found |= {f"{name}.{each}" for each in names(value)} if inner else {name}
     return found
 

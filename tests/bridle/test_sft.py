@@ -21,7 +21,7 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny import TinyShape, make_policy
-from bridle.reconstruct.exports.formats import ExportFormat
+from bridle.reconstruct.exports.formats import EXPORTS
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.sft.data import examples_from_jsonl, examples_from_parquet
 
@@ -62,16 +62,16 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert [path.name for path in out.parent.glob(".*.tmp")] == []
 
 
-@pytest.mark.parametrize("form", [form for form in ExportFormat if form not in READABLE])
+@pytest.mark.parametrize("form", [form for form in EXPORTS.names() if form not in READABLE])
 def test_an_export_that_is_not_learned_from_is_refused_in_a_line(
-    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: ExportFormat
+    bridle: Bridle, recorded: str, store: str, policy: Path, tmp_path: Path, form: str
 ) -> None:
     data = tmp_path / "lamps.of.any.name"
     assert bridle("export", data, "--format", form, "--store", store).exit_code == 0
     done = bridle("sft", "--policy", policy, "--out", tmp_path / "tuned", "--data", data)
     assert done.exit_code == 1
     fault = "neither messages nor a prompt with its completion"
-    if form is ExportFormat.CSV:
+    if form == "csv":
         fault = "neither Parquet nor JSON (Expecting value: line 1 column 1 (char 0))"
     assert done.stderr == (
         f"bridle: {data}:1: {fault}; "

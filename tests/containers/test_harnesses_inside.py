@@ -9,7 +9,7 @@ import pytest
 
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
-from bridle.harnesses.adapters import CODING_HARNESSES
+from bridle.harnesses.adapters import ADAPTERS
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
 from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
@@ -44,7 +44,7 @@ async def test_a_harness_works_in_a_container_and_is_recorded_whole(
     async with Client(bench.url) as client:
         rollout = Rollout(
             client,
-            CODING_HARNESSES[name](),
+            ADAPTERS.get(name)(),
             LocalFleet(sandboxes, FunctionVerifier(WorkedThrough())),
             settings,
         )

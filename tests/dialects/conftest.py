@@ -13,8 +13,8 @@ import orjson
 import pytest
 from hypothesis import strategies as st
 
+from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.wire.canonical import (
-    Dialect,
     Event,
     Finished,
     Minted,

@@ -62,6 +62,7 @@ def test_codex_keeps_reasoning_and_its_tools() -> None:
         "namespace_flattened",
         "tool_dropped",
         "role_converted",
+        "response_not_stored",
     }
 
 
@@ -105,4 +106,4 @@ def test_codex_code_mode_brings_its_tools_inside_the_conversation() -> None:
     assert turn.tool_calls[0].arguments == '{"input":"text(\\"hé \\" + (1+1))"}'
     assert result.tool_call_id == turn.tool_calls[0].id
     assert turn.reasoning == "Let me think."
-    assert request.responses.tools["functions__exec"].custom
+    assert request.own.tools["functions__exec"].custom

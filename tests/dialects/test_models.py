@@ -10,27 +10,28 @@ import pytest
 from google import genai
 from google.genai import types
 
-from bridle.proxy.dialects import models
+from bridle.proxy.dialects.dialect import Model
+from bridle.proxy.dialects.registry import CHAT, GOOGLE, MESSAGES
 
-MODELS = [models.Model("a", 1_700_000_000, 4096), models.Model("b", 1_700_000_001)]
+MODELS = [Model("a", 1_700_000_000, 4096), Model("b", 1_700_000_001)]
 
 
 def test_openais_client_lists_models(server: Any) -> None:
     client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1")
-    server.answer(models.list_of("chat", MODELS))
+    server.answer(CHAT.models.all(MODELS))
     assert [model.id for model in client.models.list()] == ["a", "b"]
 
-    server.answer(models.one("chat", MODELS[0]))
+    server.answer(CHAT.models.one(MODELS[0]))
     assert client.models.retrieve("a").created == 1_700_000_000
 
 
 @pytest.mark.parametrize("known", [MODELS, []])
-def test_anthropics_client_lists_models(server: Any, known: list[models.Model]) -> None:
+def test_anthropics_client_lists_models(server: Any, known: list[Model]) -> None:
     client = anthropic.Anthropic(api_key="k", base_url=server.url)
-    server.answer(models.list_of("messages", known))
+    server.answer(MESSAGES.models.all(known))
     assert [model.id for model in client.models.list()] == [model.id for model in known]
 
-    server.answer(models.one("messages", MODELS[0]))
+    server.answer(MESSAGES.models.one(MODELS[0]))
     model = client.models.retrieve("a")
     assert model.created_at.timestamp() == 1_700_000_000
     assert model.max_input_tokens == 4096
@@ -39,8 +40,8 @@ def test_anthropics_client_lists_models(server: Any, known: list[models.Model]) 
 def test_googles_client_lists_models(server: Any) -> None:
     options = types.HttpOptions(base_url=server.url)
     client = genai.Client(api_key="k", http_options=options)
-    server.answer(models.list_of("google", MODELS))
+    server.answer(GOOGLE.models.all(MODELS))
     assert [model.name for model in client.models.list()] == ["models/a", "models/b"]
 
-    server.answer(models.one("google", MODELS[0]))
+    server.answer(GOOGLE.models.one(MODELS[0]))
     assert client.models.get(model="a").input_token_limit == 4096

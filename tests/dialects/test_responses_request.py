@@ -289,7 +289,7 @@ def test_an_item_reference_is_an_anchor_to_be_looked_up() -> None:
     request = parse([item("item_reference", id=f"msg_{A[5:]}00"), {"id": "msg_other"}])
 
     assert request.messages == (Message(role="assistant", anchors=(f"msg_{A[5:]}00",)),)
-    assert request.responses.references == (f"msg_{A[5:]}00", "msg_other")
+    assert request.references == (f"msg_{A[5:]}00", "msg_other")
 
 
 def test_a_known_item_stands_for_the_reference_to_it() -> None:
@@ -300,7 +300,7 @@ def test_a_known_item_stands_for_the_reference_to_it() -> None:
     request = responses_request.parse_with(body, {identifier: whole})
 
     assert request.messages == parse([whole]).messages
-    assert request.responses.references == ()
+    assert request.references == ()
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_parameters_reach_the_engine() -> None:
         "type": "json_schema",
         "json_schema": {"name": "out", "schema": schema, "strict": True},
     }
-    assert request.wants.reasoning_summary
-    assert request.wants.encrypted_reasoning
+    assert request.own.reasoning_summary
+    assert request.own.encrypted_reasoning
 
 
 def test_effort_none_switches_thinking_off() -> None:
@@ -373,8 +373,8 @@ def test_unknown_fields_are_dropped_with_a_note() -> None:
     assert notes(request) == {
         ("field_dropped", "text.verbosity"),
         ("field_dropped", "moderation"),
+        ("response_not_stored", ""),
     }
-    assert not request.responses.store
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from bridle.proxy.dialects.registry import RESPONSES
-from bridle.proxy.dialects.responses.reply import deleted
+from bridle.proxy.dialects.responses.stored import StoredResponses
 from bridle.proxy.dialects.responses.tools import custom_input
 from bridle.proxy.wire.canonical import (
     ApiError,
@@ -390,7 +390,7 @@ def test_a_freeform_input_is_read_from_the_arguments_that_carry_it(
 
 
 def test_a_deletion_is_answered_in_the_providers_shape() -> None:
-    assert orjson.loads(deleted("resp_1")) == {
+    assert orjson.loads(StoredResponses.deleted("resp_1")) == {
         "id": "resp_1",
         "object": "response",
         "deleted": True,

@@ -9,12 +9,13 @@ import orjson
 import pytest
 
 from bridle.proxy.dialects.chat import request as chat
+from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.dialects.google import request as google
 from bridle.proxy.dialects.messages import request as messages
 from bridle.proxy.dialects.registry import CHAT, GOOGLE, MESSAGES, RESPONSES
 from bridle.proxy.dialects.responses import request as responses
 from bridle.proxy.dialects.responses import tools as responses_tools
-from bridle.proxy.wire.canonical import ApiError, Dialect
+from bridle.proxy.wire.canonical import ApiError
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.adapters import CODING_HARNESSES, Access, Adapter, Command, PythonAgent
+from bridle.harnesses.adapters import ADAPTERS, PROGRAMS, Access, Adapter, Command, PythonAgent
 from bridle.harnesses.adapters.base import LaunchPlan
 from bridle.harnesses.client import Session
 from bridle.harnesses.sandboxes import Captured, NotLaunchable, ProcessResult, ProcessSandbox
@@ -37,13 +37,13 @@ def everything(plan: LaunchPlan) -> str:
     return json.dumps([plan.argv, dict(plan.environment), [*plan.files.values()]])
 
 
-@pytest.mark.parametrize("name", sorted(CODING_HARNESSES))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.values()))
 def test_a_coding_harness_is_told_the_prompt_the_session_and_a_home_of_its_own(
     name: str, tmp_path: Path
 ) -> None:
     place = place_in(tmp_path / "session")
 
-    plan = CODING_HARNESSES[name]().plan(TASK, ACCESS, place)
+    plan = ADAPTERS.get(name)().plan(TASK, ACCESS, place)
 
     assert TASK.prompt in plan.argv
     assert "http://p/s/x" in everything(plan)
@@ -54,17 +54,15 @@ def test_a_coding_harness_is_told_the_prompt_the_session_and_a_home_of_its_own(
     assert all(path.is_relative_to(tmp_path / "session") for path in plan.files)
 
 
-@pytest.mark.parametrize("name", sorted(set(CODING_HARNESSES) - {"gemini-cli"}))
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS.values()) - {"gemini-cli"}))
 def test_a_coding_harness_asks_for_the_model_it_is_told(name: str, tmp_path: Path) -> None:
-    assert "the-model" in everything(
-        CODING_HARNESSES[name]().plan(TASK, ACCESS, place_in(tmp_path))
-    )
+    assert "the-model" in everything(ADAPTERS.get(name)().plan(TASK, ACCESS, place_in(tmp_path)))
 
 
 def test_codex_is_configured_for_responses_with_the_key_from_its_environment(
     tmp_path: Path,
 ) -> None:
-    plan = CODING_HARNESSES["codex"]().plan(TASK, ACCESS, place_in(tmp_path))
+    plan = ADAPTERS.get("codex")().plan(TASK, ACCESS, place_in(tmp_path))
 
     config = tomllib.loads(plan.files[tmp_path / "home/.codex/config.toml"])
     provider = config["model_providers"][config["model_provider"]]
@@ -110,7 +108,7 @@ def test_a_python_agent_gets_the_prompt_last_and_the_model_in_its_environment(
     assert plan.environment["SSL_CERT_FILE"] == ""
 
 
-@pytest.mark.parametrize("name", sorted(CODING_HARNESSES))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.values()))
 def test_a_harness_that_is_not_installed_says_how_to_install_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +117,7 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
     monkeypatch.setattr("bridle.harnesses.install.PYTHON", tmp_path)
 
     with pytest.raises(NotLaunchable, match=r"is not installed; run harnesses/"):
-        CODING_HARNESSES[name]().plan(TASK, ACCESS, place_in(tmp_path))
+        ADAPTERS.get(name)().plan(TASK, ACCESS, place_in(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +125,9 @@ def test_a_harness_that_is_not_installed_says_how_to_install_it(
     [
         (Command(("x",)), "the answer"),
         (PythonAgent(Path("x.py")), "the answer"),
-        (CODING_HARNESSES["claude-code"](), "thinking\n\nthe answer"),
-        (CODING_HARNESSES["codex"](), "from the file"),
-        (CODING_HARNESSES["mini-swe-agent"](), "submitted"),
+        (ADAPTERS.get("claude-code")(), "thinking\n\nthe answer"),
+        (ADAPTERS.get("codex")(), "from the file"),
+        (ADAPTERS.get("mini-swe-agent")(), "submitted"),
     ],
 )
 async def test_the_answer_is_what_the_harness_ended_with(
@@ -152,4 +150,4 @@ async def test_a_harness_that_left_no_answer_gave_none(name: str, tmp_path: Path
     captured = Captured.of(tmp_path / "out")
 
     finished = ProcessResult(0, 1.0, captured, captured)
-    assert await CODING_HARNESSES[name]().answer(finished, ProcessSandbox(tmp_path)) == ""
+    assert await ADAPTERS.get(name)().answer(finished, ProcessSandbox(tmp_path)) == ""

@@ -19,7 +19,7 @@ import pytest
 
 from bridle.engine.scripted import ScriptedEngine
 from bridle.engine.stand_in import stand_in
-from bridle.harnesses.adapters import PROGRAMS, Access
+from bridle.harnesses.adapters import ADAPTERS, PROGRAMS, Access
 from bridle.harnesses.client import Session
 from bridle.harnesses.install import find_python_harness, search_path
 from bridle.proxy.server import ProxyServer
@@ -30,7 +30,7 @@ from bridle.store.records import CallStatus
 
 PAGES = Path(__file__).parents[2] / "docs/agents"
 AGENTS = sorted(page.stem for page in PAGES.glob("*.md"))
-CODING = {adapter.name: adapter for adapter in PROGRAMS.values()}
+CODING = {name: ADAPTERS.get(name)() for name in PROGRAMS.values()}
 SDKS = {"langchain": "langchain", "openai-agents": "agents_sdk"}
 """The example that each page of an SDK runs."""
 PROXY = "http://127.0.0.1:8484"

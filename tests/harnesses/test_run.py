@@ -132,26 +132,10 @@ def read_until(terminal: int, text: bytes) -> bytes:
     return seen
 
 
-SESSION = Session(
-    "ses_1",
-    "key",
-    {"openai": "http://p/s/1/v1", "anthropic": "http://p/s/1", "google": "http://p/s/1"},
-    {"OPENAI_BASE_URL": "http://other/v1", "EXTRA": "1"},
-)
-
-
-def test_every_usual_client_finds_the_session_and_the_proxys_word_is_last() -> None:
-    assert session_variables(SESSION) == {
-        "OPENAI_BASE_URL": "http://other/v1",
-        "OPENAI_API_BASE": "http://p/s/1/v1",
-        "OPENAI_API_KEY": "key",
-        "CODEX_API_KEY": "key",
-        "ANTHROPIC_BASE_URL": "http://p/s/1",
-        "ANTHROPIC_AUTH_TOKEN": "key",
-        "GOOGLE_GEMINI_BASE_URL": "http://p/s/1",
-        "GEMINI_API_KEY": "key",
-        "EXTRA": "1",
-    }
+def test_a_command_gets_the_proxys_variables_and_codex_its_key() -> None:
+    given = {"OPENAI_BASE_URL": "http://p/s/1/v1", "OPENAI_API_KEY": "key", "CO_API_KEY": "key"}
+    session = Session("ses_1", "key", {}, given)
+    assert session_variables(session) == given | {"CODEX_API_KEY": "key"}
 
 
 async def test_a_session_is_sealed_by_the_commands_exit_code(stand_in: Any) -> None:

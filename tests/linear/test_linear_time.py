@@ -65,7 +65,7 @@ def minted() -> Minted:
 
 
 def parsed(dialect: str, body: dict[str, Any]) -> Request:
-    return DIALECTS[dialect].parse(json.dumps(body).encode(), _PATH, {})
+    return DIALECTS.get(dialect).parse(json.dumps(body).encode(), _PATH, {})
 
 
 def conversation(dialect: str, *turns: tuple[str, str]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_a_reply_that_is_echoed(is_linear, dialect, name):
         )
         turns = (("user", "go"), ("assistant", text), ("user", "on"))
         body = json.dumps(conversation(dialect, *turns)).encode()
-        return lambda: session.find(DIALECTS[dialect].parse(body, _PATH, {}))
+        return lambda: session.find(DIALECTS.get(dialect).parse(body, _PATH, {}))
 
     is_linear(echo, 1024)
 
@@ -200,7 +200,7 @@ def test_a_request_of_many_things(is_linear, name):
     def request(n: int) -> Work:
         session = answered(parsed(dialect, make(2)), Message("assistant", "hello"))
         body = json.dumps(make(n)).encode()
-        return lambda: session.find(DIALECTS[dialect].parse(body, _PATH, {}))
+        return lambda: session.find(DIALECTS.get(dialect).parse(body, _PATH, {}))
 
     is_linear(request, 256)
 
@@ -268,7 +268,7 @@ def test_a_reply_that_is_streamed(is_linear, dialect, name, logprobs):
             "responses": {"include": ["message.output_text.logprobs"]},
             "google": {"generationConfig": {"responseLogprobs": True}},
         }.get(dialect, {})
-    request, spoken = parsed(dialect, body), DIALECTS[dialect]
+    request, spoken = parsed(dialect, body), DIALECTS.get(dialect)
 
     def stream(n: int) -> Work:
         scored = {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": []}]}

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
+from bridle.reconstruct.exports.formats import EXPORTS, export, format_of
 from bridle.reconstruct.exports.message_csv import inert, recorded
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.records import CallKind, Reward
 
+JSON_LINES = [name for name in EXPORTS.names() if format_of(name).suffix == ".jsonl"]
 TOOLS = [
     {
         "type": "function",
@@ -228,7 +229,7 @@ def load(path, tmp_path):
     )
 
 
-@pytest.mark.parametrize("form", LINES)
+@pytest.mark.parametrize("form", JSON_LINES)
 def test_datasets_reads_every_conversational_format_back_as_written(talk, written, tmp_path, form):
     talk("a")
     talk("b")
@@ -240,7 +241,7 @@ def test_datasets_reads_every_conversational_format_back_as_written(talk, writte
 
 def test_trl_conversational_holds_what_is_trained_throughout(talk, written):
     talk()
-    lines, report = written(ExportFormat.TRL)
+    lines, report = written("trl")
     (line,) = lines
     assert [message["role"] for message in line["messages"]] == [
         "system", "user", "assistant", "tool", "tool", "assistant",
@@ -253,14 +254,14 @@ def test_trl_conversational_holds_what_is_trained_throughout(talk, written):
 
 def test_prompt_completion_has_a_row_for_each_trained_reply_and_no_reply_twice(talk, written):
     talk()
-    lines, _ = written(ExportFormat.TRL_PROMPT_COMPLETION)
+    lines, _ = written("trl-prompt-completion")
     assert [line["completion"][0]["content"] for line in lines] == ["wait", "85", "yes"]
     assert [len(line["prompt"]) for line in lines] == [2, 5, 6]
 
 
 def test_sharegpt_has_a_weight_on_each_reply_and_tools_as_text(talk, written):
     talk()
-    (first, second), _ = written(ExportFormat.SHAREGPT)
+    (first, second), _ = written("sharegpt")
     speakers = [turn["from"] for turn in first["conversations"]]
     assert speakers == ["system", "human", "gpt", "tool", "gpt"]
     assert first["conversations"][2]["value"] == (
@@ -294,7 +295,7 @@ def test_sharegpt_has_a_weight_on_each_reply_and_tools_as_text(talk, written):
 )
 def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply):
     record().call([1], [5], conversation=tail(user("q")), message=reply)
-    (line,), _ = written(ExportFormat.SHAREGPT)
+    (line,), _ = written("sharegpt")
     assert line["conversations"][-1]["value"] == sampled
     assert "tools" not in line
 
@@ -302,7 +303,7 @@ def test_sharegpt_says_a_reply_as_it_was_sampled(record, written, sampled, reply
 def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
     session = talk()
     writer.add_sync(Reward(session.id, "score", 0.1 + 0.2, 1.0))
-    lines, _ = written(ExportFormat.ADP)
+    lines, _ = written("adp")
     first, second = (AdpTrajectory.model_validate(line) for line in lines)
     kinds = [item.class_ for item in first.content]
     assert kinds == ["text_observation"] * 2 + ["api_action"] * 2 + ["text_observation"] * 2 + [
@@ -315,13 +316,13 @@ def test_agent_data_protocol_lines_meet_its_schema(talk, written, writer):
 
 def test_calls_that_nothing_answers_yet_go_without_an_id(record, written):
     record().call([1], [5], conversation=tail(user("q")), message=calling("z"))
-    (line,), _ = written(ExportFormat.ADP)
+    (line,), _ = written("adp")
     assert "tool_call_id" not in AdpTrajectory.model_validate(line).content[-1].model_fields_set
 
 
 def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, reader):
     session = talk()
-    lines, _ = written(ExportFormat.ATIF)
+    lines, _ = written("atif")
     first, second = (AtifTrajectory.model_validate(line) for line in lines)
     for trajectory in (first, second):
         for step in trajectory.steps:
@@ -346,40 +347,40 @@ def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, 
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             said("a"),
-            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
+            ("trl", "sharegpt", "adp", "atif"),
             "content_not_text",
         ),
         (
             [user("q")],
             calling("z", arguments='{"at"'),
-            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
+            ("trl", "sharegpt", "adp", "atif"),
             "tool_arguments_not_json",
         ),
         (
             [user("q")],
             calling("z", arguments='{"account": 123456789012345678901}'),
-            (ExportFormat.TRL, ExportFormat.SHAREGPT, ExportFormat.ADP, ExportFormat.ATIF),
+            ("trl", "sharegpt", "adp", "atif"),
             "tool_arguments_not_exact",
         ),
         (
             [user("q"), calling("y"), user("no")],
             said("a"),
-            (ExportFormat.ADP,),
+            ("adp",),
             "tool_call_without_result",
         ),
         (
             [user("q"), result("y")],
             said("a"),
-            (ExportFormat.ADP, ExportFormat.ATIF),
+            ("adp", "atif"),
             "tool_result_without_call",
         ),
         (
             [user("q"), calling("y"), result("y"), calling("y"), result("y")],
             said("a"),
-            (ExportFormat.ADP,),
+            ("adp",),
             "tool_call_id_twice",
         ),
-        ([{"role": "critic", "content": "x"}], said("a"), (ExportFormat.SHAREGPT,), "role_unknown"),
+        ([{"role": "critic", "content": "x"}], said("a"), ("sharegpt",), "role_unknown"),
     ],
 )
 def test_what_a_format_cannot_say_is_left_out_and_counted(
@@ -387,14 +388,14 @@ def test_what_a_format_cannot_say_is_left_out_and_counted(
 ):
     record().call([1], [5], conversation=tail(*messages), message=reply)
     for form in forms:
-        if form is ExportFormat.TRL and any(m["role"] == "assistant" for m in messages):
+        if form == "trl" and any(m["role"] == "assistant" for m in messages):
             continue
         lines, report = written(form, rules=SampleRules(media=True))
         assert (lines, report.left_out) == ([], {reason: 1})
-    assert len(written(ExportFormat.CHAT, rules=SampleRules(media=True))[0]) == 1
+    assert len(written("chat", rules=SampleRules(media=True))[0]) == 1
 
 
-@pytest.mark.parametrize("form", LINES)
+@pytest.mark.parametrize("form", JSON_LINES)
 def test_a_reply_whose_first_line_cannot_be_written_is_trained_in_the_next(record, written, form):
     session = record()
     first = session.call([1], [5, 6], conversation=tail(user("q")), message=said("well"))
@@ -402,7 +403,7 @@ def test_a_reply_whose_first_line_cannot_be_written_is_trained_in_the_next(recor
         later = tail(user(f"then {token}"), base=first)
         session.call([1, 5, 6, token], [7], parent=first, conversation=later, message=reply)
     _, report = written(form)
-    if form is ExportFormat.CHAT:
+    if form == "chat":
         assert (report.rows, report.tokens, report.left_out) == (2, 4, {})
     else:
         assert (report.tokens, report.left_out) == (3, {"tool_arguments_not_json": 1})
@@ -416,7 +417,7 @@ def test_no_cell_of_a_table_begins_like_a_formula(record, tmp_path, reader, text
     session = record()
     session.call([1], [5], conversation=tail(user(text)), message=said(text))
     path = tmp_path / "table.csv"
-    export(reader, path, ExportFormat.CSV)
+    export(reader, path, "csv")
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["content"] for row in rows] == [f"'{text}"] * 2

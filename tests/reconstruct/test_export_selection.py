@@ -9,7 +9,7 @@ import pytest
 
 from bridle.reconstruct.conditions import BadCondition, Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.formats import ExportFormat, export
+from bridle.reconstruct.exports.formats import EXPORTS, export
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection, part_of
 from bridle.reconstruct.samples.rules import SampleRules
@@ -99,7 +99,7 @@ def test_only_good_turns_are_trained_in_tokens_and_in_messages(reader, sessions,
     assert all(sample.token_ids[sample.mask].tolist() == [8] for sample in found)
     assert report.untrained == {"turn_reward_too_low": 10}
     assert report.left_out == {"session_without_trained_tokens": 2}
-    export(reader, tmp_path / "x.jsonl", ExportFormat.CHAT, selection)
+    export(reader, tmp_path / "x.jsonl", "chat", selection)
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     weights = [[m.get("weight", 1) for m in line["messages"]] for line in lines]
     assert weights == [[1, 0, 1, 1]] * 2
@@ -111,7 +111,7 @@ def test_a_turn_without_the_reward_is_not_a_good_turn(reader, sessions, tmp_path
     assert (report.rows, report.untrained) == (0, {"turn_without_reward": 12})
 
 
-@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT, ExportFormat.ATIF])
+@pytest.mark.parametrize("form", ["tokens", "chat", "atif"])
 def test_repeated_rows_are_left_out_when_asked(reader, sessions, tmp_path, form):
     path = tmp_path / "x"
     assert export(reader, path, form).rows == 4
@@ -131,11 +131,11 @@ def test_conversations_that_differ_only_in_minted_ids_are_the_same(reader, recor
         session.call(
             [1, 5, 2], [6], parent=first, conversation={"tail": [answer], "lineage": lineage}
         )
-    report = export(reader, tmp_path / "x", ExportFormat.CHAT, Selection(deduplicate=True))
+    report = export(reader, tmp_path / "x", "chat", Selection(deduplicate=True))
     assert (report.rows, report.left_out) == (2, {"duplicate": 1})
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
+@pytest.mark.parametrize("form", EXPORTS.names())
 def test_a_repeated_session_is_left_out_whole_with_its_branches(reader, record, tmp_path, form):
     reports = []
     for _ in range(2):
@@ -190,7 +190,7 @@ def test_the_card_tells_the_counts_the_sources_and_the_hash(reader, sessions, tm
     assert source["sessions_sha256"] == hashlib.sha256(ids.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
+@pytest.mark.parametrize("form", ["tokens", "chat"])
 def test_the_card_names_no_model_of_which_nothing_is_trained(reader, record, tmp_path, form):
     session = record()
     session.call([1], [5], conversation=state("q"), model_served="m1")
@@ -204,11 +204,11 @@ def test_the_card_names_no_model_of_which_nothing_is_trained(reader, record, tmp
 def test_every_format_counts_the_tokens_that_it_trains(reader, sessions, record, tmp_path):
     choices = [{"role": "assistant", "content": text} for text in ("b", "c")]
     record().call([1], [5], [6, 7], [8, 9, 10], conversation=state("q") | {"choices": choices})
-    for form in (ExportFormat.TOKENS, ExportFormat.CHAT, ExportFormat.TRL_PROMPT_COMPLETION):
+    for form in ("tokens", "chat", "trl-prompt-completion"):
         assert export(reader, tmp_path / "x", form).tokens == 4 * 3 + 6
 
 
-@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
+@pytest.mark.parametrize("form", ["tokens", "chat"])
 def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path, form):
     record()
     report = export(reader, tmp_path / "x", form)
@@ -216,7 +216,7 @@ def test_a_session_without_a_call_is_counted(reader, sessions, record, tmp_path,
     assert report.left_out == {"session_without_calls": 1}
 
 
-@pytest.mark.parametrize("form", [ExportFormat.TOKENS, ExportFormat.CHAT])
+@pytest.mark.parametrize("form", ["tokens", "chat"])
 def test_the_card_tells_of_rewards_and_replies_that_are_in_the_file(
     reader, record, writer, tmp_path, form
 ):

@@ -12,7 +12,7 @@ from bridle.diagnosis.ablation import ablate
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.episodes import episodes
-from bridle.reconstruct.exports.formats import LINES, ExportFormat, export
+from bridle.reconstruct.exports.formats import EXPORTS, export, format_of
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import BUILDERS, build
 from bridle.reconstruct.samples.rules import SampleRules
@@ -30,6 +30,8 @@ from bridle.store.records import (
 )
 from bridle.trainer.sft.data import examples_from_store
 from support.parquet import read_samples
+
+JSON_LINES = [name for name in EXPORTS.names() if format_of(name).suffix == ".jsonl"]
 
 MAIN = frozenset({CallKind.MAIN})
 
@@ -137,18 +139,18 @@ def trained_ids(samples) -> list[int]:
     return [token for s in samples for token in s.token_ids[s.mask].tolist()]
 
 
-def trained_texts(form: ExportFormat, line) -> list[str]:
+def trained_texts(form: str, line) -> list[str]:
     """The replies that a line trains, each in its format's own way."""
     match form:
-        case ExportFormat.CHAT | ExportFormat.TRL:
+        case "chat" | "trl":
             said = [m for m in line["messages"] if m["role"] == "assistant"]
             return [message["content"] for message in said if message.get("weight") != 0]
-        case ExportFormat.TRL_PROMPT_COMPLETION:
+        case "trl-prompt-completion":
             return [message["content"] for message in line["completion"]]
-        case ExportFormat.SHAREGPT:
+        case "sharegpt":
             said = [turn for turn in line["conversations"] if turn["from"] == "gpt"]
             return [turn["value"] for turn in said if turn["weight"]]
-        case ExportFormat.ADP:
+        case "adp":
             actions = line["details"]["trained_actions"]
             return [line["content"][index]["content"] for index in actions]
     said = [step for step in line["steps"] if step["source"] == "agent"]
@@ -173,7 +175,7 @@ def test_samples_sft_ablation_and_audit_train_the_same_tokens(reader, replies, t
     assert {name: row["tokens_trained"] for name, row in rows.items()} == dict.fromkeys(
         BUILDERS, len(wanted)
     )
-    report = export(reader, tmp_path / "x", ExportFormat.TOKENS, Selection(rules=rules))
+    report = export(reader, tmp_path / "x", "tokens", Selection(rules=rules))
     assert sorted(trained_ids(read_samples(tmp_path / "x"))) == wanted
     assert report.tokens == len(wanted)
     table = audited.conservation
@@ -189,7 +191,7 @@ def test_every_format_of_messages_trains_the_replies_that_samples_train_whole(
     trained = set(trained_ids(episode.samples))
     whole = replies.whole(trained)
     partly = len(trained) - replies.count(whole)
-    for form in LINES:
+    for form in JSON_LINES:
         report = export(reader, tmp_path / "x", form, Selection(rules=rules))
         lines = [json.loads(line) for line in (tmp_path / "x").read_text().splitlines()]
         found = [text for line in lines for text in trained_texts(form, line)]
@@ -201,7 +203,7 @@ def test_every_format_of_messages_trains_the_replies_that_samples_train_whole(
         missing = report.untrained["conversation_partly_trained"]
         assert set(found) <= whole
         assert replies.count(whole - set(found)) == missing
-        assert form is ExportFormat.TRL or not missing
+        assert form == "trl" or not missing
 
 
 def test_a_rule_on_sessions_is_refused():

@@ -11,7 +11,7 @@ from trl import SFTConfig, SFTTrainer
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
-from bridle.reconstruct.exports.formats import ExportFormat, export
+from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.parquet import export_parquet
 from support.parquet import read_samples
 
@@ -94,7 +94,7 @@ def load(kind, path, tmp_path):
     )
 
 
-@pytest.mark.parametrize("form", [ExportFormat.TRL, ExportFormat.TRL_PROMPT_COMPLETION])
+@pytest.mark.parametrize("form", ["trl", "trl-prompt-completion"])
 def test_trl_trains_a_step_on_conversations_with_tools(
     reader, recorded, one_step, policy, tmp_path, form
 ):
@@ -105,7 +105,7 @@ def test_trl_trains_a_step_on_conversations_with_tools(
     assert '"name": "add"' in text, "the tool's schema is rendered"
     learned = [label for label in labels if label != -100]
     assert 0 < len(learned) <= len(ids)
-    if form is ExportFormat.TRL_PROMPT_COMPLETION:
+    if form == "trl-prompt-completion":
         assert len(learned) < len(ids), "the prompt is not learned"
 
 

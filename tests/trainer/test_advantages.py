@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridle.reconstruct.samples.sample import Turn
 from bridle.store.records import CallKind, CallStatus, Reward, RewardSource
 from bridle.trainer.config import AdvantageConfig
-from bridle.trainer.credit import ADVANTAGES, CreditGroup
+from bridle.trainer.credit import ADVANTAGES, CreditGroup, estimated
 from support.episodes import one_branch
 
 rewards = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=9).map(
@@ -21,7 +21,7 @@ def group_advantages(values, baseline, **config):
     """The credit of each session, which all of its tokens share."""
     episodes = [steps(str(number), ([1], None)) for number in range(len(values))]
     group = CreditGroup(episodes, values, AdvantageConfig(**config))
-    credit = ADVANTAGES.find(baseline)(group)
+    credit = ADVANTAGES.get(baseline)(group)
     return np.asarray([parts[0][0] for parts in credit], np.float64)
 
 
@@ -88,9 +88,9 @@ def steps(name, *calls, rewards=()):
     return one_branch(name, calls, given)
 
 
-def credit_of(baseline, episodes, values, **config):
-    group = CreditGroup(episodes, np.asarray(values, np.float64), AdvantageConfig(**config))
-    found = ADVANTAGES.find(baseline)(group)
+def credit_of(baseline, episodes, values, **options):
+    config = AdvantageConfig(baseline, options={baseline: options})
+    found = estimated(CreditGroup(episodes, np.asarray(values, np.float64), config))
     return [
         part[sample.mask].tolist()
         for episode, parts in zip(episodes, found, strict=True)
@@ -179,10 +179,11 @@ def test_spiral_compares_each_role_with_what_it_got_before():
     ]
     memory: dict[str, float] = {}
     decay = 0.9
-    group = CreditGroup(games, np.zeros(2), AdvantageConfig(running_decay=decay), memory)
+    config = AdvantageConfig("spiral", options={"spiral": {"decay": decay}})
+    group = CreditGroup(games, np.zeros(2), config, memory)
     found = [
         part[sample.mask].tolist()
-        for episode, parts in zip(games, ADVANTAGES.find("spiral")(group), strict=True)
+        for episode, parts in zip(games, estimated(group), strict=True)
         for sample, part in zip(episode.samples, parts, strict=True)
     ]
     baseline = {"first": 0.0, "second": 0.0}
@@ -201,5 +202,5 @@ def test_spiral_compares_each_role_with_what_it_got_before():
 def test_spiral_takes_the_sessions_reward_where_a_roles_calls_have_none():
     memory = {"|": 0.5}
     group = CreditGroup([steps("a", ([1], None))], np.ones(1), AdvantageConfig(), memory)
-    ((part,),) = ADVANTAGES.find("spiral")(group)
+    ((part,),) = ADVANTAGES.get("spiral")(group)
     assert part[-1] == pytest.approx(1 - (0.95 * 0.5 + 0.05), abs=1e-6)

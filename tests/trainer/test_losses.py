@@ -244,7 +244,7 @@ def test_stats_of_packs_add_up_to_those_of_the_batch():
 
 
 def test_a_loss_adds_numbers_of_its_own_to_the_metrics():
-    @LOSSES.register("counted")
+    @LOSSES.registered("counted")
     def counted(terms, config):
         found = clip(terms, config)
         return dataclasses.replace(found, metrics={"good": (terms.advantages > 0).double()})

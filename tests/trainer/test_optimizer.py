@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 
+from bridle.registry import UnknownPart
 from bridle.run.training import require_devices, require_parts
 from bridle.trainer.config import ComputeConfig, GrpoConfig, OptimizerConfig
 from bridle.trainer.learner.optimizer import (
@@ -12,7 +13,6 @@ from bridle.trainer.learner.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
-from bridle.trainer.registry import UnknownPart
 from bridle.user_code import UserCodeError
 
 

@@ -61,8 +61,8 @@ def test_with_credit_for_steps_the_mean_over_trained_tokens_decides(session, mon
     episodes = [session("a", 1.0, version=[5, 5]), session("b", 0.0, version=[5, 5])]
     credits = [[[9.0, 9.0, -1.0, -1.0], [0.0, 0.0, 1.5, 0.0]], [[0, 0, 2.0, 0], [0, 0, 0, -1.0]]]
     monkeypatch.setattr(
-        "bridle.trainer.batch.prepare.ADVANTAGES.find",
-        lambda _name: lambda _group: [[np.asarray(c, np.float32) for c in own] for own in credits],
+        "bridle.trainer.batch.prepare.estimated",
+        lambda _group: [[np.asarray(c, np.float32) for c in own] for own in credits],
     )
     assert names(ReplayBuffer().after(prepare(episodes, 5, CONFIG), REPLAY)) == ["b"]
 

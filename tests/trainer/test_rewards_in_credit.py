@@ -88,9 +88,16 @@ configurations = st.fixed_dictionaries(
     {
         "baseline": st.sampled_from(BUILT_IN),
         "reward_turns": st.sampled_from([None, "sum", "mean"]),
-        "discount": st.sampled_from([1.0, 0.9]),
         "reward_weights": st.sampled_from([None, None, {"reward": 1.0, "tests": -0.5}]),
-        "gate": st.sampled_from([0.0, 1.0]),
+        "options": st.builds(
+            lambda discount, gate: {
+                "gigpo": {"discount": discount},
+                "turn_returns": {"discount": discount},
+                "gated": {"gate": gate},
+            },
+            st.sampled_from([1.0, 0.9]),
+            st.sampled_from([0.0, 1.0]),
+        ),
     }
 )
 
@@ -100,7 +107,7 @@ def made(group: Any) -> list[Episode]:
 
 
 def test_every_built_in_estimator_is_tried() -> None:
-    assert set(BUILT_IN) <= set(ADVANTAGES)
+    assert set(BUILT_IN) <= set(ADVANTAGES.names())
 
 
 @settings(max_examples=150, deadline=None)
@@ -299,7 +306,8 @@ def test_gigpo_is_the_paper_s_when_reward_turns_is_not_set(
         for place, value in enumerate(steps):
             own.append(reward("step", value, 2.0 + place, call_id=str(place)))
         episodes.append(session("abcd"[n], own, [None] * len(steps)))
-    found = credit(prepared(episodes, baseline="gigpo", discount=discount, step_weight=weight))
+    options = {"gigpo": {"discount": discount, "step_weight": weight}}
+    found = credit(prepared(episodes, baseline="gigpo", options=options))
     expected = reference(*zip(*group, strict=True), discount, weight)  # type: ignore[misc]
     for n, own in enumerate(expected):
         assert found["abcd"[n]] == pytest.approx(own, abs=2e-5)

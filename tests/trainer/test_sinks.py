@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from bridle.extras import install_command
-from bridle.trainer.registry import UnknownPart
-from bridle.trainer.sinks import SINKS, TrackedRun, require_sink
-from bridle.trainer.sinks.registry import MissingTracker
+from bridle.registry import UnknownPart
+from bridle.trainer.sinks import SINKS, MissingTracker, TrackedRun, require_sink
 
 
 class Kept:
@@ -36,7 +35,7 @@ def test_a_tracker_of_the_users_is_named_by_its_file(tmp_path: Path) -> None:
     run = TrackedRun("run_1", tmp_path, {"seed": 0})
     name = f"{__file__}:Kept"
     require_sink(name)
-    sink = SINKS.find(name)(run)
+    sink = SINKS.get(name)(run)
     sink.write(0, {"reward/mean": 0.5})
     assert isinstance(sink, Kept) or type(sink).__name__ == "Kept"
     assert sink.rows == [(0, {"reward/mean": 0.5})]  # type: ignore[attr-defined]
@@ -47,7 +46,7 @@ def test_a_tracker_that_is_not_there_is_named_with_what_installs_it(
 ) -> None:
     with pytest.raises(UnknownPart, match=r"no sink 'wandbb'.*tensorboard, wandb, mlflow, trackio"):
         require_sink("wandbb")
-    monkeypatch.setattr("bridle.trainer.sinks.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("bridle.trainer.sinks.find_spec", lambda name: None)
     with pytest.raises(MissingTracker, match=re.escape(install_command("trackio"))):
         require_sink("trackio")
     require_sink("tensorboard")
@@ -59,7 +58,7 @@ from pathlib import Path
 from bridle.trainer.sinks import SINKS, TrackedRun
 run = TrackedRun("run_1", Path(sys.argv[2]), {"settings": {"seed": 0}, "policy": "tiny"})
 for steps, value in ((range(3), 1.0), (range(2, 4), 9.0)):  # killed, and resumed from step 2
-    sink = SINKS.find(sys.argv[1])(run)
+    sink = SINKS.get(sys.argv[1])(run)
     for step in steps:
         sink.write(step, {"reward/mean": value})
     sink.close()

@@ -176,7 +176,7 @@ def not_trained(
     if degenerate_group and config.drop_zero_variance:
         return DropReason.ZERO_VARIANCE
     for name in config.extra:
-        if not FILTERS.find(name)(episode):
+        if not FILTERS.configured(name, config.options)(episode):
             return name.rpartition(":")[2]
     return None
 

@@ -25,7 +25,7 @@ from bridle.trainer.batch.filters import (
     outside_the_baseline,
 )
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, is_stepwise
+from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, estimated, is_stepwise
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
 from bridle.trainer.credit.rewards import numbers_of
 from bridle.trainer.filters.overlong import overlong_punishment
@@ -185,7 +185,7 @@ def prepare(
 def compared_by(numbers: Numbers, stated: AdvantageConfig) -> float | None:
     """Return the number by which a session is compared: the return of the whole episode for
     stepwise estimators without ``reward_turns``, and otherwise the session's number."""
-    by_steps = is_stepwise(ADVANTAGES.find(stated.baseline)) and stated.reward_turns is None
+    by_steps = is_stepwise(ADVANTAGES.get(stated.baseline)) and stated.reward_turns is None
     return numbers.episode if by_steps else numbers.value
 
 
@@ -247,7 +247,7 @@ def _estimated(
     values = [numbers_of(episode, stated).value or 0.0 for episode in episodes]
     rewards = np.asarray(values, np.float64) + np.asarray(less, np.float64)
     group = CreditGroup(episodes, rewards, stated, memory)
-    return ADVANTAGES.find(stated.baseline)(group)
+    return estimated(group)
 
 
 def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:

@@ -12,6 +12,7 @@ from bridle.trainer.credit import steps as steps
 from bridle.trainer.credit.group import ADVANTAGES as ADVANTAGES
 from bridle.trainer.credit.group import Credit as Credit
 from bridle.trainer.credit.group import CreditGroup as CreditGroup
+from bridle.trainer.credit.group import estimated as estimated
 from bridle.trainer.credit.group import is_stepwise as is_stepwise
 from bridle.trainer.credit.group import register_advantage as register_advantage
 from bridle.trainer.credit.group import stepwise as stepwise

@@ -20,6 +20,9 @@ a group of one, gives zeros.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,13 +54,22 @@ def mean_centred(group: CreditGroup) -> Credit:
     return group.everywhere(group.centred)
 
 
+@dataclass(frozen=True, slots=True)
+class GatedOptions:
+    gate: float = 1.0
+    """The threshold: rewards of steps count only in sessions whose own reward is at least this."""
+
+
+_GATED: Final = GatedOptions()
+
+
 @register_advantage("gated")
-def gated(group: CreditGroup) -> Credit:
+def gated(group: CreditGroup, options: GatedOptions = _GATED) -> Credit:
     """Add the rewards of steps where the session's own reward has passed the gate, then
     standardize."""
     totals = group.terminal.copy()
     for (episode, _), value in group.call_rewards.items():
-        if group.terminal[episode] >= group.config.gate:
+        if group.terminal[episode] >= options.gate:
             totals[episode] += value
     return group.everywhere(_standardized(group, totals))
 

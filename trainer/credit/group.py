@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.rewards import Numbers
 from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.registry import Registry
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit.rewards import aggregation, numbers_of
-from bridle.trainer.registry import Registry
 
 STD_EPSILON: Final = 1e-6
 
@@ -191,9 +191,16 @@ def is_stepwise(advantage: Advantage) -> bool:
     return bool(getattr(advantage, STEPWISE, False))
 
 
-ADVANTAGES: Registry[Advantage] = Registry("advantage")
+ADVANTAGES: Registry[Advantage] = Registry("advantage", "bridle.advantages")
+
+
+def estimated(group: CreditGroup, name: str | None = None) -> Credit:
+    """Return the credit of the estimator ``name``, by default the configured one, with its
+    options."""
+    config = group.config
+    return ADVANTAGES.configured(name or config.baseline, config.options)(group)
 
 
 def register_advantage(name: str) -> Callable[[Advantage], Advantage]:
     """Return a decorator that makes a function the advantage that configurations name ``name``."""
-    return ADVANTAGES.register(name)
+    return ADVANTAGES.registered(name)

@@ -13,17 +13,29 @@ that has none of them is masked. The baselines live as long as the run: a checkp
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from bridle.trainer.config import BelowOne
 from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage, stepwise
+
+
+@dataclass(frozen=True, slots=True)
+class SpiralOptions:
+    decay: BelowOne = 0.95
+    """The decay α: the fraction of a role's baseline that is kept with each session."""
+
+
+_SPIRAL: Final = SpiralOptions()
 
 
 @register_advantage("spiral")
 @stepwise
-def spiral(group: CreditGroup) -> Credit:
+def spiral(group: CreditGroup, options: SpiralOptions = _SPIRAL) -> Credit:
     """Compare each role with the running mean of its rewards, which decays by ``α``."""
-    decay = group.config.running_decay
+    decay = options.decay
     own: dict[tuple[int, str | None], float] = {}
     for step in group.steps:
         place = step.episode, step.role

@@ -30,11 +30,14 @@ it has a reward.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode
+from bridle.trainer.config import AtLeastZero, Share
 from bridle.trainer.credit.group import (
     STD_EPSILON,
     Credit,
@@ -62,26 +65,45 @@ def per_role(group: CreditGroup) -> Credit:
     return group.by_step(found)
 
 
+@dataclass(frozen=True, slots=True)
+class ReturnOptions:
+    discount: Share = 1.0
+    """The discount γ of a step's return, per step. GiGPO's paper uses 0.95."""
+
+
+@dataclass(frozen=True, slots=True)
+class GigpoOptions(ReturnOptions):
+    step_weight: AtLeastZero = 1.0
+    """The weight ω of a step's own advantage."""
+
+
+_RETURNS: Final = ReturnOptions()
+_GIGPO: Final = GigpoOptions()
+
+
 @register_advantage("gigpo")
 @stepwise
-def gigpo(group: CreditGroup) -> Credit:
+def gigpo(group: CreditGroup, options: GigpoOptions = _GIGPO) -> Credit:
     """Add the session's advantage and the step's among steps with the same prompt."""
     whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
-    step = _normalized(group, returns(group), [step.prompt for step in group.steps])
-    return group.by_step(episode + group.config.step_weight * step)
+    step = _normalized(
+        group, returns(group, options.discount), [step.prompt for step in group.steps]
+    )
+    return group.by_step(episode + options.step_weight * step)
 
 
 @register_advantage("turn_returns")
 @stepwise
-def turn_returns(group: CreditGroup) -> Credit:
+def turn_returns(group: CreditGroup, options: ReturnOptions = _RETURNS) -> Credit:
     """Compare all steps of the group by their discounted returns."""
-    return group.by_step(_normalized(group, returns(group), [None] * len(group.steps)))
+    values = returns(group, options.discount)
+    return group.by_step(_normalized(group, values, [None] * len(group.steps)))
 
 
-def returns(group: CreditGroup) -> NDArray[np.float64]:
+def returns(group: CreditGroup, discount: float) -> NDArray[np.float64]:
     """Return the discounted return ``G_t`` of each step, ``float64[steps]``."""
-    discount, own = group.config.discount, group.call_rewards
+    own = group.call_rewards
     found: dict[tuple[int, str], float] = {}
     for number, episode in enumerate(group.episodes):
         value = float(group.terminal[number])

@@ -5,10 +5,27 @@ that it leaves out are counted under its name. :mod:`resample_on_correct` choose
 before the baseline is taken, and :mod:`overlong` changes a reward.
 """
 
-from bridle.trainer.filters import failed_calls as failed_calls
-from bridle.trainer.filters import over_turn as over_turn
-from bridle.trainer.filters import truncated as truncated
-from bridle.trainer.filters import void_turn as void_turn
-from bridle.trainer.filters.registry import FILTERS as FILTERS
-from bridle.trainer.filters.registry import Filter as Filter
-from bridle.trainer.filters.registry import register_filter as register_filter
+from collections.abc import Callable
+from typing import Final
+
+from bridle.reconstruct.samples.sample import Episode
+from bridle.registry import Registry
+
+Filter = Callable[[Episode], bool]
+"""A function that returns whether a session may be trained on."""
+
+FILTERS: Final[Registry[Filter]] = Registry(
+    "filter",
+    "bridle.filters",
+    {
+        "failed_calls": "bridle.trainer.filters.failed_calls:every_call_answered",
+        "over_turn": "bridle.trainer.filters.over_turn:within_its_turns",
+        "truncated": "bridle.trainer.filters.truncated:ended_by_itself",
+        "void_turn": "bridle.trainer.filters.void_turn:no_void_turn",
+    },
+)
+
+
+def register_filter(name: str) -> Callable[[Filter], Filter]:
+    """Return a decorator that makes a function the filter that configurations name ``name``."""
+    return FILTERS.registered(name)

@@ -11,14 +11,12 @@ from typing import Final
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import AGENTS_OWN, CallStatus
-from bridle.trainer.filters.registry import register_filter
 
 _FAULTS: Final = frozenset(
     {CallStatus.FAILED, CallStatus.INTERRUPTED, CallStatus.QUARANTINED, CallStatus.OPEN}
 )
 
 
-@register_filter("failed_calls")
 def every_call_answered(episode: Episode) -> bool:
     """Return whether no call failed for a reason that is not the agent's."""
     return not any(

@@ -12,12 +12,10 @@ from typing import Final
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import CallStatus
-from bridle.trainer.filters.registry import register_filter
 
 _CUT: Final = frozenset({"budget", "context_overflow"})
 
 
-@register_filter("over_turn")
 def within_its_turns(episode: Episode) -> bool:
     """Return whether no budget and no context ended the session."""
     if episode.session.outcome == "timeout":

@@ -7,10 +7,8 @@ because a sound answer may be punished for its length alone.
 from __future__ import annotations
 
 from bridle.reconstruct.samples.sample import Episode
-from bridle.trainer.filters.registry import register_filter
 
 
-@register_filter("truncated")
 def ended_by_itself(episode: Episode) -> bool:
     """Return whether the last reply is whole."""
     finished = [turn.finish_reason for turn in episode.turns if turn.finish_reason is not None]

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from bridle.reconstruct.samples.sample import Episode, Turn
 from bridle.store.records import CallStatus
-from bridle.trainer.filters.registry import register_filter
 
 
-@register_filter("void_turn")
 def no_void_turn(episode: Episode) -> bool:
     """Return whether every turn that the engine completed acts or answers."""
     return not any(map(is_void, episode.turns))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from bridle.errors import UsageError
+from bridle.registry import Registry
 from bridle.trainer.config import OptimizerConfig
 from bridle.trainer.policy.sharding import number, share_of
-from bridle.trainer.registry import Registry
 from bridle.user_code import describe
 
 OptimizerFactory = Callable[..., Optimizer]
 
-OPTIMIZERS: Registry[OptimizerFactory] = Registry("optimizer")
-OPTIMIZERS.register("adamw")(AdamW)
+OPTIMIZERS: Registry[OptimizerFactory] = Registry("optimizer", "bridle.optimizers")
+OPTIMIZERS.register("adamw", AdamW)
+_SPREADABLE: Final = ("adamw",)
 
 
 class UnsupportedOptimizer(UsageError, ValueError):
@@ -30,11 +32,11 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     gradients.
 
     Its factory is called with a list of them and the keywords ``lr``, ``betas``, ``eps`` and
-    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and the errors of :meth:`Registry.find`.
+    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and the errors of :meth:`Registry.get`.
     """
     if share_of(model).processes > 1:
         require_spreadable(config)
-    factory = OPTIMIZERS.find(config.name)
+    factory = OPTIMIZERS.get(config.name)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         optimizer = factory(
@@ -62,12 +64,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 def require_spreadable(config: OptimizerConfig) -> None:
     """Raise :class:`UnsupportedOptimizer` unless several processes can train with the optimizer.
 
-    Checkpoints gather an optimizer's state from all processes, which is known to work only for the
-    registered ones.
+    Checkpoints gather an optimizer's state from all processes, which is known to work only for some
+    built-in ones.
     """
-    if ":" in config.name:
+    if config.name not in _SPREADABLE:
         raise UnsupportedOptimizer(
-            f"optimizer {config.name} trains in one process: name one of {', '.join(OPTIMIZERS)} "
+            f"optimizer {config.name} trains in one process: name one of {', '.join(_SPREADABLE)} "
             "to train on several devices"
         )
 

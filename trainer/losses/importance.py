@@ -23,34 +23,34 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bridle.registry import Registry
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.terms import TokenTerms, branch_sums
-from bridle.trainer.registry import Registry
 
 Correction = Callable[[TokenTerms, LossConfig], Tensor]
 """A function that returns the importance weight of each token, ``float[M]``. It is called without
 gradients."""
 
-CORRECTIONS: Registry[Correction] = Registry("importance correction")
+CORRECTIONS: Registry[Correction] = Registry("importance correction", "bridle.corrections")
 
 
 @torch.no_grad()
 def importance_weights(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the weights that ``config`` names, ``float[M]``."""
-    return CORRECTIONS.find(config.importance)(terms, config)
+    return CORRECTIONS.configured(config.importance, config.options)(terms, config)
 
 
 def _ratio(terms: TokenTerms) -> Tensor:
     return (terms.old_logprobs - terms.behaviour_logprobs).exp()
 
 
-@CORRECTIONS.register("truncate")
+@CORRECTIONS.registered("truncate")
 def truncate(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the ratio of each token, at most the cap."""
     return _ratio(terms).clamp(max=config.importance_cap)
 
 
-@CORRECTIONS.register("mask")
+@CORRECTIONS.registered("mask")
 def mask(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the ratio of each token, 0 outside the floor and the cap."""
     ratio = _ratio(terms)
@@ -58,14 +58,14 @@ def mask(terms: TokenTerms, config: LossConfig) -> Tensor:
     return ratio.masked_fill(outside, 0.0)
 
 
-@CORRECTIONS.register("sequence")
+@CORRECTIONS.registered("sequence")
 def sequence(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the ratio of each token's branch, at most the cap."""
     sums, _ = branch_sums(terms.old_logprobs - terms.behaviour_logprobs, terms.branches)
     return sums.exp().clamp(max=config.importance_cap)
 
 
-@CORRECTIONS.register("none")
+@CORRECTIONS.registered("none")
 def none(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return 1 for each token."""
     return torch.ones_like(terms.old_logprobs)

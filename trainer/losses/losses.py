@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bridle.registry import Registry
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.importance import importance_weights
 from bridle.trainer.losses.terms import TokenTerms, branch_sums
 from bridle.trainer.losses.trust import outside_trust
-from bridle.trainer.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Surrogate:
 
 Loss = Callable[[TokenTerms, LossConfig], Surrogate]
 
-LOSSES: Registry[Loss] = Registry("loss")
+LOSSES: Registry[Loss] = Registry("loss", "bridle.losses")
 
 
 def register_loss(name: str) -> Callable[[Loss], Loss]:
     """Return a decorator that makes a function the loss that configurations name ``name``."""
-    return LOSSES.register(name)
+    return LOSSES.registered(name)
 
 
 class LossSums(dict[str, float]):
@@ -149,7 +149,7 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
     """Return the weighted loss of a pack's tokens (a scalar with gradient) and the sums to
     report."""
-    surrogate = LOSSES.find(config.name)(terms, config)
+    surrogate = LOSSES.configured(config.name, config.options)(terms, config)
     importance = importance_weights(terms, config)
     outside = outside_trust(terms, config)
     kept = importance.masked_fill(outside, 0.0)

@@ -37,28 +37,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bridle.registry import Registry
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.terms import TokenTerms, branch_sums
-from bridle.trainer.registry import Registry
 
 TrustRegion = Callable[[TokenTerms, LossConfig], Tensor]
 """A function that returns which tokens are outside the region, ``bool[M]``. It is called without
 gradients."""
 
-TRUST_REGIONS: Registry[TrustRegion] = Registry("trust region")
+TRUST_REGIONS: Registry[TrustRegion] = Registry("trust region", "bridle.trust_regions")
 
 
 @torch.no_grad()
 def outside_trust(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the tokens that are outside the region that ``config`` names, ``bool[M]``."""
-    return TRUST_REGIONS.find(config.trust_region)(terms, config)
+    return TRUST_REGIONS.configured(config.trust_region, config.options)(terms, config)
 
 
 def _log_ratio(terms: TokenTerms) -> Tensor:
     return terms.logprobs - terms.behaviour_logprobs
 
 
-@TRUST_REGIONS.register("clip")
+@TRUST_REGIONS.registered("clip")
 def clip(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the tokens that have moved past the bound in the direction of their advantage."""
     ratio = _log_ratio(terms).exp()
@@ -67,7 +67,7 @@ def clip(terms: TokenTerms, config: LossConfig) -> Tensor:
     return risen | fallen
 
 
-@TRUST_REGIONS.register("off_policy")
+@TRUST_REGIONS.registered("off_policy")
 def off_policy(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return the tokens with negative advantages of branches that have become rarer, on average
     over the branch's tokens."""
@@ -75,7 +75,7 @@ def off_policy(terms: TokenTerms, config: LossConfig) -> Tensor:
     return (-sums / counts > config.trust_nats) & (terms.advantages < 0)
 
 
-@TRUST_REGIONS.register("none")
+@TRUST_REGIONS.registered("none")
 def none(terms: TokenTerms, config: LossConfig) -> Tensor:
     """Return no token."""
     return torch.zeros_like(terms.logprobs, dtype=torch.bool)

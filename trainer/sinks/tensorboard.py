@@ -7,6 +7,8 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from bridle.trainer.sinks.base import TrackedRun
+
 
 class TensorBoardSink:
     """Event files in ``directory``, flushed once per step. The first write voids the events that an
@@ -26,3 +28,8 @@ class TensorBoardSink:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def open_board(run: TrackedRun) -> TensorBoardSink:
+    """Return the sink that writes below the run's output."""
+    return TensorBoardSink(run.directory / "tensorboard")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -19,6 +19,9 @@ from bridle.proxy.wire.canonical import (
     ToolCall,
     Usage,
 )
+
+JSON_ARRAY: Final = "json_array"
+"""The ``own`` of a request whose stream is one JSON array that grows, not server-sent events."""
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:

@@ -20,6 +20,7 @@ from bridle.proxy.dialects.body import (
 )
 from bridle.proxy.dialects.functions import function_tool, json_schema_format, named_function
 from bridle.proxy.dialects.google.history import add_contents, instruction_content
+from bridle.proxy.dialects.google.reply import JSON_ARRAY
 from bridle.proxy.dialects.google.schema import camel_keys, google, json_schema
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
@@ -147,8 +148,8 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
             top_logprobs=_top_logprobs(config),
             stream_usage=True,
             reasoning=thoughts,
-            json_array=query.get("alt") != "sse",
         ),
+        own=None if query.get("alt") == "sse" else JSON_ARRAY,
         template_kwargs=template_kwargs,
         extra=extra,
         names=_NAMES,

@@ -17,6 +17,7 @@ from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import google_error_object
 from bridle.proxy.dialects.functions import call_in_pieces
 from bridle.proxy.dialects.google.reply import (
+    JSON_ARRAY,
     call_part,
     candidate,
     finish_reason_of,
@@ -57,7 +58,7 @@ class GoogleEmitter:
 
     def __init__(self, request: Request, minted: Minted) -> None:
         self._wants = request.wants
-        self._sse = not request.wants.json_array
+        self._sse = request.own != JSON_ARRAY
         self._minted = minted
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         self._count = request.sampling.n or 1

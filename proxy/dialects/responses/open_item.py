@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.dialects.body import Json
-from bridle.proxy.dialects.responses.tools import custom_input
-from bridle.proxy.wire.canonical import ClientTool, ToolCallDelta
+from bridle.proxy.dialects.responses.tools import ClientTool, custom_input
+from bridle.proxy.wire.canonical import ToolCallDelta
 
 
 class OpenReasoning:

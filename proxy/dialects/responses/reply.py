@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from bridle.proxy.dialects.responses.stream import ResponsesEmitter
 from bridle.proxy.wire.canonical import Minted, Reply, Request
 from bridle.proxy.wire.fold import events_of
@@ -15,8 +13,3 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
     for event in events_of(reply, 0):
         emitter.event(event)
     return emitter.whole()
-
-
-def deleted(response_id: str) -> bytes:
-    """Return the reply to ``DELETE /v1/responses/{id}``."""
-    return orjson.dumps({"id": response_id, "object": "response", "deleted": True})

@@ -20,11 +20,26 @@ from bridle.proxy.dialects.body import (
 )
 from bridle.proxy.dialects.functions import json_schema_format
 from bridle.proxy.dialects.responses.history import add_items
-from bridle.proxy.dialects.responses.tools import ToolList
+from bridle.proxy.dialects.responses.tools import ClientTool, ToolList
+from bridle.proxy.dialects.stored import NOT_STORED
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse
-from bridle.proxy.wire.canonical import Message, Request, ResponsesFields, Wants
+from bridle.proxy.wire.canonical import Message, Request, Wants
+
+
+class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields that only a Responses request has: its ``own``."""
+
+    echo: bytes = b"{}"
+    """The fields that a response repeats from its request, as one JSON object."""
+    tools: Mapping[str, ClientTool] = {}
+    """The client's tools by the name of the function that stands for each."""
+    reasoning_summary: bool = False
+    """Whether reasoning is the item's ``summary``, and not its ``content``."""
+    encrypted_reasoning: bool = False
+    """Whether reasoning items carry ``encrypted_content``."""
+
 
 _ECHOED: Final[Json] = {
     "background": False,
@@ -129,6 +144,9 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
     reasoning = wire.reasoning or _Reasoning()
     extra, template_kwargs = apply_effort(reasoning.effort, wire.chat_template_kwargs, transcript)
     _note_unused(fields, transcript)
+    if wire.store is False:
+        transcript.note(NOT_STORED.name)
+    include = strings(wire.include)
     return Request(
         dialect="responses",
         model=wire.model,
@@ -139,16 +157,17 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
         response_format=_response_format(wire.text, transcript),
         sampling=sampling(wire),
         stream=bool(wire.stream),
-        wants=_wants(wire, reasoning),
+        wants=_wants(wire, include),
         template_kwargs=template_kwargs,
         extra=extra,
         previous_response_id=wire.previous_response_id,
-        responses=ResponsesFields(
+        references=references,
+        instructions=wire.instructions is not None,
+        own=ResponsesFields(
             echo=_echo(fields),
             tools=tools.client,
-            instructions=wire.instructions is not None,
-            store=wire.store is not False,
-            references=references,
+            reasoning_summary=bool(reasoning.summary or reasoning.generate_summary),
+            encrypted_reasoning="reasoning.encrypted_content" in include,
         ),
         names={"max_tokens": "max_output_tokens", "messages": "input"},
         notes=transcript.notes,
@@ -158,14 +177,14 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
 def own_messages(request: Request) -> tuple[Message, ...]:
     """Return the request's messages without its ``instructions``, which a later request that
     continues it does not inherit."""
-    return request.messages[1:] if request.responses.instructions else request.messages
+    return request.messages[1:] if request.instructions else request.messages
 
 
 def with_history(request: Request, history: Sequence[Message]) -> Request:
     """Return ``request`` with the conversation of its ``previous_response_id`` before its input and
     after its ``instructions``. ``history`` is the previous request's :func:`own_messages`, the
     messages before them, and the previous reply."""
-    head = request.messages[:1] if request.responses.instructions else ()
+    head = request.messages[:1] if request.instructions else ()
     return msgspec.structs.replace(request, messages=(*head, *history, *own_messages(request)))
 
 
@@ -184,17 +203,10 @@ def _add_input(
     return ()
 
 
-def _wants(wire: _Body, reasoning: _Reasoning) -> Wants:
-    include = strings(wire.include)
+def _wants(wire: _Body, include: Sequence[str]) -> Wants:
     logprobs = "message.output_text.logprobs" in include
     top = integer(wire.top_logprobs, "top_logprobs") or 0
-    return Wants(
-        logprobs=logprobs,
-        top_logprobs=top if logprobs else 0,
-        stream_usage=True,
-        reasoning_summary=bool(reasoning.summary or reasoning.generate_summary),
-        encrypted_reasoning="reasoning.encrypted_content" in include,
-    )
+    return Wants(logprobs=logprobs, top_logprobs=top if logprobs else 0, stream_usage=True)
 
 
 def _response_format(text: _Text | None, transcript: Transcript) -> Json | None:

@@ -17,10 +17,11 @@ from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import openai_error_object
 from bridle.proxy.dialects.functions import call_in_pieces
 from bridle.proxy.dialects.responses.open_item import OpenCall, OpenItem, OpenReasoning, OpenText
+from bridle.proxy.dialects.responses.request import ResponsesFields
+from bridle.proxy.dialects.responses.tools import ClientTool
 from bridle.proxy.dialects.sse import event_bytes
 from bridle.proxy.wire.canonical import (
     ApiError,
-    ClientTool,
     Event,
     Finished,
     FinishReason,
@@ -42,8 +43,8 @@ class ResponsesEmitter:
     content_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, request: Request, minted: Minted) -> None:
-        self._request = request
         self._wants = request.wants
+        self._own: ResponsesFields = request.own or ResponsesFields()
         self._minted = minted
         self._sequence = 0
         self._output: list[Json] = []
@@ -134,7 +135,7 @@ class ResponsesEmitter:
         if not isinstance(item, OpenReasoning):
             opening = self._close("completed")
             item = OpenReasoning(
-                self._item_id("rs"), self._place(), self._wants.reasoning_summary, self._signature()
+                self._item_id("rs"), self._place(), self._own.reasoning_summary, self._signature()
             )
             opening += self._add(item)
         return opening + self._write(*item.delta(event.text))
@@ -148,7 +149,7 @@ class ResponsesEmitter:
             self._blank.rest()
             self._called_tools = True
             opening = self._close("completed")
-            tool = self._request.responses.tools.get(event.name) or ClientTool(event.name)
+            tool = self._own.tools.get(event.name) or ClientTool(event.name)
             kind = "ctc" if tool.custom else "fc"
             item = OpenCall(self._item_id(kind), self._place(), event, tool)
             opening += self._add(item)
@@ -181,9 +182,7 @@ class ResponsesEmitter:
         return self._minted.item_id(kind, len(self._output))
 
     def _signature(self) -> str | None:
-        return (
-            self._minted.signature(len(self._output)) if self._wants.encrypted_reasoning else None
-        )
+        return self._minted.signature(len(self._output)) if self._own.encrypted_reasoning else None
 
     def _object(
         self,
@@ -205,7 +204,7 @@ class ResponsesEmitter:
             "output": list(output),
             "usage": _usage_object(usage) if usage is not None else None,
         }
-        return orjson.dumps(own)[:-1] + b"," + self._request.responses.echo[1:]
+        return orjson.dumps(own)[:-1] + b"," + self._own.echo[1:]
 
     def _write(self, *events: Json) -> bytes:
         written = []

@@ -16,9 +16,17 @@ from bridle.proxy.dialects.body import Json, invalid, json_text, typed
 from bridle.proxy.dialects.functions import arguments_object, function_tool, named_function
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import refuse_kind
-from bridle.proxy.wire.canonical import ClientTool
 
 SEPARATOR: Final = "__"
+
+
+class ClientTool(msgspec.Struct, frozen=True, gc=False):
+    """A client's tool that an engine's function stands for."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    """Whether it is a freeform tool, whose input is a text and not an object."""
 
 
 class _Grammar(msgspec.Struct, gc=False):

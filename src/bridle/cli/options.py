@@ -107,13 +107,13 @@ EngineOption = Annotated[
 TASKS_HELP = "FILE.jsonl, FILE.py:FUNCTION, MODULE:FUNCTION, harbor:PATH or verifiers:NAME."
 
 SandboxOption = Annotated[
-    Literal["process", "process-network", "forked", "container", "container-forked"] | None,
+    str | None,
     typer.Option(
         "--sandbox",
         help="process: one per session, without a network on Linux; process-network: with it; "
         "forked: from a Python process with libraries loaded; "
         "container: docker or podman, one each; container-forked: from a Python process in one "
-        "container. Default: what suits the tasks and the agent.",
+        "container; or an installed one, or FILE.py:NAME. Default: by the tasks and the agent.",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import typer
 
-from bridle.run.settings import parse_overrides, settings_from
+from bridle.run.settings import SettingsError, parse_overrides, settings_from
 
 Kind = TypeVar("Kind")
 
@@ -84,6 +84,25 @@ def chosen(
         },
         overrides={names[name]: options[name] for name in given} | parse_overrides(assignments),
     )
+
+
+def part_options(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the own options of the parts of a rollout, by the name of their part, from
+    ``agent.options.PART.NAME=VALUE`` and ``tasks.options.PART.NAME=VALUE``.
+
+    Raise :class:`bridle.run.settings.SettingsError` for any other setting.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for name, value in parse_overrides(assignments).items():
+        match name.split("."):
+            case ["agent" | "tasks", "options", part, option]:
+                options.setdefault(part, {})[option] = value
+            case _:
+                raise SettingsError(
+                    f"a rollout has no setting {name!r}: name agent.options.PART.NAME (of the "
+                    "agent, the sandbox or the fleet) or tasks.options.PART.NAME (of the verifier)"
+                )
+    return options
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

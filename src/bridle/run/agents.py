@@ -6,19 +6,16 @@ import itertools
 import random
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final
 
 from bridle.errors import UsageError
-from bridle.harnesses.adapters import CODING_HARNESSES
-from bridle.harnesses.adapters.base import Adapter
-from bridle.harnesses.adapters.command import Command
-from bridle.harnesses.adapters.environment_player import EnvironmentPlayer
+from bridle.harnesses.adapters import ADAPTERS, Adapter, Command, PythonAgent
+from bridle.harnesses.adapters.base import Housed
 from bridle.harnesses.adapters.mini_swe_agent import MiniSweAgent
-from bridle.harnesses.adapters.oracle import Oracle
-from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.sandboxes import (
     ContainerProvider,
     ForkedProvider,
@@ -26,30 +23,33 @@ from bridle.harnesses.sandboxes import (
     SandboxProvider,
 )
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
-from bridle.harnesses.verifiers import (
-    ExactAnswer,
-    FunctionVerifier,
-    NumberAnswer,
-    RegexAnswer,
-    Verifier,
-)
-from bridle.harnesses.verifiers.brought import TaskVerifier
-from bridle.user_code import load_object
+from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
+from bridle.registry import Options, Registry
 
-SandboxKind = Literal["process", "process-network", "forked", "container", "container-forked"]
-SANDBOXES: dict[SandboxKind, Callable[[Adapter], SandboxProvider]] = {
-    "process": lambda _: ProcessProvider(confined=True),
-    "process-network": lambda _: ProcessProvider(),
-    "forked": lambda _: ForkedProvider(),
-    "container": lambda adapter: ContainerProvider(adapter.name),
-    "container-forked": lambda adapter: _warm(adapter),
-}
-VERIFIERS: dict[str, type[Any]] = {
-    "number": NumberAnswer,
-    "exact": ExactAnswer,
-    "regex": RegexAnswer,
-    "task": TaskVerifier,
-}
+SANDBOXES: Final[Registry[Callable[[Adapter], SandboxProvider]]] = Registry(
+    "sandbox", "bridle.sandboxes"
+)
+"""The kinds of sandboxes. A part is a function that makes a provider for an adapter."""
+SANDBOXES.register("process", lambda _: ProcessProvider(confined=True))
+SANDBOXES.register("process-network", lambda _: ProcessProvider())
+SANDBOXES.register("forked", lambda _: ForkedProvider())
+SANDBOXES.register("container", lambda adapter: ContainerProvider(adapter.name))
+SANDBOXES.register("container-forked", lambda adapter: _warm(adapter))
+
+VERIFIERS: Final[
+    Registry[type[Verifier] | Callable[[Delivery], Judgement | Awaitable[Judgement]]]
+] = Registry(
+    "verifier",
+    "bridle.verifiers",
+    {
+        "number": "bridle.harnesses.verifiers:NumberAnswer",
+        "exact": "bridle.harnesses.verifiers:ExactAnswer",
+        "regex": "bridle.harnesses.verifiers:RegexAnswer",
+        "task": "bridle.harnesses.verifiers.brought:TaskVerifier",
+    },
+)
+"""The verifiers. A part is a function as :class:`bridle.harnesses.verifiers.FunctionVerifier`
+describes it, or a class of verifiers that is made without arguments."""
 
 
 class UnknownAgent(UsageError, ValueError):
@@ -66,15 +66,21 @@ def _warm(adapter: Adapter) -> SandboxProvider:
 
 
 def agent(
-    named: str, sandbox: SandboxKind | None = None, tasks: Iterable[Task] = ()
+    named: str,
+    sandbox: str | None = None,
+    tasks: Iterable[Task] = (),
+    options: Options = MappingProxyType({}),
 ) -> tuple[Adapter, SandboxProvider]:
-    """Return an adapter and its sandboxes. Without a kind ``sandbox``, they are containers if one
-    of ``tasks`` needs one, else of the kind that suits the adapter.
+    """Return an adapter and its sandboxes. Without a ``sandbox``, which names one of
+    :data:`SANDBOXES`, they are containers if one of ``tasks`` needs one, else of the kind that
+    suits the adapter.
 
-    ``named`` is an installed harness (``codex``), a Python script (``agent.py``), or a command line
-    that contains ``{prompt}``. Raise :class:`UnknownAgent`.
+    ``named`` is a harness (``codex``, or another of :data:`bridle.harnesses.adapters.ADAPTERS`), a
+    Python script (``agent.py``), or a command line that contains ``{prompt}``. ``options`` are the
+    own options of harnesses and sandboxes by name. Raise :class:`UnknownAgent`, and the errors of
+    :meth:`bridle.registry.Registry.get`.
     """
-    adapter, suited = _agent(named)
+    adapter, suited = _agent(named, options)
     if sandbox is None and any(task.container for task in tasks):
         sandbox = "container"
     if sandbox == "container-forked" and any("harbor" in task.payload for task in tasks):
@@ -82,20 +88,11 @@ def agent(
             "a Harbor task has /tests and /logs to itself, which sessions in one container share: "
             "use --sandbox container"
         )
-    return adapter, suited() if sandbox is None else SANDBOXES[sandbox](adapter)
+    return adapter, suited() if sandbox is None else SANDBOXES.configured(sandbox, options)(adapter)
 
 
-def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
+def _agent(named: str, options: Options) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     confined = partial(ProcessProvider, confined=True)
-    if named == "mini-swe-agent":
-        mini = MiniSweAgent()
-        return mini, mini.sandboxes
-    if named == "oracle":
-        return Oracle(), ProcessProvider
-    if named == "verifiers":
-        return EnvironmentPlayer(), confined
-    if named in CODING_HARNESSES:
-        return CODING_HARNESSES[named](), confined
     if named.endswith(".py") and Path(named).is_file():
         return PythonAgent(Path(named)), ForkedProvider
     if "{prompt}" in named:
@@ -104,28 +101,25 @@ def _agent(named: str) -> tuple[Adapter, Callable[[], SandboxProvider]]:
         if not set("/{") & set(argv[0]) and shutil.which(argv[0]) is None:
             raise UnknownAgent(f"cannot start {argv[0]}: there is no such command")
         return Command(tuple(argv), name=Path(argv[0]).name), confined
-    raise UnknownAgent(
-        f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not one of "
-        + ", ".join(CODING_HARNESSES)
-    )
+    if ":" not in named and named not in ADAPTERS.names():
+        raise UnknownAgent(
+            f"{named!r} is not a Python script, not a command that contains {{prompt}}, and not "
+            + ADAPTERS.forms
+        )
+    adapter = ADAPTERS.configured(named, options)()
+    return adapter, adapter.sandboxes if isinstance(adapter, Housed) else confined
 
 
-def verifier(named: str) -> Verifier:
-    """Return a verifier: ``task`` (the task's own), ``number``, ``exact``, ``regex``, or a function
-    as ``FILE.py:NAME`` or ``MODULE:NAME``.
+def verifier(named: str, options: Options = MappingProxyType({})) -> Verifier:
+    """Return the verifier that ``named`` names, of :data:`VERIFIERS`, with its own of ``options``.
 
-    A function is called as :class:`bridle.harnesses.verifiers.FunctionVerifier` describes. Raise
-    :class:`UnknownAgent` and :class:`bridle.user_code.UserCodeError`.
+    Raise :class:`UnknownAgent`, and the errors of :meth:`bridle.registry.Registry.get`.
     """
-    if named in VERIFIERS:
-        found: Verifier = VERIFIERS[named]()
-        return found
-    if ":" not in named:
-        raise UnknownAgent(f"{named!r} is not FILE.py:NAME and not one of {', '.join(VERIFIERS)}")
-    function = load_object(named)
-    if not callable(function):
+    part = VERIFIERS.get(named)
+    if not callable(part):
         raise UnknownAgent(f"{named} is not a function")
-    return FunctionVerifier(function)
+    made: Any = VERIFIERS.configured(named, options)
+    return made() if isinstance(part, type) else FunctionVerifier(made)
 
 
 def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from msgspec import Meta
 
 from bridle.harnesses.guards import GuardAction
-from bridle.run.agents import SandboxKind
+from bridle.registry import Options
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
 from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
@@ -23,13 +23,15 @@ class TasksConfig:
     """The tasks, and the verifier that scores a session on one."""
 
     source: Named
-    """The tasks: ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH`` or
-    ``verifiers:NAME``."""
+    """The tasks: ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, ``harbor:PATH``,
+    ``verifiers:NAME``, or another ``SCHEME:REFERENCE`` that is installed."""
     verifier: Named = "task"
     """The verifier: ``task`` (the task's own), ``number``, ``exact``, ``regex``, ``FILE.py:NAME``
     or ``MODULE:NAME``."""
     split: str | None = None
     """The split whose tasks are used; ``None`` stands for all tasks."""
+    options: Options = field(default_factory=dict)
+    """The own options of verifiers, by the verifier's name, such as ``options.regex.pattern``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +39,20 @@ class AgentConfig:
     """The harness, and how its sessions run."""
 
     name: Named
-    """An installed harness (``codex``), a Python script (``agent.py``), or a command line that
-    contains ``{prompt}``."""
-    sandbox: SandboxKind | None = None
-    """The sandbox: ``process``, ``process-network``, ``forked``, ``container`` or
-    ``container-forked``. ``None`` stands for the one that suits the tasks and the harness."""
+    """A harness (``codex``, or ``FILE.py:NAME``), a Python script (``agent.py``), or a command line
+    that contains ``{prompt}``."""
+    sandbox: Named | None = None
+    """The sandbox: ``process``, ``process-network``, ``forked``, ``container``,
+    ``container-forked``, an installed one, or ``FILE.py:NAME``. ``None`` stands for the one that
+    suits the tasks and the harness."""
     sampling: Named = "policy"
     """The distribution that tokens are drawn from: ``policy`` (the policy's own), ``agent`` (as the
     harness asks), or ``temperature=0.7,top_p=0.8``."""
     parallel: Count = 16
     """Maximum number of sessions at a time."""
     fleet: Named = "local"
-    """The fleet that runs the sessions: ``local``, ``ray`` or ``ray:ADDRESS``."""
+    """The fleet that runs the sessions: ``local``, ``ray``, ``ray:ADDRESS``, an installed one, or
+    ``FILE.py:NAME``."""
     cpus: AboveZero = 1.0
     """Cores of a Ray machine per session; a task may state its own number."""
     timeout_s: AboveZero = 600.0
@@ -57,6 +61,9 @@ class AgentConfig:
     """The cost to a session of reading the git history, editing tests, using the network or reading
     reward files: nothing (``warn``), its reward (``zero``), or its place in training
     (``quarantine``)."""
+    options: Options = field(default_factory=dict)
+    """The own options of harnesses, sandboxes and fleets, by their name, such as
+    ``options.codex.context_window``."""
 
 
 @dataclass(frozen=True, slots=True)

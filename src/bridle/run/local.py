@@ -120,6 +120,7 @@ def train(
         tasks,
         config.agent.sandbox,
         cpus=config.agent.cpus,
+        options={**config.tasks.options, **config.agent.options},
     )
     held_out = held_out_tasks(config.evaluation, config.tasks)
     policy = model_directory(config.policy.model)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bridle.errors import UsageError
@@ -25,7 +25,8 @@ from bridle.harnesses.sandboxes import SandboxProvider
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
-from bridle.run.agents import SANDBOXES, SandboxKind, first_tasks
+from bridle.registry import Options
+from bridle.run.agents import SANDBOXES, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.attempts import ending
@@ -228,7 +229,7 @@ def rollout(
     *,
     proxy: str | None = None,
     key: str | None = None,
-    sandbox: SandboxKind | SandboxProvider | None = None,
+    sandbox: str | SandboxProvider | None = None,
     fleet: str = "local",
     sampling: str = POLICY,
     group_size: int = 1,
@@ -240,6 +241,7 @@ def rollout(
     on_result: Callable[[RolloutResult], None] | None = None,
     held_out: bool = False,
     on_rule: Callable[[str], None] = log.info,
+    options: Options = MappingProxyType({}),
 ) -> list[RolloutResult]:
     """Run an agent on tasks through a running proxy. Each session is verified, rewarded and sealed.
 
@@ -253,12 +255,13 @@ def rollout(
     :func:`bridle.harnesses.sampling.session_settings`. ``group_size`` is the number of sessions per
     task. ``directory`` receives workspaces and logs. ``on_result`` is called with each result, and
     ``on_rule`` once with a line about which rewards make a session's number. ``held_out`` sessions
-    are measurements: their tokens are accounted for as ``dropped: evaluation``.
+    are measurements: their tokens are accounted for as ``dropped: evaluation``. ``options`` are the
+    own options of the named parts, by name.
 
     Return the results in the order in which they came. Raise :class:`bridle.errors.BridleError`.
     """
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
-    adapter, running = _parts(agent, chosen, verifier, sandbox, fleet)
+    adapter, running = _parts(agent, chosen, verifier, sandbox, fleet, options)
     jobs = grouped(chosen, group_size)
     notice = RewardNotice(on_rule)
 
@@ -288,20 +291,22 @@ def _parts(
     agent: str | Adapter,
     tasks: Sequence[Task],
     verifier: str | Verifier | Callable[[Delivery], Judgement | Awaitable[Judgement]],
-    sandbox: SandboxKind | SandboxProvider | None,
+    sandbox: str | SandboxProvider | None,
     fleet: str,
+    options: Options,
 ) -> tuple[Adapter, Fleet]:
     kind = sandbox if isinstance(sandbox, str) else None
     if isinstance(agent, str) and isinstance(verifier, str) and (sandbox is None or kind):
-        return fleet_of(fleet, agent, verifier, tasks, kind)
+        return fleet_of(fleet, agent, verifier, tasks, kind, options=options)
     if fleet != "local":
         raise UsageError(
             f"the fleet {fleet} makes its parts on other machines: name agent, sandbox and verifier"
         )
     if isinstance(agent, str):
-        adapter, suited = named_agent(agent, kind, tasks)
+        adapter, suited = named_agent(agent, kind, tasks, options)
     else:
-        adapter, suited = agent, SANDBOXES[kind or "process"](agent)
+        adapter, suited = agent, SANDBOXES.configured(kind or "process", options)(agent)
     provider = suited if sandbox is None or isinstance(sandbox, str) else sandbox
-    check = named_verifier(verifier) if isinstance(verifier, str) else FunctionVerifier(verifier)
-    return adapter, LocalFleet(provider, check)
+    if isinstance(verifier, str):
+        return adapter, LocalFleet(provider, named_verifier(verifier, options))
+    return adapter, LocalFleet(provider, FunctionVerifier(verifier))

@@ -24,6 +24,7 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
+from bridle.registry import require_parts as require_named
 from bridle.run.distillation import require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
@@ -115,15 +116,17 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 
 def require_parts(config: GrpoConfig) -> None:
     """Raise :class:`bridle.errors.UsageError` for an advantage, loss, importance correction, trust
-    region, filter, sink or optimizer that ``config`` names and that does not exist, or a teacher
-    that cannot be asked."""
-    ADVANTAGES.find(config.advantages.baseline)
-    LOSSES.find(config.loss.name)
-    CORRECTIONS.find(config.loss.importance)
-    TRUST_REGIONS.find(config.loss.trust_region)
-    OPTIMIZERS.find(config.optimizer.name)
-    for name in config.filters.extra:
-        FILTERS.find(name)
+    region, filter, sink or optimizer that ``config`` names and that does not exist, for an option
+    that it does not have, or for a teacher that cannot be asked."""
+    require_named(config.advantages.options, (ADVANTAGES, config.advantages.baseline))
+    require_named(
+        config.loss.options,
+        (LOSSES, config.loss.name),
+        (CORRECTIONS, config.loss.importance),
+        (TRUST_REGIONS, config.loss.trust_region),
+    )
+    require_named(config.filters.options, *((FILTERS, name) for name in config.filters.extra))
+    OPTIMIZERS.get(config.optimizer.name)
     for name in config.sinks:
         require_sink(name)
     require_teacher(config.distillation)
@@ -322,7 +325,7 @@ def configured(plan: TrainingPlan) -> dict[str, Any]:
 def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
     """Yield the sinks that receive the numbers of a run."""
     run = TrackedRun(plan.run_id, plan.directory, configured(plan))
-    opened = [SINKS.find(name)(run) for name in plan.config.sinks]
+    opened = [SINKS.get(name)(run) for name in plan.config.sinks]
     sinks = SinkGroup([StoreSink(writer, plan.run_id), *opened])
     try:
         yield sinks

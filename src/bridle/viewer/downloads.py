@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 
 from bridle.diagnosis.pages import session_ids
-from bridle.reconstruct.exports.formats import ExportFormat, export
+from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
@@ -20,12 +20,12 @@ from bridle.store.reading.session_filter import SessionFilter
 class PageFormat(StrEnum):
     """The export formats that need only text."""
 
-    CHAT = ExportFormat.CHAT.value
-    TRL = ExportFormat.TRL.value
-    SHAREGPT = ExportFormat.SHAREGPT.value
-    ADP = ExportFormat.ADP.value
-    ATIF = ExportFormat.ATIF.value
-    CSV = ExportFormat.CSV.value
+    CHAT = "chat"
+    TRL = "trl"
+    SHAREGPT = "sharegpt"
+    ADP = "adp"
+    ATIF = "atif"
+    CSV = "csv"
 
 
 def selection_file(reader: Reader, wanted: SessionFilter, form: PageFormat) -> FileResponse:
@@ -39,7 +39,7 @@ def selection_file(reader: Reader, wanted: SessionFilter, form: PageFormat) -> F
     handle, path = mkstemp(prefix="bridle-export-")
     os.close(handle)
     try:
-        report = export(reader, path, ExportFormat(form), Selection(sessions=tuple(chosen)))
+        report = export(reader, path, form.value, Selection(sessions=tuple(chosen)))
         if not report.rows:
             reasons = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
             raise NotFound(f"nothing to export as {form}: left out {reasons}")

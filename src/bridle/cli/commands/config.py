@@ -1,4 +1,5 @@
-"""``bridle config``: print the settings that are in effect, or their JSON schema."""
+"""``bridle config``: print the settings that are in effect, their JSON schema, or the parts that
+they can name."""
 
 from __future__ import annotations
 
@@ -24,13 +25,24 @@ def config(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of the file instead.")
     ] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="Print the parts that settings can name, and their own options, instead.",
+        ),
+    ] = False,
 ) -> None:
     """Print, as JSON, the settings that are in effect, without secrets.
 
     For each key it prints only that it is set; it leaves out passwords in URLs.
     """
     from bridle.run.config import RunConfig
+    from bridle.run.parts import open_sets
 
+    if parts:
+        print_json(open_sets())
+        return
     if schema:
         print_json(msgspec.json.schema(RunConfig))
         return

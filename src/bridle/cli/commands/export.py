@@ -21,8 +21,8 @@ from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
-from bridle.reconstruct.exports.formats import ExportFormat
 from bridle.reconstruct.exports.formats import export as write
+from bridle.reconstruct.exports.formats import format_of
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.store.reading.queries import Reader
@@ -32,8 +32,12 @@ def export(
     path: Annotated[Path, typer.Argument(help="File to write: .jsonl, .parquet or .csv.")],
     store: StoreOption,
     form: Annotated[
-        ExportFormat | None,
-        typer.Option("--format", help="Default: tokens (.parquet), chat (.jsonl), csv (.csv)."),
+        str | None,
+        typer.Option(
+            "--format",
+            help="chat, tokens, trl, trl-prompt-completion, sharegpt, adp, atif, csv, an installed "
+            "one, or FILE.py:NAME. Default: tokens (.parquet), chat (.jsonl), csv (.csv).",
+        ),
     ] = None,
     session: Annotated[
         list[str] | None,
@@ -75,7 +79,7 @@ def export(
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     conditions = [Condition.parse(text) for text in where or []]
     chosen = _format(path, form)
-    text = chosen is not ExportFormat.TOKENS
+    text = format_of(chosen).messages
     chosen_rules = sample_rules(rules, imitation=text, messages=text)
     chosen_rules = replace(
         chosen_rules,
@@ -143,24 +147,19 @@ def _parts(
 
 
 def _write(
-    source: Reader, path: Path, form: ExportFormat, selection: Selection, builder: str
+    source: Reader, path: Path, form: str, selection: Selection, builder: str
 ) -> dict[str, Any]:
     report = write(source, path, form, selection, builder)
-    card = write_card(report, form.value, selection, time.time())
+    card = write_card(report, form, selection, time.time())
     return _as_data(report) | {"card": str(card)}
 
 
-def _format(path: Path, wanted: ExportFormat | None) -> ExportFormat:
-    known = {
-        ".parquet": ExportFormat.TOKENS,
-        ".jsonl": ExportFormat.CHAT,
-        ".csv": ExportFormat.CSV,
-    }
-    named = known.get(path.suffix)
+def _format(path: Path, wanted: str | None) -> str:
+    named = {".parquet": "tokens", ".jsonl": "chat", ".csv": "csv"}.get(path.suffix)
     chosen = wanted or named
     if chosen is None:
         fail(f"{path} names no format: call it .jsonl, .parquet or .csv, or give --format", 2)
-    ending = {ExportFormat.TOKENS: ".parquet", ExportFormat.CSV: ".csv"}.get(chosen, ".jsonl")
+    ending = format_of(chosen).suffix
     if named is not None and path.suffix != ending:
         fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
     from bridle.proxy.control.probes import Running
+    from bridle.proxy.dialects.dialect import Provider
 
 _PATIENCE_S: Final = 10.0
 """Seconds to wait until an engine that was started together with the proxy listens."""
@@ -120,6 +122,14 @@ def proxy(
             help="ROLE=NAME of a --policy or an --other-model; ROLE may be `subagent`.",
         ),
     ] = None,
+    dialects: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dialect",
+            help="Also serve this API: FILE.py:NAME of a Dialect. Installed ones need no option. "
+            "Repeatable.",
+        ),
+    ] = None,
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
@@ -172,6 +182,7 @@ def proxy(
     json: JsonOption = False,
 ) -> None:
     """Record every call of the agents whose base URL is this proxy."""
+    from bridle.proxy.dialects.registry import providers, served
     from bridle.proxy.server import ProxyServer, tune_gc
     from bridle.proxy.settings import Budget, OtherModel, is_loopback, limits_from
     from bridle.proxy.workers import WorkerPool
@@ -212,9 +223,11 @@ def proxy(
             log_format=log_format.value,
             log_level=log_level.value,
             tracing=otel,
+            dialects=tuple(dialects or ()),
         )
     except ValueError as error:
         fail(str(error), 2)
+    spoken = providers(served(settings.dialects))
     migrate(store)
     found: list[Upstream] = []
     if not json:
@@ -229,14 +242,14 @@ def proxy(
         with listening_on(host, port):
             several = WorkerPool(settings, workers, routers=[_feed], pages=pages)
         with several as pool:
-            _announce(pool.base_url, json, settings, found, viewer)
+            _announce(pool.base_url, json, settings, spoken, found, viewer)
             pool.serve()
         return
     tune_gc()
     with listening_on(host, port):
         single = ProxyServer(settings, routers=[_feed], pages=pages)
     with single as server:
-        _announce(server.base_url, json, settings, found, viewer)
+        _announce(server.base_url, json, settings, spoken, found, viewer)
         wait_for_signal()
 
 
@@ -264,7 +277,12 @@ def _examined(
 
 
 def _announce(
-    url: str, json: bool, settings: ProxySettings, found: list[Upstream], viewer: bool
+    url: str,
+    json: bool,
+    settings: ProxySettings,
+    spoken: Sequence[Provider],
+    found: list[Upstream],
+    viewer: bool,
 ) -> None:
     """Print what a client needs, and which features are on and off, with reasons and remedies."""
     engines = ", ".join(settings.engine_urls)
@@ -272,9 +290,11 @@ def _announce(
         url,
         json,
         f"Bridle records to {shown(settings.store_url)}, in front of {engines}",
-        f"  OpenAI      OPENAI_BASE_URL={url}/v1",
-        f"  Anthropic   ANTHROPIC_BASE_URL={url}",
-        f"  Gemini      GOOGLE_GEMINI_BASE_URL={url}",
+        *(
+            f"  {provider.name:<11} {provider.url_variables[0]}={provider.base_url(url)}"
+            for provider in reversed(spoken)
+            if provider.url_variables
+        ),
         f"  keys        {_keys(settings)}",
         f"  continuation {_continuation(settings)}",
         *(

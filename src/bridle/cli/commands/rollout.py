@@ -19,8 +19,10 @@ from bridle.cli.options import (
     ProxyOption,
     SamplingOption,
     SandboxOption,
+    SetOption,
 )
 from bridle.cli.serving import leave_on_sigterm
+from bridle.cli.settings import part_options
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
@@ -67,11 +69,14 @@ def rollout(
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
     json: JsonOption = False,
+    assignments: SetOption = None,
 ) -> None:
     """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
     key = admin_key_for(proxy, key)
     chosen = first_tasks(tasks, split, limit)
-    adapter, running = fleet_of(fleet, named, verify, chosen, sandbox)
+    adapter, running = fleet_of(
+        fleet, named, verify, chosen, sandbox, options=part_options(assignments or ())
+    )
     leave_on_sigterm()
     with (
         Rollouts(proxy, running, key=key) as rollouts,

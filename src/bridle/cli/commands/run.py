@@ -16,7 +16,7 @@ import typer
 
 from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.cli.terminal import err, fail
-from bridle.harnesses.adapters import PROGRAMS, Access, Configurable
+from bridle.harnesses.adapters import Access, Configurable, configurable
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -86,7 +86,7 @@ def run(
         fail("no command given, as in: bridle run -- python my_agent.py", 2)
     hosts = [*(HOSTS if intercept else ()), *(intercept_hosts or ())]
     program = PurePath(argv[0]).name
-    known = PROGRAMS.get(program) if configure and not hosts else None
+    known = configurable(program) if configure and not hosts else None
     argv = [_found(argv[0], known), *argv[1:]]
     if hosts:
         find_mitmdump()
@@ -180,7 +180,7 @@ def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:
             f"{program} was configured for this session, so it ended before it asked its model, "
             "or its own options chose another provider: leave those out, or use --intercept"
         )
-    if program in PROGRAMS:
+    if configurable(program) is not None:
         return "--no-configure leaves its own settings in place: leave it out, or use --intercept"
     return f"{NO_CALL_HINT} If it has a fixed address, use --intercept"
 

@@ -1,0 +1,134 @@
+"""Recorded responses: continued by ``previous_response_id``, read, deleted, or named in parts.
+
+A client whose responses are stored may send an item's id (``item_reference``) instead of the item.
+The reference is replaced by the exact JSON of the item that the client was sent. A request with
+references is therefore the same conversation as a request with whole items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from bridle.proxy.dialects.responses.request import parse_with, with_history
+from bridle.proxy.dialects.stored import ANSWERED, Readable, StoredReplies
+from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.wire.minting import call_id_of
+from bridle.proxy.wire.sse import SseParser
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import CallRow, Reader
+
+_CAPACITY: Final = 4096
+_ITEM_DONE: Final = b'{"type":"response.output_item.done",'
+_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+Items = Mapping[str, Mapping[str, Any]]
+
+
+class _Event(msgspec.Struct):
+    type: str
+    response: msgspec.Raw = msgspec.Raw()
+
+
+class StoredResponses(StoredReplies):
+    """Recorded responses, and their output items by id; the latest calls' are kept in memory."""
+
+    dialect = "responses"
+    prefix = "resp"
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self._items: OrderedDict[str, tuple[str, Items]] = OrderedDict()
+        """The session and the items of each call, by call id; written by the threads that read the
+        store."""
+
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
+        """Put recorded items in place of references, and the recorded conversation before the
+        input, without its ``instructions``."""
+        if request.references:
+            items = await asyncio.to_thread(self._named, request.references, readable)
+            request = parse_with(body, items)
+        previous = request.previous_response_id
+        if previous is None:
+            return request
+        call = await self.find(previous)
+        known = call is not None and readable(call.session_id)
+        history = await self.conversation(call) if call and known else None
+        if history is None:
+            raise ApiError(
+                "not_found",
+                f"Previous response with id '{previous}' not found.",
+                status=404,
+                param="previous_response_id",
+            )
+        return with_history(request, history)
+
+    async def whole(self, call: CallRow) -> bytes | None:
+        if call.response_sha256 is None:
+            return None
+        body = await asyncio.to_thread(self._reader.response_body, call.id)
+        if not call.stream:
+            return body if call.status in ANSWERED else None
+        parser = SseParser()
+        for payload in reversed([*parser.feed(body), *parser.finish()]):
+            event = msgspec.json.decode(payload, type=_Event)
+            if event.type in _LAST and bytes(event.response):
+                return bytes(event.response)
+        return None
+
+    @staticmethod
+    def deleted(response_id: str) -> bytes:
+        return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+
+    def forget(self, call_id: str) -> None:
+        with self._lock:
+            self._items.pop(call_id, None)
+        super().forget(call_id)
+
+    def _named(self, references: tuple[str, ...], readable: Readable) -> Items:
+        with self._lock:
+            return {reference: self._item(reference, readable) for reference in references}
+
+    def _item(self, reference: str, readable: Readable) -> Mapping[str, Any]:
+        call_id = call_id_of(reference)
+        session_id, items = ("", {}) if call_id is None else self._of_call(call_id)
+        if not readable(session_id):
+            items = {}
+        if reference not in items:
+            raise ApiError(
+                "not_found", f"Item with id '{reference}' not found.", status=404, param="input"
+            )
+        return items[reference]
+
+    def _of_call(self, call_id: str) -> tuple[str, Items]:
+        """Return the call's session and its items."""
+        known = self._items.get(call_id)
+        if known is not None:
+            self._items.move_to_end(call_id)
+            return known
+        try:
+            row = self._reader.call(call_id)
+            if row.response_sha256 is None or self.is_gone(row):
+                return row.session_id, {}
+            found = row.session_id, _written(self._reader.response_body(row.id))
+        except NotFound:
+            return "", {}
+        self._items[call_id] = found
+        while len(self._items) > _CAPACITY:
+            self._items.popitem(last=False)
+        return found
+
+
+def _written(response: bytes) -> Items:
+    """Return the completed items in a response's bytes, streamed or not; an error has none."""
+    if response.startswith(b"{"):
+        return {item["id"]: item for item in orjson.loads(response).get("output", ())}
+    events = SseParser()
+    payloads = events.feed(response) + events.finish()
+    done = (orjson.loads(payload)["item"] for payload in payloads if payload.startswith(_ITEM_DONE))
+    return {item["id"]: item for item in done}

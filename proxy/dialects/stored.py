@@ -1,0 +1,135 @@
+"""Recorded replies to which a client's request refers by their ids.
+
+Every call is recorded. A reply that a client deleted, or asked not to store, is hidden from clients
+and stays in the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from bridle.proxy.wire.canonical import ApiError, Message, Request, prefilled
+from bridle.proxy.wire.minting import call_id_of
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import CallRow, Reader
+from bridle.store.records import CallStatus, Note
+
+NOT_STORED: Final = Note("response_not_stored")
+"""The note on a call whose client asked not to store the reply."""
+DELETED: Final = Note("response_deleted")
+ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
+_GONE: Final = frozenset({NOT_STORED.name, DELETED.name})
+_CAPACITY: Final = 256
+
+Readable = Callable[[str], bool]
+"""A function that takes a session's id and returns True if the client may read its recorded
+replies."""
+
+
+class StoredReplies(ABC):
+    """Recorded replies of one dialect; the latest conversations are kept in memory."""
+
+    dialect: str
+    """The name of the dialect."""
+    prefix: str
+    """The prefix of its response ids."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        """The conversation of each call, by call id; written by the threads that read the store."""
+
+    @abstractmethod
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
+        """Return ``request``, parsed from ``body``, with the recorded parts that it refers to.
+
+        Raise :class:`ApiError` in the dialect's words if a part is not stored here, or not for this
+        client.
+        """
+
+    async def whole(self, call: CallRow) -> bytes | None:
+        """Return the reply as a client reads it later, or ``None`` if it was not sent completely.
+        Override it for a dialect that has a path of ``STORED``."""
+        return None
+
+    def unknown(self, response_id: str) -> ApiError:
+        """Return the error for a reply that is not stored for the client."""
+        return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
+
+    @staticmethod
+    def deleted(response_id: str) -> bytes:
+        """Return the reply to the request that deleted a stored reply."""
+        return b""
+
+    def forget(self, call_id: str) -> None:
+        """Drop a reply that was deleted."""
+        with self._lock:
+            self._known.pop(call_id, None)
+
+    async def find(self, response_id: str) -> CallRow | None:
+        """Return the call that made the reply, or ``None`` if there is none or it is not stored for
+        its client."""
+        call_id = call_id_of(response_id)
+        if call_id is None or response_id != f"{self.prefix}_{call_id.removeprefix('call_')}":
+            return None
+        try:
+            call = await asyncio.to_thread(self._reader.call, call_id)
+        except NotFound:
+            return None
+        return None if self.is_gone(call) else call
+
+    def is_gone(self, call: CallRow) -> bool:
+        """Return whether the call's reply is another dialect's, is not stored for clients, or was
+        deleted by one."""
+        return call.dialect != self.dialect or any(note.name in _GONE for note in call.notes)
+
+    async def conversation(self, call: CallRow) -> tuple[Message, ...] | None:
+        """Return the messages up to and including the call's reply, without instructions that a
+        continuation does not inherit, or ``None`` if a part of them is not stored."""
+        return await asyncio.to_thread(self._locked, call.id)
+
+    def _locked(self, call_id: str) -> tuple[Message, ...] | None:
+        with self._lock:
+            return self._conversation(call_id)
+
+    def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to and including the reply of ``call_id``, without instructions,
+        or ``None`` if a part of them is not stored."""
+        pieces: list[tuple[Message, ...]] = []
+        at: str | None = call_id
+        choice = 0
+        while at is not None:
+            known = self._known.get(at) if choice == 0 else None
+            if known is not None:
+                self._known.move_to_end(at)
+                pieces.append(known)
+                break
+            try:
+                row = self._reader.call(at)
+            except NotFound:
+                return None
+            conversation = row.conversation
+            if conversation is None or choice >= len(row.replies):
+                return None
+            at = None if conversation.lineage is None else conversation.lineage.base_call_id
+            tail = (
+                conversation.tail[1:]
+                if at is None and conversation.instructions
+                else conversation.tail
+            )
+            prefill = "" if conversation.lineage is None else conversation.lineage.digests.prefill
+            if prefill:
+                tail = tail[:-1]
+            pieces.append((*tail, prefilled(row.replies[choice], prefill)))
+            choice = 0 if conversation.lineage is None else conversation.lineage.base_choice
+        whole = tuple(message for piece in reversed(pieces) for message in piece)
+        self._known[call_id] = whole
+        while len(self._known) > _CAPACITY:
+            self._known.popitem(last=False)
+        return whole
