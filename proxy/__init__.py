@@ -14,7 +14,7 @@ Its parts, from the top; each imports only those below it:
 
 - ``app``, ``server``, ``workers``: the ASGI application, and the processes that serve it
 - ``calls``: one call from admission to commit; ``control``: the control API
-- ``services``, ``cluster``: what all calls share, and what several proxies agree on
+- ``services``, ``deployment``: what all calls share, and the rows that all proxies read
 - ``recording``: the record of a call and its commit, metrics, logs, traces
 - ``engines``: which engine is asked, and its reply as events
 - ``continuation``: the exact prompt after an earlier call

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
-from bridle.proxy.cluster.cluster_control import ClusterControl
+from bridle.proxy.deployment import Deployment
 from bridle.proxy.dialects.dialect import Dialect, Provider
 from bridle.proxy.dialects.registry import providers
 from bridle.proxy.dialects.stored import StoredReplies
@@ -27,7 +27,6 @@ from bridle.proxy.session.idle_seal import IdleSeal
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.registry import Sessions
 from bridle.proxy.session.rules import Budgets
-from bridle.proxy.session.seal_watch import SealWatch
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.in_flight import InFlight
 from bridle.store.reading.queries import Reader
@@ -71,8 +70,7 @@ class Services:
     stored: Mapping[str, StoredReplies]
     """The recorded replies to which clients refer, by the name of their dialect."""
     watch: Watch
-    seal_watch: SealWatch
-    cluster_control: ClusterControl
+    deployment: Deployment
     idle_seal: IdleSeal
     tracing: Tracing | None
     call_warnings: CallWarnings
@@ -93,7 +91,7 @@ class Services:
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
         gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
-        metrics = Metrics(gates)
+        metrics = Metrics(gates, labelled=settings.workers)
         memory = SessionMemory(
             reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
@@ -106,14 +104,14 @@ class Services:
         watch.start()
         spoken = providers(dialects)
         key_headers = [one.key_header for one in spoken if one.key_header is not None]
-        sessions = Sessions(settings, writer, reader, memory, key_headers)
-        seal_watch = SealWatch(memory, reader)
-        seal_watch.start()
-        cluster_control = ClusterControl(
-            settings, models.policies, sessions, metrics, writer, reader
+        deployment = Deployment(settings, models.policies, writer, reader)
+        await deployment.start()
+        sessions = Sessions(
+            *(settings, writer, reader, memory),
+            is_sealed=deployment.is_sealed,
+            key_headers=key_headers,
         )
-        await cluster_control.start()
-        idle_seal = _idle_seal(settings, reader, sessions, cluster_control)
+        idle_seal = IdleSeal(reader, sessions.seal, settings.seal_idle_s)
         idle_seal.start()
         call_warnings = CallWarnings()
         call_warnings.start()
@@ -144,8 +142,7 @@ class Services:
             providers=spoken,
             stored={one.name: one.stored(reader) for one in dialects if one.stored is not None},
             watch=watch,
-            seal_watch=seal_watch,
-            cluster_control=cluster_control,
+            deployment=deployment,
             idle_seal=idle_seal,
             tracing=tracing,
             call_warnings=call_warnings,
@@ -154,25 +151,14 @@ class Services:
     async def close(self) -> None:
         """Stop everything that :meth:`start` started, and write queued records."""
         await self.idle_seal.close()
-        await self.cluster_control.close()
+        await self.deployment.close()
         await self.watch.close()
-        await self.seal_watch.close()
         await self.models.close()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
-
-
-def _idle_seal(
-    settings: ProxySettings, reader: Reader, sessions: Sessions, control: ClusterControl
-) -> IdleSeal:
-    async def seal(session_id: str, outcome: str) -> None:
-        await sessions.seal(session_id, outcome)
-        await control.forget_session(session_id)
-
-    return IdleSeal(reader, seal, settings.seal_idle_s)
 
 
 def _tracing(dialects: Iterable[Dialect]) -> Tracing:

@@ -176,7 +176,7 @@ class ProxySettings:
 
     upstream_url: str
     """Base URL of the (first) engine; a trailing ``/v1`` is removed. Proxies with the same URL on
-    one store are one deployment (``proxy/cluster``)."""
+    one store are one deployment (``proxy/deployment.py``)."""
     store_url: str
     """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
     synchronous: Synchronous = "NORMAL"
@@ -229,9 +229,9 @@ class ProxySettings:
     """The lowest level that is written; ``info`` includes a line for every call."""
     tracing: bool = False
     """Whether calls are traced as OpenTelemetry spans; needs the extra ``[otel]``."""
-    workers: str | None = None
-    """The common name of the worker processes of one port, whose metrics are reported together;
-    ``None`` for a process that has its port alone."""
+    workers: bool = False
+    """Whether this is one of several worker processes of one port. Its metrics then have its
+    process id as their label ``worker``."""
     seal_idle_s: float = 0.0
     """Seconds without calls after which a session without a key is sealed, so that it reaches the
     feed; 0 disables this."""

@@ -17,7 +17,6 @@ from uvicorn.supervisors import Multiprocess
 from bridle.proxy.app import App, Pages, Routers
 from bridle.proxy.server import BACKLOG, ProxyStartFailed, config_for, listening, local_url, tune_gc
 from bridle.proxy.settings import ProxySettings
-from bridle.store.records import new_id
 
 _HUNG_S: Final = 60
 """Seconds without a response after which a worker is replaced. On a busy machine a start takes a
@@ -62,7 +61,7 @@ class WorkerPool:
     def serve(self) -> None:
         """Serve until a signal ends it; call it from the main thread. Raise
         :class:`ProxyStartFailed` when a worker does not start."""
-        settings = replace(self._settings, workers=new_id("workers"))
+        settings = replace(self._settings, workers=True)
         config = config_for(
             partial(_app, settings, self._routers, self._pages),
             factory=True,

@@ -651,21 +651,6 @@ class PolicyRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPolicy:
-    """The policy version and model that an engine was last reported to serve; one row per
-    engine."""
-
-    engine: str
-    """The engine's base URL, as it is given to the proxy."""
-    version: int
-    model: str | None
-    """The served model name, if it changes with the version."""
-    reported_at: float
-    weights_fingerprint: str | None = None
-    """The engine's own fingerprint of its weights at that time; ``None`` if it reports none."""
-
-
-@dataclass(frozen=True, slots=True)
 class Metric:
     """One number of a training run."""
 

@@ -118,7 +118,7 @@ class EmbeddedBackend:
 
     @property
     def weights_fingerprint(self) -> str:
-        return self._weights_mark
+        return self._weights_fingerprint
 
     @property
     def paused(self) -> bool:
@@ -225,7 +225,7 @@ class EmbeddedBackend:
         length = self.settings.max_model_len or model.context
         if length is None:
             raise ValueError(f"{self._directory} does not tell its context: set max_model_len")
-        self._weights_mark = model.digest()
+        self._weights_fingerprint = model.digest()
         self.vocab_size = model.vocab_size
         self.card = ModelCard(self._name, length, str(self._directory))
         self.scheduler = Scheduler(model, self.tokenizer.eos_token_ids, self.settings.limits)
@@ -280,7 +280,7 @@ class EmbeddedBackend:
 
     def _load(self, state: Mapping[str, torch.Tensor]) -> None:
         self.scheduler.model.load_weights(state)
-        self._weights_mark = self.scheduler.model.digest()
+        self._weights_fingerprint = self.scheduler.model.digest()
         self.scheduler.new_version()
 
     def _deliver(self, outcomes: list[StepOutcome]) -> None:

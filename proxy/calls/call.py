@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -140,7 +141,7 @@ class Call:
         try:
             watch.enter(client, None if self._emitter is None else self._keep_alive)
             try:
-                if gate.paused:
+                if gate.paused or time.monotonic() > gate.fresh_until:
                     await gate.passed()
                 gate.running += 1
                 try:
@@ -148,8 +149,6 @@ class Call:
                     await self._stream.follow(self._take)
                 finally:
                     gate.running -= 1
-                    if gate.draining:
-                        gate.left()
             finally:
                 client_left = watch.leave(client)
             return self._last_bytes()

@@ -49,8 +49,7 @@ from bridle.proxy.control.models import (
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.routes import nothing_at
 from bridle.proxy.engines.addresses import require_engine_address
-from bridle.proxy.engines.policy_gate import Policy, StaleVersion
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.policy_gate import Policy
 from bridle.proxy.services import Services
 from bridle.proxy.session.keys import hash_key, new_session_key, new_verifier_key
 from bridle.proxy.session.registry import (
@@ -62,6 +61,7 @@ from bridle.proxy.session.registry import (
 from bridle.proxy.session.rules import check_settings
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
+from bridle.store.operations.gates import StaleVersion
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     AGENTS_OWN,
@@ -189,7 +189,7 @@ async def _found(session_id: str, services: Services) -> SessionRecord:
     session = await services.sessions.find(session_id)
     if session is None:
         raise ApiError("not_found", f"there is no session {session_id}", status=404)
-    return session.record
+    return (await services.sessions.current(session)).record
 
 
 ScoredSession = Annotated[SessionRecord, Depends(_session)]
@@ -418,7 +418,6 @@ async def seal_session(
         if seal.seconds:
             fields["labels"] = {**session.labels, "seconds": seal.seconds}
         await services.sessions.seal(session.id, seal.outcome, fields)
-        await services.cluster_control.forget_session(session.id)
         session = await _found(session.id, services)
     return await get_session(session, services)
 
@@ -448,7 +447,7 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
 async def get_policy(services: Running, _: Admin) -> PolicyState:
     """Return the published version of each policy, and the running and waiting calls of all proxy
     processes."""
-    return PolicyState(**msgspec.structs.asdict(await services.cluster_control.state()))
+    return PolicyState(**msgspec.structs.asdict(await services.deployment.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
@@ -458,19 +457,20 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
     if name not in pools:
         message = f"there is no policy {name}; there are: {', '.join(pools)}"
         raise ApiError("not_found", message, status=404, param="policy")
-    if new.engine is not None:
-        _require_engine(pools[name], new.engine)
     policy = Policy(new.version, new.model)
     try:
-        await services.cluster_control.publish(policy, new.engine, back=new.back, name=name)
+        await services.deployment.publish(policy, new.engine, back=new.back, name=name)
     except StaleVersion as error:
         raise ApiError("invalid_request", str(error), status=409, param="version") from error
+    except NotFound as error:
+        raise ApiError("not_found", str(error), status=404, param="engine") from error
     return await get_policy(services, caller)
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """List the engines of all policies and their state."""
-    return [engine_view(state) for state in await services.cluster_control.engines()]
+    """List the engines of all policies as the process that replies knows them: each process counts
+    its own calls, and finds for itself whether an engine is healthy."""
+    return [engine_view(state) for state in services.models.states()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
@@ -478,7 +478,7 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
     is not sent to it; an engine that needs that key must be named when the proxy is started."""
     try:
         await asyncio.to_thread(require_engine_address, new.url)
-        await services.cluster_control.add_engine(new.url, new.policy_version)
+        await services.deployment.add_engine(new.url, new.policy_version)
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=422, param="url") from error
     return await list_engines(services, _)
@@ -487,29 +487,24 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
 async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
     """Remove an engine of the default policy: it gets no further calls. The reply follows when its
     running calls have ended."""
-    _require_engine(services.engines, name)
     try:
-        await services.cluster_control.remove_engine(name)
+        await services.deployment.remove_engine(name)
+    except NotFound as error:
+        raise ApiError("not_found", str(error), status=404, param="engine") from error
     except ValueError as error:
         raise ApiError("invalid_request", str(error), status=409) from error
     return await list_engines(services, _)
 
 
-def _require_engine(engines: EnginePool, name: str) -> None:
-    """Raise 404 unless the policy has such an engine."""
-    if all(name not in (state.name, state.url) for state in engines.states()):
-        raise ApiError("not_found", f"there is no engine {name}", status=404, param="engine")
-
-
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
     """Hold new calls of all policies back. With ``drain`` the reply follows when no call runs, or
     after ``timeout_s``."""
-    await services.cluster_control.pause(new.timeout_s if new.mode == "drain" else None)
+    await services.deployment.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 
 
 async def resume(services: Running, caller: Admin) -> PolicyState:
-    await services.cluster_control.resume()
+    await services.deployment.resume()
     return await get_policy(services, caller)
 
 

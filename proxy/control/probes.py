@@ -42,13 +42,13 @@ async def ready(client: Client, running: Running) -> None:
 
 
 async def metrics(client: Client, running: Running) -> None:
-    """Reply with the metrics as Prometheus text. Raise :class:`ApiError` without the admin key."""
+    """Reply with this process's metrics as Prometheus text. Raise :class:`ApiError` without the
+    admin key."""
     services = running()
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:
         raise ApiError("permission", "this needs the admin key", status=403)
-    exposition = await services.cluster_control.metrics()
-    await client.respond(200, exposition, b"text/plain; version=0.0.4")
+    await client.respond(200, services.metrics.exposition(), b"text/plain; version=0.0.4")
 
 
 PROBES: Final[Mapping[str, Probe]] = {

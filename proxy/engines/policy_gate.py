@@ -1,11 +1,21 @@
-"""The current policy version, and the gate at which new calls wait during a weight update."""
+"""The current policy version, and the gate at which new calls wait during a weight update.
+
+Both are rows in the store (``store/operations/gates.py``), which the proxy reads again and again
+(``proxy/deployment.py``). The gate has what was read last. It lets no call pass on what is older
+than ``fresh_until``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
-from bridle.errors import BridleError
+_LOOK_S: Final = 0.02
+"""Seconds between two looks at the running calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +27,12 @@ class Policy:
     """The served model name if it changes with the version (LoRA), else ``None``."""
 
 
-class StaleVersion(BridleError, ValueError):
-    """The published policy version is older than the current one."""
-
-
 class PolicyGate:
     """A counter of running calls, which holds new calls back while it is paused.
 
     Its attributes are plain, so that a call that passes the open gate costs next to nothing. A call
-    awaits :meth:`passed` if the gate is ``paused``, then adds 1 to ``running``. When it is over, it
-    subtracts 1 and calls :meth:`left` if ``draining`` is set.
+    awaits :meth:`passed` if the gate is ``paused`` or ``time.monotonic()`` is later than
+    ``fresh_until``. Then it adds 1 to ``running``, and subtracts 1 when it is over.
     """
 
     def __init__(self) -> None:
@@ -36,51 +42,43 @@ class PolicyGate:
         self.paused = False
         self.running = 0
         self.waiting = 0
+        self.fresh_until = math.inf
+        """The time until which calls may pass on what was read last; without end for a model whose
+        gate has no row."""
+        self.read: Callable[[], Awaitable[None]] = _nothing
+        """Reads the row, or raises :class:`~bridle.proxy.wire.canonical.ApiError`."""
         self._open = asyncio.Event()
         self._open.set()
-        self.draining = 0
-        """Number of tasks that wait until no call is running."""
-        self._left = asyncio.Event()
 
-    def publish(self, policy: Policy, *, back: bool = False) -> None:
-        """Make ``policy`` the current one. Raises :class:`StaleVersion` if its version is older
-        than the current one and ``back`` is not set."""
-        if policy.version < self.version and not back:
-            raise StaleVersion(f"policy version {policy.version} is older than {self.version}")
-        self.policy, self.version = policy, policy.version
+    def set(self, policy: Policy, *, paused: bool) -> None:
+        """Set what was read."""
+        self.policy, self.version, self.paused = policy, policy.version, paused
+        if paused:
+            self._open.clear()
+        else:
+            self._open.set()
 
     async def passed(self) -> None:
-        """Wait until the gate is open."""
+        """Wait until the gate is open by what was read a moment ago."""
         self.waiting += 1
         try:
             # The gate may close again before a task that waits here runs.
-            while self.paused:
+            while self.paused or time.monotonic() > self.fresh_until:
                 await self._open.wait()
+                if time.monotonic() > self.fresh_until:
+                    await self.read()
         finally:
             self.waiting -= 1
 
-    def left(self) -> None:
-        """Wake the tasks in :meth:`drained` after a running call is over."""
-        self._left.set()
-
-    def pause(self) -> None:
-        self.paused = True
-        self._open.clear()
-
-    def resume(self) -> None:
-        self.paused = False
-        self._open.set()
-
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no call is running. Return ``False`` if some still are after ``timeout_s``."""
-        self.draining += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.running:
-                    self._left.clear()
-                    await self._left.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self.draining -= 1
+        deadline = time.monotonic() + timeout_s
+        while self.running:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_LOOK_S)
         return True
+
+
+async def _nothing() -> None:
+    pass

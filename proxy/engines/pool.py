@@ -14,20 +14,21 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.engine import PooledEngine
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.request import AssistantFields
 from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.proxy.wire.canonical import ApiError, Request
-from bridle.store.records import Note, ServedPolicy
+from bridle.store.errors import NotFound
+from bridle.store.operations.gates import Served
+from bridle.store.records import Note
 
 _SHORTEST_RETRY_S: Final = 1.0
 
@@ -162,46 +163,25 @@ class EnginePool:
 
     # -- what the engines serve ------------------------------------------------------------------
 
-    def published(
-        self,
-        version: int,
-        engine: str | None = None,
-        fingerprints: Fingerprints = MappingProxyType({}),
-    ) -> None:
-        """Record that ``engine`` (every engine if ``None``) serves ``version`` from now on.
-        ``fingerprints`` are those that engines have already reported for it. Raises ``KeyError``
-        for an unknown engine."""
-        for one in self._meant(engine):
-            one.serves.published(version, fingerprints.get(one.base))
+    def set_engines(self, served: Mapping[str, Served]) -> list[PooledEngine]:
+        """Set the version that was published to each engine; ``served`` has the engines' rows by
+        base URL. Take the engines without a row out of the pool, and return them. An engine that is
+        not in the pool yet has to be added (:meth:`add`)."""
+        removed = [one for url, one in self._engines.items() if url not in served]
+        for engine in removed:
+            del self._engines[engine.base]
+            engine.removed = True
+        for url, one in self._engines.items():
+            one.serves.set_row(served[url])
+        return removed
 
-    def restore(self, served: Mapping[str, ServedPolicy]) -> None:
-        """Restore the versions and fingerprints that the store has for these engines; ``served`` is
-        keyed by base URL."""
-        known = [served[url] for url in self._engines if url in served]
-        if not known:
-            return
-        newest = max(known, key=lambda one: (one.version, one.reported_at))
-        self.gate.publish(Policy(newest.version, newest.model), back=True)
-        for one in known:
-            self.published(one.version, one.engine, {one.engine: one.weights_fingerprint})
-
-    def learned(self, version: int, fingerprints: Fingerprints) -> None:
-        """Record the ``fingerprints`` that engines reported for the weights of ``version``. Engines
-        that serve another version by now are skipped."""
-        for url, fingerprint in fingerprints.items():
-            engine = self._engines.get(url)
-            if engine is None or engine.version != version:
-                continue
-            if engine.serves.fingerprint != fingerprint:
-                engine.serves.published(version, fingerprint)
-
-    def versions(self) -> dict[str, int]:
-        """Return the version that was published last to each engine, by base URL."""
-        return {url: one.version for url, one in self._engines.items()}
+    def urls(self) -> set[str]:
+        """Return the base URLs of the engines."""
+        return set(self._engines)
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
         """Ask ``engine`` (every engine if ``None``) for the fingerprint of the weights that were
-        just published. Return the fingerprints by base URL. Raises ``KeyError`` for an unknown
+        just published. Return the fingerprints by base URL. Raises :class:`NotFound` for an unknown
         engine."""
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
@@ -315,33 +295,17 @@ class EnginePool:
 
     # -- membership ------------------------------------------------------------------------------
 
-    async def add(self, url: str, version: int) -> PooledEngine | None:
-        """Add an engine that serves ``version``. Return ``None`` if it is in the pool already.
-
-        Raises ``ValueError`` if ``url`` is not an HTTP URL.
-        """
-        if engine_base(url) in self._engines:
-            return None
-        engine = self._made(url, version)
-        engine.serves.published(version)
+    async def add(self, url: str) -> None:
+        """Add an engine. It gets no call before its version is set."""
+        engine = self._made(url, -1)
         if self.trained:
             await engine.read_sampling()
-        self._engines[engine.base] = engine
-        return engine
+        self._engines[url] = engine
 
     def url_of(self, name: str) -> str:
-        """Return the base URL of an engine. Raises ``KeyError`` for an unknown name."""
+        """Return the base URL of an engine. Raises :class:`NotFound` for an unknown
+        name."""
         return self._named(name).base
-
-    def take_out(self, name: str) -> PooledEngine:
-        """Take the engine out of the pool, so that no further call goes to it. Raises ``KeyError``
-        for an unknown name and ``ValueError`` for the last engine."""
-        engine = self._named(name)
-        if len(self._engines) == 1:
-            raise ValueError("the last engine cannot be removed")
-        del self._engines[engine.base]
-        engine.removed = True
-        return engine
 
     def _made(self, url: str, version: int) -> PooledEngine:
         base = engine_base(url)
@@ -352,7 +316,7 @@ class EnginePool:
         for engine in self._engines.values():
             if name in (engine.name, engine.base):
                 return engine
-        raise KeyError(name)
+        raise NotFound(f"there is no engine {name}")
 
 
 def _is_unreachable(fault: ApiError | str | None) -> bool:

@@ -22,6 +22,7 @@ import msgspec
 
 from bridle.engine.contract.contract import NEUTRAL_DEFAULTS, PROCESSED_LOGPROBS
 from bridle.proxy.wire.canonical import ApiError
+from bridle.store.operations.gates import Served
 from bridle.store.records import LogprobsOf
 
 log = logging.getLogger("bridle.proxy")
@@ -55,6 +56,8 @@ class ServedWeights:
         """The fingerprint before the version was published once more."""
         self.publishes = 0
         """Number of publishes; it distinguishes the last one from those that it has overtaken."""
+        self._published_in = -1
+        """The revision of the last publish."""
         self.connection_epoch: int | None = None
         """The connection epoch in which the engine reported the fingerprint: calls within it may go
         to the engine without asking it first. ``None`` if any call may."""
@@ -72,6 +75,14 @@ class ServedWeights:
         self.publishes += 1
         self._settle(fingerprint, 0)
 
+    def set_row(self, row: Served) -> None:
+        """Set what the engine's row in the store has: a new publish, or the fingerprint that
+        another process has read from the engine."""
+        read_elsewhere = row.weights_fingerprint not in (None, self.fingerprint)
+        if row.published != self._published_in or read_elsewhere:
+            self._published_in = row.published
+            self.published(row.version, row.weights_fingerprint)
+
     async def learn(self) -> str | None:
         """Ask the engine for the fingerprint of the weights that were just published, and return
         it. If the engine does not answer, the fingerprint of the same version is kept; another
@@ -81,7 +92,7 @@ class ServedWeights:
             fingerprint, proven = await self._reported(_PUBLISHING_S)
         except ApiError as error:
             extra = {"engine": self._name, "version": self.version, "error": error.message}
-            log.warning("engine_mark_unread", extra=extra)
+            log.warning("weights_fingerprint_unread", extra=extra)
             fingerprint, proven = self._before, 0
         if publishes == self.publishes:
             self._settle(fingerprint, proven)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from bridle.proxy.engines.circuit import CircuitState
@@ -31,8 +31,11 @@ class Metrics:
     """The metrics of one proxy, in a registry of their own, so that one process can have
     several."""
 
-    def __init__(self, gates: Mapping[str, PolicyGate]) -> None:
-        """Create the metrics. ``gates`` has one gate for each policy, by the policy's name."""
+    def __init__(self, gates: Mapping[str, PolicyGate], *, labelled: bool = False) -> None:
+        """Create the metrics. ``gates`` has one gate for each policy, by the policy's name.
+        ``labelled`` gives each sample the process id as its label ``worker``, for one of several
+        processes behind a port."""
+        self._labelled = labelled
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "bridle_calls", "Recorded calls", ["dialect", "status"], registry=self.registry
@@ -112,7 +115,7 @@ class Metrics:
             self.count_notes(ended.notes)
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(_Labelled(self.registry) if self._labelled else self.registry)
 
 
 class DurationHistogram(Collector):
@@ -187,26 +190,14 @@ class _Engines(Collector):
         yield from (circuit, usable, running, version, retries, ejections, changes, otherwise)
 
 
-def merged(expositions: Mapping[int, str]) -> bytes:
-    """Return one exposition of several processes' metrics, given by process id. Each sample has its
-    process id as the label ``worker``, whichever process replies."""
-    families: dict[str, Metric] = {}
-    for worker, text in expositions.items():
-        for family in text_string_to_metric_families(text):
-            known = families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type)
-            )
-            for sample in family.samples:
-                labels = {**sample.labels, "worker": str(worker)}
-                known.add_sample(sample.name, labels, sample.value)
-    return generate_latest(_Fixed(families.values()))
+class _Labelled(Collector):
+    """The metrics of a registry with this process's label."""
 
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
 
-class _Fixed(Collector):
-    """Metric families that are collected already."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    def collect(self) -> Iterator[Metric]:
+        own = {"worker": str(os.getpid())}
+        for family in self._registry.collect():
+            family.samples = [one._replace(labels={**one.labels, **own}) for one in family.samples]
+            yield family

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from typing import Final
 
 from bridle.proxy.session.loading import load_calls
@@ -104,11 +103,6 @@ class SessionMemory:
         self._ids.pop(("name", session.record.name or ""), None)
         self._ids.pop(("key", session.record.key_hash or ""), None)
         session.dissolve()
-
-    def latest_open(self, limit: int) -> list[str]:
-        """Return the ids of the sessions that are not known to be sealed, latest used first."""
-        latest = islice(reversed(self._sessions.values()), limit)
-        return [session.id for session in latest if session.record.sealed_at is None]
 
     def _settle(self, session: Session) -> None:
         """Count a session's growth and make room for it."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -78,15 +78,17 @@ class Sessions:
         writer: Writer,
         reader: Reader,
         memory: SessionMemory,
+        is_sealed: Callable[[str], Awaitable[bool]],
         key_headers: Sequence[str] = (),
     ) -> None:
-        """``key_headers`` are the headers in which clients may send a key, besides a bearer
-        token."""
+        """``is_sealed`` returns whether the session of an id is sealed in the store.
+        ``key_headers`` are the headers in which clients may send a key, besides a bearer token."""
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
         self._reader = reader
         self._memory = memory
+        self._is_sealed = is_sealed
         self._key_headers = tuple(key_headers)
         self._creating: dict[str, asyncio.Lock] = {}
 
@@ -131,21 +133,30 @@ class Sessions:
             session = await self._named(identity.session_name, identity)
         if session is None:
             return None
-        record = session.record
-        if not (caller.admin or caller.session or caller.may_read(record)):
+        if not (caller.admin or caller.session or caller.may_read(session.record)):
             raise ApiError("permission", f"session {session.id} needs its own key", status=403)
-        if record.sealed_at is not None:
+        session = await self.current(session)
+        if session.record.sealed_at is not None:
             raise ApiError("permission", f"session {session.id} is sealed", status=403)
-        if record.expires_at is not None and record.expires_at <= time.time():
+        if session.record.expires_at is not None and session.record.expires_at <= time.time():
             raise unauthorised(f"session {session.id} has expired")
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
         """Return the session of a request that only its conversation identifies: the one that it
         continues while that is open, else a new one."""
-        if continued is not None and continued.record.sealed_at is None:
-            return continued
+        if continued is not None:
+            continued = await self.current(continued)
+            if continued.record.sealed_at is None:
+                return continued
         return await self.create(self._record(identity))
+
+    async def current(self, session: Session) -> Session:
+        """Return the session as the store has it: another process may have sealed it."""
+        if session.record.sealed_at is not None or not await self._is_sealed(session.id):
+            return session
+        self._memory.forget(session.id)
+        return self._memory.add(await asyncio.to_thread(self._reader.session, session.id))
 
     def readable(self, caller: Caller) -> Callable[[str], bool]:
         """Return a function of a session id, which returns whether the caller may read the

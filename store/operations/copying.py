@@ -32,7 +32,7 @@ from bridle.store.schema.database import (
     transaction,
 )
 from bridle.store.schema.files import make_private_file
-from bridle.store.schema.tables import control, metadata, writers
+from bridle.store.schema.tables import metadata, writers
 
 _ROWS_AT_ONCE: Final = 500
 
@@ -107,7 +107,7 @@ def backup(source: str, target: Path) -> int:
 
 
 def _tables() -> list[Table]:
-    return [table for table in metadata.sorted_tables if table not in (writers, control)]
+    return [table for table in metadata.sorted_tables if table is not writers]
 
 
 def _copy(reading: Connection, writing: Connection, table: Table) -> int:

@@ -54,7 +54,6 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     RunRecord,
-    ServedPolicy,
     SessionRecord,
     Span,
     TaskRecord,
@@ -69,7 +68,6 @@ from bridle.store.schema.tables import (
     policies,
     rewards,
     runs,
-    served,
     sessions,
     spans,
     tasks,
@@ -86,9 +84,6 @@ _CALLS_OF: Final[Select[Any]] = CALLS.where(calls.c.session_id.in_(_SESSIONS)).o
     calls.c.session_id, calls.c.started_at, calls.c.id
 )
 _CALL: Final[Select[Any]] = CALLS.where(calls.c.id == bindparam("call"))
-_SEALED_AMONG: Final = select(sessions.c.id).where(
-    sessions.c.id.in_(_SESSIONS), sessions.c.sealed_at.is_not(None)
-)
 _IDLE: Final = (
     select(sessions.c.id)
     .join(calls, calls.c.session_id == sessions.c.id)
@@ -298,10 +293,6 @@ class Reader:
         with self.engine.connect() as connection:
             return frozenset(connection.execute(select(writers.c.id)).scalars())
 
-    def sealed_among(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the sessions that are sealed, among those given."""
-        return {row.id for row in self._rows_of(_SEALED_AMONG, session_ids)}
-
     def idle_sessions(self, before: float) -> list[str]:
         """Return the ids of the open sessions without a key whose calls all ended before that
         time."""
@@ -477,12 +468,6 @@ class Reader:
             query = query.where(policies.c.name == name)
         ordered = query.order_by(policies.c.name, policies.c.version)
         return [PolicyRecord(**values) for values in self._mended(policies, ordered)]
-
-    def served(self) -> dict[str, ServedPolicy]:
-        """Return the policy version and model that each engine was last reported to serve, by its
-        URL."""
-        rows = self._mended(served, select(*as_stored(served)))
-        return {row["engine"]: ServedPolicy(**row) for row in rows}
 
     def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """Return a run's numbers by step; NaN where a value was not a number."""

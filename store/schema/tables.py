@@ -53,23 +53,26 @@ writers = Table(
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
     Column("deployment", Text),
-    Column("control_revision", BigInteger),
-    Column("control_report", JSON),
+    Column("seen", BigInteger),
+    Column("report", JSON),
 )
 """The processes that write. A row shows whether its process is alive (``liveness.py``) and, in a
-server's database, its last commit. The last three columns are set for a proxy
-(``store/operations/control.py``)."""
+server's database, its last commit. The last three columns are set for a proxy: the newest revision
+of its deployment that it has read, and its running calls (``store/operations/gates.py``)."""
 
-control = Table(
-    "control",
+gates = Table(
+    "gates",
     metadata,
-    Column("revision", Integer, primary_key=True),
-    Column("deployment", Text, nullable=False),
-    Column("change", JSON, nullable=False),
-    sqlite_autoincrement=True,
+    Column("deployment", String(512), primary_key=True),
+    Column("policy", String(SHORT_TEXT), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("model", Text),
+    Column("paused", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False),
 )
-"""Changes that all proxies of a deployment apply in the order of their revisions
-(``store/operations/control.py``)."""
+"""The gate of each policy of a deployment: the version under which calls start, and whether new
+calls wait (``store/operations/gates.py``). ``revision`` is the deployment's latest change of the
+policy or of its engines."""
 
 runs = Table(
     "runs",
@@ -289,14 +292,17 @@ policies = Table(
 served = Table(
     "served",
     metadata,
+    Column("deployment", String(512), primary_key=True),
     Column("engine", String(512), primary_key=True),
+    Column("policy", String(SHORT_TEXT), nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("model", Text),
+    Column("published", BigInteger, nullable=False),
     Column("reported_at", Float(53), nullable=False),
     Column("weights_fingerprint", Text),
 )
-"""The policy version and model that each engine was last reported to serve, which proxies read at
-start-up. ``weights_fingerprint`` is the engine's own fingerprint of its weights at that time."""
+"""The engines of a deployment, each with the policy version that it was last reported to serve.
+``published`` is the revision of that report. ``weights_fingerprint`` is the engine's own
+fingerprint of its weights at that time."""
 
 metrics = Table(
     "metrics",

@@ -39,7 +39,6 @@ from bridle.store.records import (
     Metric,
     PolicyRecord,
     RunRecord,
-    ServedPolicy,
     SessionFates,
     SessionRecord,
     TaskRecord,
@@ -53,7 +52,6 @@ from bridle.store.schema.tables import (
     policies,
     rewards,
     runs,
-    served,
     sessions,
     tasks,
 )
@@ -90,7 +88,6 @@ Record = (
     | RunRecord
     | TaskRecord
     | PolicyRecord
-    | ServedPolicy
     | Metric
     | SessionFates
     | AttemptBegun
@@ -98,7 +95,7 @@ Record = (
     | Patch
 )
 
-_REPLACED: Final = frozenset({tasks, policies, served, metrics})
+_REPLACED: Final = frozenset({tasks, policies, metrics})
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
 
@@ -148,8 +145,6 @@ class Batch:
                 self._rows[tasks].append(_columns(record))
             case PolicyRecord():
                 self._rows[policies].append(_columns(record))
-            case ServedPolicy():
-                self._rows[served].append(_columns(record))
             case Metric():
                 value = None if math.isnan(record.value) else record.value
                 self._rows[metrics].append(_columns(record) | {"value": value})
@@ -168,7 +163,7 @@ class Batch:
             self._patch(patch)
         if self._new_calls or self._ended_calls:
             self._write_calls()
-        self._write_rows(rewards, policies, served, metrics)
+        self._write_rows(rewards, policies, metrics)
         if self._fates:
             fates.replace(self._connection, self._fates)
 

@@ -185,9 +185,9 @@ class Writer:
         return found
 
     async def add(self, *records: Record) -> None:
-        """Add records in one transaction. Tasks, policies, served policies and metrics replace
-        earlier rows of the same key. Raise :class:`RecordRejected` if one of the records cannot be
-        stored, such as a session whose id, name or key is taken."""
+        """Add records in one transaction. Tasks, policies and metrics replace earlier rows of the
+        same key. Raise :class:`RecordRejected` if one of the records cannot be stored, such as a
+        session whose id, name or key is taken."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob(records, done))
         await done

@@ -121,4 +121,4 @@ def test_sessions_longest_out_of_use_make_room_and_running_ones_stay() -> None:
     assert memory.get("ses_0") is first
     memory.end(first, "call_1")
     memory.add(record[3], new=True)
-    assert memory.latest_open(9) == ["ses_3"]
+    assert list(memory._sessions) == ["ses_3"]

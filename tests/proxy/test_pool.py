@@ -21,6 +21,7 @@ from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, ProxySettings, engine_base
+from bridle.store.operations.gates import Served
 from bridle.store.records import CallStatus
 
 MODEL = "tiny-policy"
@@ -435,7 +436,9 @@ async def test_an_engine_that_is_removed_while_it_is_to_be_checked_does_not_end_
     await pool.start()
     checking = asyncio.create_task(pool.check())
     await asyncio.sleep(0)  # its questions are tasks that have not run yet
-    await pool.take_out(second.name).retired()
+    (removed,) = pool.set_engines({first.url: Served("policy", 0, None, 0)})
+    assert removed.name == second.name
+    await removed.retired()
     assert await checking, "the other one is well"
     await pool.close()
 

@@ -18,6 +18,7 @@ from bridle.proxy.session.rules import effective
 from bridle.proxy.settings import ProxySettings
 from bridle.proxy.wire.canonical import Sampling
 from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.gates import Gates
 from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, CallKind, CallStatus, SessionRecord
@@ -380,7 +381,12 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
     with Writer(path) as writer, closing(Reader(path)) as reader:
         memory = SessionMemory(reader, 1 << 20)
         settings = ProxySettings("http://engine", path)
-        sessions = Sessions(settings, writer, reader, memory)
+        gates = Gates(reader.engine, "one")
+
+        async def is_sealed(session_id: str) -> bool:
+            return gates.is_sealed(session_id)
+
+        sessions = Sessions(settings, writer, reader, memory, is_sealed)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)
@@ -389,3 +395,7 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         found = await sessions.find("lamp")
         assert found is not None
         assert found.record == made
+        assert await sessions.current(found) is found
+        await writer.seal_session(made.id, "done", time.time())
+        assert (await sessions.current(found)).record.outcome == "done"
+        gates.close()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from bridle.engine.serve.transport import ServerThread
 from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings
+from bridle.store.operations.gates import Gates, Served
 
 CHAT = "/v1/chat/completions"
 UNCHECKED = Limits(health_check_s=0)
@@ -98,9 +100,13 @@ def started(talker: Talker) -> Iterator[Any]:
         runner.run(pool.close())
 
 
+_revisions = count(1)
+
+
 async def announce(pool: EnginePool, version: int) -> None:
-    pool.gate.publish(Policy(version), back=True)
-    pool.published(version)
+    pool.gate.set(Policy(version), paused=False)
+    row = Served("policy", version, None, next(_revisions))
+    pool.set_engines(dict.fromkeys(pool.urls(), row))
     await pool.learn_fingerprints()
 
 
@@ -150,7 +156,7 @@ def test_a_mark_that_cannot_be_read_at_a_publish_is_the_last_of_the_same_version
         run(lambda pool: announce(pool, 3))
         talker.told = 500
         run(lambda pool: announce(pool, 3))
-        assert [line.message for line in caplog.records] == ["engine_mark_unread"]
+        assert [line.message for line in caplog.records] == ["weights_fingerprint_unread"]
         talker.told = "default"
         assert not run(EnginePool.check)
         talker.told = 500
@@ -213,7 +219,8 @@ def test_a_publish_that_is_overtaken_is_not_what_a_restarted_proxy_begins_with(
     publish(1)
     held.set()
     slow.join()
-    (served,) = bench.reader.served().values()
+    rows = Gates(bench.reader.engine, bench.settings.deployment).read()
+    (served,) = rows.engines.values()
     assert (served.version, served.weights_fingerprint) == (1, "1")
 
 

@@ -46,16 +46,25 @@ class Workers:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [one for one in map(int, children) if b"spawn_main" in cmdline(one)]
 
-    def served(self) -> dict[str, float]:
+    def metrics(self) -> tuple[int, str]:
+        """The process id and the metrics of the worker that takes the request."""
+        text = httpx.get(self.url + "/metrics", headers=ADMIN, timeout=60, trust_env=False).text
+        (pid,) = set(re.findall(r'worker="(\d+)"', text))
+        return int(pid), text
+
+    def of_each(self) -> dict[int, str]:
+        """The metrics of each worker that has started, by process id."""
+        return dict(self.metrics() for _ in range(16))
+
+    def served(self) -> dict[int, float]:
         """Recorded calls by worker."""
-        text = httpx.get(self.url + "/metrics", headers=ADMIN, trust_env=False).text
-        pattern = r'bridle_calls_total\{.*worker="(\d+)".*\} (\S+)'
-        return {worker: float(count) for worker, count in re.findall(pattern, text)}
+        pattern = r"bridle_calls_total\{.*\} (\S+)"
+        found = {pid: re.findall(pattern, text) for pid, text in self.of_each().items()}
+        return {pid: sum(map(float, counts)) for pid, counts in found.items()}
 
     def up(self) -> set[int]:
         """The process ids of the workers that have started."""
-        text = httpx.get(self.url + "/metrics", headers=ADMIN, timeout=60).text
-        return {int(pid) for pid in re.findall(r'bridle_policy_version\{worker="(\d+)"\}', text)}
+        return set(self.of_each())
 
 
 def control_of(url: str) -> httpx.Client:
@@ -158,7 +167,13 @@ def test_every_worker_leaves_out_an_engine_that_has_changed(
         control = control_of(workers.url)
         control.put("/policy", json={"version": 2}).raise_for_status()
         stage.engine.backend.weights_fingerprint = str(tmp_path)
-        until(lambda: control.get("/engines").json()[0]["changes"] == 2)
+        changes = r"bridle_engine_changes_total\{.*\} (\S+)"
+        until(
+            lambda: (
+                [re.findall(changes, text) for text in workers.of_each().values()]
+                == [["1.0"], ["1.0"]]
+            )
+        )
         for number in range(2):
             with stopped(workers.pids()[number]):
                 assert ask(workers.url, f"s{number}", hello).status_code == 503
@@ -255,14 +270,15 @@ def test_a_worker_that_is_replaced_knows_the_engines_of_the_moment(
     assert (len(stage.requests), len(added.requests)) == (0, 2)
 
 
-def test_a_workers_metrics_are_its_own_whoever_is_asked_for_them(start: Start) -> None:
+def test_each_worker_replies_with_metrics_of_its_own_under_its_label(start: Start) -> None:
     with start() as workers:
         idle, busy = workers.pids()
         with stopped(idle):
             assert ask(workers.url, "one", [{"role": "user", "content": "hi"}]).is_success
         for _ in range(20):
-            assert workers.served() == {str(busy): 1.0}
-            assert workers.up() == {idle, busy}
+            pid, text = workers.metrics()
+            assert pid in (idle, busy)
+            assert ("bridle_calls_total{" in text) is (pid == busy)
 
 
 def test_a_worker_that_dies_while_it_is_asked_whether_it_lives_is_replaced_at_once(

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import pytest
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, update
 
-from bridle.proxy.cluster import cluster_control
-from bridle.proxy.cluster.cluster_control import ClusterControl
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate, StaleVersion
+from bridle.proxy import deployment
+from bridle.proxy.deployment import Deployment
+from bridle.proxy.engines.policy_gate import Policy, PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.weights import ServedWeights
-from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
+from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.operations.gates import StaleVersion
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.schema.database import migrate, transaction
-from bridle.store.schema.tables import control, writers
+from bridle.store.schema.tables import writers
 from bridle.store.writing.writer import Writer
 
 FIRST, SECOND, THIRD, FOURTH = (f"http://127.0.0.1:{port}" for port in (9, 10, 11, 12))
 PLANNER = "http://127.0.0.1:13"
 """Serves the further policy ``planner``."""
-
-
-@dataclass
-class Forgotten:
-    """The sessions that a process was asked to forget."""
-
-    ids: list[str] = field(default_factory=list)
-
-    def forget(self, session_id: str) -> None:
-        self.ids.append(session_id)
 
 
 @dataclass
@@ -50,8 +40,7 @@ class Process:
     gate: PolicyGate
     pool: EnginePool
     planner: EnginePool
-    control: ClusterControl
-    sessions: Forgotten
+    control: Deployment
     writer: Writer
 
     def serves(self) -> dict[str, tuple[int, str | None]]:
@@ -60,8 +49,13 @@ class Process:
         return {url: (one.version, one.fingerprint) for url, one in serves.items()}
 
     async def hang(self) -> None:
-        """Lives on, and applies nothing any more."""
-        await self.control.close()
+        """Lives on, and reads nothing by itself any more."""
+        await self.control._looks.close()
+
+    async def enter(self) -> int:
+        """Start a call; return the version that it starts under."""
+        await self.gate.passed()
+        return self.gate.version
 
 
 @pytest.fixture
@@ -72,20 +66,19 @@ def url(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def process(
-    url: str, engine: str = FIRST, workers: str | None = None
-) -> AsyncIterator[Process]:
-    limits = Limits(health_check_s=0)
-    settings = ProxySettings(engine, url, more_engines=(SECOND,), limits=limits, workers=workers)
-    gate, sessions = PolicyGate(), Forgotten()
+async def process(url: str, engine: str = FIRST, **fields: Any) -> AsyncIterator[Process]:
+    fields = {"limits": Limits(health_check_s=0, store_patience_s=0.2), **fields}
+    settings = ProxySettings(
+        engine, url, more_engines=(SECOND,), policies={"planner": (PLANNER,)}, **fields
+    )
+    gate = PolicyGate()
     pool = EnginePool(settings, gate, settings.engine_urls)
     planner = EnginePool(settings, PolicyGate(), [PLANNER])
     pools = {DEFAULT_POLICY: pool, "planner": planner}
-    metrics = Metrics({name: one.gate for name, one in pools.items()})
     with Writer(url) as writer, Reader(url) as reader:
-        made = ClusterControl(settings, pools, cast(Any, sessions), metrics, writer, reader)
+        made = Deployment(settings, pools, writer, reader)
         await made.start()
-        yield Process(gate, pool, planner, made, sessions, writer)
+        yield Process(gate, pool, planner, made, writer)
         await made.close()
 
 
@@ -102,7 +95,7 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_control, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(deployment, "FRESH_S", 0.3)
 
 
 def in_store(process: Process, query: Any) -> Any:
@@ -126,15 +119,14 @@ async def test_a_change_is_applied_in_every_process_when_it_returns(
         assert other.gate.policy == Policy(3, "tuned")
         assert other.serves() == {FIRST: (3, "weights 3"), SECOND: (3, "weights 3")}
         await other.control.add_engine(THIRD, 3)
-        assert one.serves()[THIRD] == (3, "weights 3")
+        assert other.serves()[THIRD] == (3, "weights 3")
+        await holds(lambda: one.serves().get(THIRD) == (3, "weights 3"))
         await one.control.remove_engine(FIRST)
         assert set(other.serves()) == {SECOND, THIRD}
         await one.control.pause(None)
         assert other.gate.paused
         await other.control.resume()
         assert not one.gate.paused
-        await one.control.forget_session("sess_1")
-        assert other.sessions.ids == ["sess_1"]
 
 
 async def test_a_further_policy_has_its_own_version_in_every_process(
@@ -150,6 +142,8 @@ async def test_a_further_policy_has_its_own_version_in_every_process(
                 (served,) = (engine.serves for engine in each.planner._engines.values())
                 assert (served.version, served.fingerprint) == (5, "weights 5")
         other.planner.gate.waiting = 4
+        await other.control.pause(None)
+        await other.control.resume()
         state = await one.control.state()
         assert (state.version, state.policies, state.waiting) == (2, {"planner": 5}, 4)
         await other.control.pause(None)
@@ -174,7 +168,7 @@ async def test_processes_that_start_later_reach_the_same_state(
         async with process(url) as new, process(url) as newer:
             assert old.serves() == {THIRD: (3, "weights 3"), FIRST: (3, "weights 3")}
             for started in (new, newer):
-                assert started.serves() == old.serves()
+                await holds(lambda started=started: started.serves() == old.serves())
                 assert (started.gate.policy, started.gate.paused) == (old.gate.policy, True)
 
 
@@ -226,21 +220,36 @@ async def test_a_drain_waits_for_the_calls_of_every_process(url: str) -> None:
         await pausing
 
 
-@pytest.mark.parametrize("paused", [False, True])
-async def test_a_pause_that_a_process_does_not_apply_is_taken_back(
-    url: str, impatient: None, paused: bool
+async def test_no_call_starts_under_the_old_version_in_a_process_that_reads_nothing_by_itself(
+    url: str, impatient: None
 ) -> None:
     async with process(url) as one, process(url) as hung:
-        if paused:
-            await one.control.pause(None)
         await hung.hang()
-        with pytest.raises(ApiError, match="do not answer"):
-            await one.control.pause(None)
-        assert one.gate.paused is paused
+        await one.control.publish(Policy(3), None, back=False)
+        assert hung.gate.version == 0
+        assert await hung.enter() == 3
+        await one.control.pause(0)
+        waiting = asyncio.create_task(hung.enter())
+        await holds(lambda: hung.gate.paused)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await one.control.resume()
+        await hung.control._look()
+        assert await waiting == 3
 
 
-async def test_a_dead_process_is_not_waited_for(url: str, impatient: None) -> None:
-    async with process(url) as one, process(url) as dead:
+async def test_a_change_returns_once_the_others_have_read_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "FRESH_S", 60.0)
+    async with process(url) as one, process(url) as other, asyncio.timeout(30):
+        await one.control.publish(Policy(3), None, back=False)
+        assert other.gate.version == 3, "its running calls have the version, too"
+
+
+async def test_a_dead_process_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "FRESH_S", 60.0)
+    async with process(url) as one, process(url) as dead, asyncio.timeout(30):
         await dead.hang()
         in_store(
             one, update(writers).where(writers.c.id == dead.writer.id).values(process="another")
@@ -256,17 +265,55 @@ async def test_a_process_whose_lease_has_ended_is_waited_for_again_once_it_is_ba
         before = suspended.writer.id
         in_store(one, delete(writers).where(writers.c.id == before))
         suspended.writer._renew()
-        await holds(lambda: suspended.control._joined_as != before)
-        await holds(lambda: len(one.control._control.others(one.writer.id)) == 1)
+        await holds(lambda: len(one.control._store.others(one.writer.id)) == 1)
         await one.control.publish(Policy(3), None, back=False)
         assert suspended.gate.version == 3
+
+
+@pytest.mark.parametrize("when_store_is_down", ["fail", "forward"])
+async def test_a_store_that_cannot_be_read_holds_calls_for_a_while(
+    url: str,
+    impatient: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    when_store_is_down: Any,
+) -> None:
+    async with process(url, when_store_is_down=when_store_is_down) as one:
+        away = [True]
+        read, is_sealed = one.control._store.read, one.control._store.is_sealed
+
+        def failing(query: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def ask(value: Any) -> Any:
+                if away:
+                    raise StoreUnavailable("away")
+                return query(value)
+
+            return ask
+
+        monkeypatch.setattr(one.control._store, "read", failing(read))
+        monkeypatch.setattr(one.control._store, "is_sealed", failing(is_sealed))
+        with caplog.at_level(logging.WARNING):
+            await asyncio.sleep(0.5)
+        assert [line.message for line in caplog.records].count("gates_not_read") == 1
+        if when_store_is_down == "forward":
+            assert await one.enter() == 0
+            assert not await one.control.is_sealed("ses_1")
+            return
+        for asked in (one.enter, lambda: one.control.is_sealed("ses_1")):
+            with pytest.raises(ApiError) as refused:
+                await asked()
+            assert refused.value.kind == "store_unavailable"
+        waiting = asyncio.create_task(one.enter())
+        await asyncio.sleep(0.05)
+        away.clear()
+        assert await waiting == 0
 
 
 async def test_proxies_of_another_engine_are_another_deployment(url: str) -> None:
     async with process(url) as one, process(url, engine=THIRD) as stranger:
         await one.control.publish(Policy(3), None, back=False)
         await one.control.pause(None)
-        await asyncio.sleep(0.2)
+        await stranger.control._look()
         assert (stranger.gate.version, stranger.gate.paused) == (0, False)
 
 
@@ -278,31 +325,27 @@ async def test_a_pause_ends_with_the_last_process_of_its_deployment(url: str) ->
         assert (later.gate.version, later.gate.paused) == (3, False)
 
 
-async def test_a_lone_process_asks_for_no_reports(url: str) -> None:
-    async with process(url) as alone:
-        await alone.control.state()
-        await alone.control.engines()
-        await alone.control.forget_session("sess_1")
-        assert in_store(alone, select(func.max(control.c.revision))).scalar() is None
+async def test_an_engine_that_no_one_knows_is_refused(url: str) -> None:
+    async with process(url) as one:
+        with pytest.raises(NotFound):
+            await one.control.remove_engine(THIRD)
+        with pytest.raises(NotFound):
+            await one.control.publish(Policy(1), THIRD, back=False)
+        with pytest.raises(ValueError, match="serves the policy planner"):
+            await one.control.add_engine(PLANNER, 0)
+        with pytest.raises(ValueError, match="not the URL of an engine"):
+            await one.control.add_engine("file:///etc/passwd", 0)
+        assert set(one.serves()) == {FIRST, SECOND}
 
 
-async def test_reports_and_seals_leave_no_rows(url: str) -> None:
-    async with process(url) as one, process(url):
-        await one.control.state()
-        await one.control.forget_session("sess_1")
-        assert in_store(one, select(func.count()).select_from(control)).scalar() == 0
-
-
-async def test_metrics_are_those_of_the_workers_of_one_port(
+async def test_an_engine_that_is_removed_while_it_is_asked_for_its_weights_stays_removed(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with process(url, workers="a") as one, process(url, workers="a") as same:
-        report = msgspec.structs.replace(same.control._own_report(), pid=7)
-        monkeypatch.setattr(same.control, "_own_report", lambda: report)
-        async with process(url) as other_port:
-            assert b"worker=" not in await other_port.control.metrics()
-            other_port.gate.waiting = 5
-            exposition = await one.control.metrics()
-            for pid in (7, os.getpid()):
-                assert f'bridle_waiting_calls{{worker="{pid}"}} 0.0'.encode() in exposition
-            assert exposition.count(b"bridle_waiting_calls{") == 2
+    async with process(url) as one:
+
+        async def learn(engine: str | None) -> dict[str, str]:
+            raise NotFound("there is no engine")
+
+        monkeypatch.setattr(one.pool, "learn_fingerprints", learn)
+        await one.control.publish(Policy(2), None, back=False)
+        assert one.serves() == {FIRST: (2, None), SECOND: (2, None)}

@@ -1,0 +1,323 @@
+"""The gates and engines of the deployment, as their rows in the store have them.
+
+Policy versions, pauses and engines are rows (``store/operations/gates.py``). A change writes the
+rows; every process reads them every 50 ms and sets its gates and pools by them. No process asks
+another for anything.
+
+After a change has returned, no call starts in any process by the rows before it. A gate lets no
+call pass on what was read more than :data:`FRESH_S` seconds ago, and the change returns once all
+live processes have read it (each notes in its own row what it has read), or after that time. What
+is promised for calls needs only the clocks to run. The notes bring the calls along that run
+meanwhile, whose further tokens have the new version.
+
+Engines are chosen, and found healthy or not, by each process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from bridle.proxy.engines.addresses import EngineAddress
+from bridle.proxy.engines.policy_gate import Policy
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.periodic import Periodic
+from bridle.proxy.session.registry import store_unavailable
+from bridle.proxy.settings import ProxySettings, engine_base
+from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.operations.gates import Gates, Member, Rows
+from bridle.store.reading.queries import Reader
+from bridle.store.records import DEFAULT_POLICY
+from bridle.store.writing.writer import Writer
+
+log = logging.getLogger("bridle.proxy")
+
+FRESH_S: Final = 1.0
+"""Seconds for which a call may start by what was read."""
+_EVERY_S: Final = 0.05
+"""Seconds between two reads of the rows."""
+_LOOK_S: Final = 0.02
+"""Seconds between two reads of what the other processes have noted."""
+_REPORT_S: Final = 1.0
+"""Seconds after which a process notes its running calls again, if nothing waits for them."""
+_RETRY_S: Final = 0.1
+
+Result = TypeVar("Result")
+
+
+class GateState(msgspec.Struct, frozen=True):
+    """The state of the gates, with the running and waiting calls of all processes."""
+
+    version: int
+    """The default policy's version; ``model`` is its model."""
+    model: str | None
+    paused: bool
+    running: int
+    """Number of running calls over all policies; ``waiting`` likewise. Those of another process are
+    as it noted them within the last second."""
+    waiting: int
+    policies: dict[str, int]
+    """The versions of the further policies, by name."""
+
+
+class Deployment:
+    """The part of this process in its deployment. Start it after the pools."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        pools: Mapping[str, EnginePool],
+        writer: Writer,
+        reader: Reader,
+    ) -> None:
+        """``pools`` holds the engines of each policy, by the policy's name."""
+        self._pools = pools
+        self._engines = pools[DEFAULT_POLICY]
+        self._writer = writer
+        self._store = Gates(reader.engine, settings.deployment)
+        self._named = {DEFAULT_POLICY: settings.engine_urls, **settings.policies}
+        self._forward = settings.when_store_is_down == "forward"
+        self._patience_s = settings.limits.store_patience_s
+        self._rows = Rows(0, {}, {})
+        """The rows as they were read last."""
+        self._reading = asyncio.Lock()
+        self._noted: tuple[str, int, Mapping[str, Any]] = ("", 0, {})
+        """The note in this process's row: the row's id, the revision and the report."""
+        self._noted_at = 0.0
+        self._adding: dict[str, asyncio.Task[None]] = {}
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        """Tasks that make engines ready, and that wait for the calls of removed engines to end, by
+        the engine's base URL."""
+        self._store_failed = False
+        self._looks = Periodic("gates", _EVERY_S, self._look)
+
+    async def start(self) -> None:
+        named = {name: [*map(engine_base, urls)] for name, urls in self._named.items()}
+        await asyncio.to_thread(self._store.join, self._writer.id, named)
+        await self._read()
+        for pool in self._pools.values():
+            pool.gate.read = self._read_for_a_call
+        self._looks.start()
+
+    async def close(self) -> None:
+        await self._looks.close()
+        for task in (*self._adding.values(), *self._retiring.values()):
+            task.cancel()
+        self._store.close()
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def is_sealed(self, session_id: str) -> bool:
+        """Return whether a session is sealed, wherever that was done. Raise ``ApiError`` if the
+        store cannot be read."""
+        if self._store.local:
+            read = self._store.is_sealed
+            try:
+                return read(session_id)
+            except StoreUnavailable:
+                pass  # It is tried again, with patience.
+        return await self._patiently(
+            lambda: asyncio.to_thread(self._store.is_sealed, session_id), instead=False
+        )
+
+    async def _read_for_a_call(self) -> None:
+        await self._patiently(self._read, instead=None)
+        if self._forward:
+            self._set_fresh(time.monotonic())
+
+    async def _patiently(self, read: Callable[[], Awaitable[Result]], instead: Result) -> Result:
+        """Return what ``read`` returns; a store that is away is tried again for as long as a
+        record would wait for it. If calls are forwarded without a store, return ``instead``."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await read()
+            except StoreUnavailable as error:
+                if self._forward:
+                    return instead
+                if time.monotonic() > deadline:
+                    raise store_unavailable() from error
+            await asyncio.sleep(_RETRY_S)
+
+    async def _read(self) -> None:
+        """Read the rows and set the gates and pools by them. Raise :class:`StoreUnavailable`."""
+        async with self._reading:
+            began, known = time.monotonic(), self._rows.revision
+            if self._store.local:
+                rows = self._store.read(known)
+            else:
+                rows = await asyncio.to_thread(self._store.read, known)
+            if rows is not None:
+                self._rows = rows
+                self._apply()
+            self._set_fresh(began)
+
+    def _set_fresh(self, since: float) -> None:
+        for pool in self._pools.values():
+            pool.gate.fresh_until = since + FRESH_S
+
+    def _apply(self) -> None:
+        for name, pool in self._pools.items():
+            row = self._rows.gates[name]
+            pool.gate.set(Policy(row.version, row.model), paused=row.paused)
+            own = {url: one for url, one in self._rows.engines.items() if one.policy == name}
+            for engine in pool.set_engines(own):
+                url = engine.base
+                _keep(self._retiring, url, engine.retired())
+            for url in own.keys() - pool.urls() - self._adding.keys():
+                _keep(self._adding, url, self._add(pool, url))
+
+    async def _add(self, pool: EnginePool, url: str) -> None:
+        await pool.add(url)
+        self._apply()
+
+    async def _look(self) -> None:
+        try:
+            await self._read()
+            await self._note()
+        except StoreUnavailable as error:
+            if not self._store_failed:
+                log.warning("gates_not_read", extra={"error": str(error)})
+            self._store_failed = True
+        else:
+            self._store_failed = False
+
+    async def _note(self) -> None:
+        """Note in this process's row what has been read, and the running calls: at once if others
+        may wait for them."""
+        gates = [pool.gate for pool in self._pools.values()]
+        report = {
+            "running": sum(gate.running for gate in gates),
+            "waiting": sum(gate.waiting for gate in gates),
+            "retiring": list(self._retiring),
+        }
+        note = (self._writer.id, self._rows.revision, report)
+        now, noted = time.monotonic(), self._noted
+        awaited = note[:2] != noted[:2] or self._retiring or noted[2].get("retiring")
+        if awaited or any(gate.paused for gate in gates) or now > self._noted_at + _REPORT_S:
+            if note != noted:
+                await asyncio.to_thread(self._store.report, *note)
+                self._noted = note
+            self._noted_at = now
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    async def publish(
+        self, policy: Policy, engine: str | None, *, back: bool, name: str = DEFAULT_POLICY
+    ) -> None:
+        """Publish a version of the policy ``name`` for its engines, or for one ``engine``.
+
+        Raise ``KeyError`` for an unknown name,
+        :class:`bridle.store.operations.gates.StaleVersion`,
+        :class:`bridle.store.errors.NotFound` for an unknown engine, and ``ApiError``.
+        """
+        pool = self._pools[name]
+        url = None if engine is None else pool.url_of(engine)
+        revision = await self._change(
+            lambda: self._store.publish(name, policy.version, policy.model, url, back=back)
+        )
+        await self._learn(name, revision, url)
+
+    async def _learn(self, name: str, published: int, url: str | None) -> None:
+        """Ask engines for the fingerprints of the weights that were published, and record them."""
+        try:
+            found = await self._pools[name].learn_fingerprints(url)
+        except NotFound:
+            return  # Another process has removed the engine since.
+        if any(found.values()):
+            await self._change(lambda: self._store.set_fingerprints(name, published, found))
+
+    async def pause(self, drain_s: float | None) -> None:
+        """Hold new calls back everywhere. Return when no call runs any more, or after ``drain_s``
+        seconds; with ``None`` do not wait for the running calls."""
+        revision = await self._change(lambda: self._store.set_paused(True))
+        if drain_s is not None:
+            deadline = time.monotonic() + drain_s
+            for pool in self._pools.values():
+                await pool.gate.drained(deadline - time.monotonic())
+            await self._others(revision, lambda member: not member.report["running"], deadline)
+
+    async def resume(self) -> None:
+        await self._change(lambda: self._store.set_paused(False))
+
+    async def add_engine(self, url: str, version: int) -> None:
+        """Add an engine to the default policy; a known engine stays as it is.
+
+        Raise ``ValueError`` if ``url`` is not an HTTP URL, and for an engine of a further policy.
+        """
+        base = engine_base(url)
+        EngineAddress.of(base)
+        known = base in self._rows.engines
+        revision = await self._change(lambda: self._store.add_engine(DEFAULT_POLICY, base, version))
+        if base in self._adding:
+            await asyncio.wait([self._adding[base]])
+        if not known:
+            await self._learn(DEFAULT_POLICY, revision, base)
+
+    async def remove_engine(self, name: str) -> None:
+        """Remove an engine. Return when its running calls have ended in every process.
+
+        Raise :class:`bridle.store.errors.NotFound` for an unknown engine, and ``ValueError`` for
+        the last one.
+        """
+        url = self._engines.url_of(name)
+        revision = await self._change(lambda: self._store.remove_engine(DEFAULT_POLICY, url))
+        if url in self._retiring:
+            await asyncio.wait([self._retiring[url]])
+        await self._others(revision, lambda member: url not in member.report["retiring"])
+
+    async def state(self) -> GateState:
+        """Return the state of the gates."""
+        gates = {name: pool.gate for name, pool in self._pools.items()}
+        default = gates[DEFAULT_POLICY]
+        members = await self._in_store(lambda: self._store.others(self._writer.id))
+        others = [member.report for member in members if member.report]
+        return GateState(
+            version=default.policy.version,
+            model=default.policy.model,
+            paused=default.paused,
+            running=sum(gate.running for gate in gates.values())
+            + sum(report["running"] for report in others),
+            waiting=sum(gate.waiting for gate in gates.values())
+            + sum(report["waiting"] for report in others),
+            policies={name: gate.version for name, gate in gates.items() if gate is not default},
+        )
+
+    async def _change(self, change: Callable[[], int]) -> int:
+        """Make a change of the rows and return its revision, once it holds everywhere."""
+        revision = await self._in_store(change)
+        deadline = time.monotonic() + FRESH_S
+        await self._patiently(self._read, instead=None)
+        await self._others(revision, lambda _: True, deadline)
+        return revision
+
+    async def _others(
+        self, revision: int, done: Callable[[Member], bool], deadline: float = math.inf
+    ) -> None:
+        """Wait until every other live process has read ``revision`` and is ``done`` by its report,
+        or until the ``deadline`` on the monotonic clock."""
+        while True:
+            members = await self._in_store(lambda: self._store.others(self._writer.id))
+            if all(member.seen >= revision and done(member) for member in members):
+                return
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _in_store(self, action: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.to_thread(action)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+
+
+def _keep(tasks: dict[str, asyncio.Task[None]], url: str, work: Any) -> None:
+    """Run ``work`` as a task that ``tasks`` holds until it is over."""
+    task = tasks[url] = asyncio.create_task(work)
+    task.add_done_callback(lambda _: tasks.pop(url, None))
