@@ -72,7 +72,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_calls_are_counted_in_one_query_for_many_sessions(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridle.store.reading.queries._AT_ONCE", 10)
+    monkeypatch.setattr("bridle.store.schema.database._AT_ONCE", 10)
     asked: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:

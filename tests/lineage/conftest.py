@@ -162,7 +162,9 @@ def recorded(turn: Turn) -> SimpleNamespace:
         status=turn.status,
         notes=(),
         replies=tuple(choice.message for choice in turn.choices),
-        conversation=Conversation((), lineage=msgspec.msgpack.decode(state, type=LineageState)),
+        conversation=Conversation(
+            (), length=1, lineage=msgspec.msgpack.decode(state, type=LineageState)
+        ),
         prompt_tokens=None if turn.prompt is None else turn.prompt.position,
         prompt_span_id=None if turn.prompt is None else turn.prompt.node.id,
     )

@@ -110,7 +110,8 @@ class Recording:
         if tools is None:
             tools = self.tools.get(None if state is None else state.base_call_id, ())
         tail = tuple(map(self.calls.message, asked["tail"]))
-        return Conversation(tail, tuple(tools), len(tail), lineage=state)
+        length = len(tail) + 2 * (state is not None and state.base_call_id is not None)
+        return Conversation(tail, tuple(tools), length, lineage=state)
 
 
 @pytest.fixture

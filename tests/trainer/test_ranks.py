@@ -130,7 +130,7 @@ def test_one_device_is_trained_on_in_this_process(policy_directory):
 def test_memory_that_does_not_suffice_is_reported_with_what_needs_less(policy_directory):
     message = "CUDA out of memory. Tried to allocate 2 GiB.\nMore about it"
     with (
-        pytest.raises(UnsupportedCompute, match=r"Tried to allocate 2 GiB\. Less .*--lora-rank"),
+        pytest.raises(UnsupportedCompute, match=r"Tried to allocate 2 GiB\. Less .*lora\.rank"),
         learning(policy_directory, GrpoConfig()),
     ):
         raise torch.OutOfMemoryError(message)
