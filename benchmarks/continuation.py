@@ -170,8 +170,10 @@ class _Agent:
         self.tokens = len(prompt) + len(ids)
 
     def exact(self, body: bytes) -> int:
-        """Continue a request exactly, from its bytes to its prompt ids. Return the number of new
-        ids."""
+        """Continue a request exactly, from its bytes to its prompt ids.
+
+        Return the number of new ids.
+        """
         request = CHAT.parse(body, {}, {})
         prompt = self._continuer.prompt(self._session.find(request), request)
         if prompt.token_ids is None:
@@ -219,8 +221,10 @@ def _first_token_ratios(
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session that is led through the proxy up to a context length. From there on, the same
-    requests go through the proxy and to the engine itself in turns."""
+    """A session that is led through the proxy up to a context length.
+
+    From there on, the same requests go through the proxy and to the engine itself in turns.
+    """
 
     model: Path
     texts: Sequence[str]
@@ -300,8 +304,10 @@ def _in_turns(
     requests: Sequence[Any],
     clock: Callable[[], float],
 ) -> tuple[float, float]:
-    """Return the median seconds of each over ``requests``. The first request warms both up and does
-    not count."""
+    """Return the median seconds of each over ``requests``.
+
+    The first request warms both up and does not count.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     gc.collect()
     for request in requests:

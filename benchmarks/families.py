@@ -587,8 +587,10 @@ def _template(name: str, root: Path) -> str:
 
 @cache
 def _llama_cpp_templates(root: Path) -> dict[str, str]:
-    """Return the templates in llama.cpp's source by name. They are read in one pass of the
-    archive."""
+    """Return the templates in llama.cpp's source by name.
+
+    They are read in one pass of the archive.
+    """
     found = {}
     with tarfile.open(fetch(_LLAMA_CPP, root)) as archive:
         for member in archive:

@@ -180,8 +180,10 @@ class Story:
         """The token ids of each call's prompt and reply, by call id."""
 
     def play(self, turns: int) -> None:
-        """Record a coding agent's session of ``turns`` turns. Some sessions break once, in the
-        middle; every fifth turn asks a sub-agent."""
+        """Record a coding agent's session of ``turns`` turns.
+
+        Some sessions break once, in the middle; every fifth turn asks a sub-agent.
+        """
         asked = (
             Message("system", f"You are a coding agent. {self.prose(300)}"),
             Message("user", f"Mend the module {self.session.task_id}: {self.prose(160)}"),

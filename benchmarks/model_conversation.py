@@ -67,8 +67,10 @@ WITHOUT_TOOLS: Final = tuple(
 
 
 def steps_for(tools: bool, parallel: bool, *, bare: bool = True) -> tuple[Step, ...]:
-    """Return the longest conversation that a template supports. With ``bare``, calls may come
-    without text beside them."""
+    """Return the longest conversation that a template supports.
+
+    With ``bare``, calls may come without text beside them.
+    """
     if not tools:
         return WITHOUT_TOOLS
     return tuple(

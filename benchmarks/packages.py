@@ -21,8 +21,10 @@ from bridle.errors import BridleError
 
 
 class PackageNotFetched(BridleError):
-    """A package cannot be downloaded, or it is not the pinned one. The message has the package and
-    the reason."""
+    """A package cannot be downloaded, or it is not the pinned one.
+
+    The message has the package and the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,8 +248,10 @@ def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
 def _added(
     own: Sequence[tuple[float, float]], direct: Sequence[tuple[float, float]]
 ) -> tuple[float | None, float | None]:
-    """Return the medians over the runs of what a proxy adds to p50 and p99. Each run is compared
-    with its own direct calls."""
+    """Return the medians over the runs of what a proxy adds to p50 and p99.
+
+    Each run is compared with its own direct calls.
+    """
     pairs = list(zip(own, direct, strict=False))
     if not pairs:
         return None, None
@@ -342,8 +344,10 @@ def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
 def proxy_process(
     engine_url: str, module: list[str], core: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run ``python -m`` with the words of ``module`` as a proxy in front of the engine. Yield the
-    process and its URL."""
+    """Run ``python -m`` with the words of ``module`` as a proxy in front of the engine.
+
+    Yield the process and its URL.
+    """
     port = _free_port()
     command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
     process = subprocess.Popen(

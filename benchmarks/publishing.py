@@ -36,8 +36,9 @@ class Stopwatch(VllmTransfer):
 
 
 def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Publish ``rounds`` versions of ``policy`` by directory and by transfer, in turns. Return
-    medians in seconds.
+    """Publish ``rounds`` versions of ``policy`` by directory and by transfer, in turns.
+
+    Return medians in seconds.
 
     A publish is everything that the trainer waits for, verification included. The directory that is
     written after a transfer is awaited outside of both times.

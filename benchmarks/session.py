@@ -195,7 +195,9 @@ class Agent:
 
     def _take(self, source: str, at: int, tokens: int) -> tuple[int, TokenIds, str]:
         """Return the new position, and the next ``tokens`` tokens of ``source`` with their text.
-        The source starts over at its end."""
+
+        The source starts over at its end.
+        """
         piece = source[at : at + 12 * tokens]
         if len(piece) < 12 * tokens:
             piece += source[: 12 * tokens - len(piece)]

@@ -83,8 +83,10 @@ def measure(case: Case, checkout: Path = _CHECKOUT) -> Touched:
 
 
 def run(checkout: Path, folder: Path, *arguments: str, **variables: str) -> None:
-    """Run Python in ``folder`` with the packages of ``checkout``. Raise
-    ``subprocess.CalledProcessError`` if it fails."""
+    """Run Python in ``folder`` with the packages of ``checkout``.
+
+    Raise ``subprocess.CalledProcessError`` if it fails.
+    """
     paths = {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(
         [sys.executable, *arguments],
@@ -120,8 +122,10 @@ def _contents(checkout: Path) -> dict[str, bytes]:
 
 
 def _insert(file: Path, before: str, text: str) -> None:
-    """Insert ``text`` before the only place of ``before``. Raise ``ValueError`` unless there is
-    one."""
+    """Insert ``text`` before the only place of ``before``.
+
+    Raise ``ValueError`` unless there is one.
+    """
     content = file.read_text()
     if content.count(before) != 1:
         raise ValueError(f"{file.name} has {content.count(before)} times {before!r}")

@@ -206,8 +206,10 @@ def _item(
 
 @contextmanager
 def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Module]]:
-    """Yield a loader of policies by architecture. Their weights are random and the same every
-    time."""
+    """Yield a loader of policies by architecture.
+
+    Their weights are random and the same every time.
+    """
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
         make_policy(made["qwen3"], settings.shape, vocab_size=VOCABULARY)
@@ -217,9 +219,11 @@ def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Modul
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
-    """Measure one batch in both layouts. On a CPU, the time is that of the process, so that other
-    load on the machine does not count. On other devices, a first step, in which kernels are
-    compiled, is not timed."""
+    """Measure one batch in both layouts.
+
+    On a CPU, the time is that of the process, so that other load on the machine does not count. On
+    other devices, a first step, in which kernels are compiled, is not timed.
+    """
     asked = PackingConfig(layout="tree", max_tokens=settings.max_tokens)
     packing = exact_packing(model, asked)
     rows = replace(asked, layout="padded")

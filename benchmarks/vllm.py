@@ -64,8 +64,10 @@ def measure(
     *,
     engine_kind: EngineKind = "vllm",
 ) -> dict[str, Any]:
-    """Return the report. ``policy`` is a model directory; by default one of 20 million weights is
-    made."""
+    """Return the report.
+
+    ``policy`` is a model directory; by default one of 20 million weights is made.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
         policy = policy or make_bench_policy(folder / "policy")

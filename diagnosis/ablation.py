@@ -75,8 +75,10 @@ class Ablation:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def as_data(self, parameters: float | None = None) -> dict[str, Any]:
-        """Return JSON-ready data. ``flops`` is ``None`` unless ``parameters``, the model's number
-        of parameters, is given."""
+        """Return JSON-ready data.
+
+        ``flops`` is ``None`` unless ``parameters``, the model's number of parameters, is given.
+        """
         return {
             "sessions": self.sessions,
             "calls": self.calls,

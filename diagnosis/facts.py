@@ -106,8 +106,10 @@ def read_facts(
     run: RunRecord | None = None,
     session: str | None = None,
 ) -> Facts:
-    """Return the facts of a run's sessions, or of one session. ``number`` computes a session's one
-    number from its rewards."""
+    """Return the facts of a run's sessions, or of one session.
+
+    ``number`` computes a session's one number from its rewards.
+    """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
     metrics: dict[str, list[Metric]] = {}

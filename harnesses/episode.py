@@ -76,8 +76,10 @@ class Episode:
     _steps: list[Scores] = field(default_factory=list)
 
     async def run(self, task: Task) -> EpisodeResult:
-        """Run the steps of ``task``, and score each. Raise the errors of the sandbox and the
-        verifier."""
+        """Run the steps of ``task``, and score each.
+
+        Raise the errors of the sandbox and the verifier.
+        """
         seconds = 0.0
         outcome, answer = Outcome.COMPLETED, ""
         exit_code: int | None = 0

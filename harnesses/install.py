@@ -20,8 +20,9 @@ class NotLaunchable(BridleError):
 
 
 def find_harness(command: str) -> str:
-    """Return the absolute path of the Node harness ``command``. The pinned one comes before any
-    other on ``PATH``.
+    """Return the absolute path of the Node harness ``command``.
+
+    The pinned one comes before any other on ``PATH``.
 
     Raise :class:`NotLaunchable` with the command that installs it.
     """
@@ -75,6 +76,8 @@ def pinned_version(package: str) -> str | None:
 
 
 def search_path(path: str) -> str:
-    """Return ``path`` with the folders of the pinned programs in front. Node is among those
-    programs, because harnesses are Node scripts."""
+    """Return ``path`` with the folders of the pinned programs in front.
+
+    Node is among those programs, because harnesses are Node scripts.
+    """
     return os.pathsep.join([*(str(directory) for directory in BIN_DIRECTORIES), path])

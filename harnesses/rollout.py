@@ -143,8 +143,11 @@ class Rollout:
         settings: RolloutSettings,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
-        """Make a runner. ``slots`` may be shared with other rollouts; with ``None`` the rollout
-        makes its own by ``settings.parallel``."""
+        """Make a runner.
+
+        ``slots`` may be shared with other rollouts; with ``None`` the rollout makes its own by
+        ``settings.parallel``.
+        """
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
@@ -164,8 +167,9 @@ class Rollout:
             return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
-        """Yield results in the order in which they arrive. Leaving early ends the sessions that
-        still run.
+        """Yield results in the order in which they arrive.
+
+        Leaving early ends the sessions that still run.
 
         Raise the errors that affect every job: ``NotLaunchable`` and :class:`ControlError`.
         """
@@ -251,8 +255,10 @@ class Rollout:
             raise
 
     async def _new_session(self, request: SessionRequest) -> Session:
-        """Create a session. If cancelled while the proxy creates it, wait for the session and seal
-        it."""
+        """Create a session.
+
+        If cancelled while the proxy creates it, wait for the session and seal it.
+        """
         making = asyncio.ensure_future(self._client.create_session(request))
         try:
             return await asyncio.shield(making)
@@ -261,8 +267,10 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        """Seal the session of ``making``, if it is created. Failures are only logged, because the
-        cancellation is the error to raise."""
+        """Seal the session of ``making``, if it is created.
+
+        Failures are only logged, because the cancellation is the error to raise.
+        """
         await asyncio.wait([making], timeout=_CANCEL_S)
         if making.cancel() or making.cancelled():
             log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
@@ -325,8 +333,11 @@ class Rollout:
         return self._private
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
-        """Return the session's outcome. Raise :class:`ProxyUnreachable` if the record shows that
-        the engine or the proxy made its agent fail."""
+        """Return the session's outcome.
+
+        Raise :class:`ProxyUnreachable` if the record shows that the engine or the proxy made its
+        agent fail.
+        """
         if episode.outcome is Outcome.AGENT_ERROR:
             fault = (await self._client.session(session.id)).get("fault")
             if fault is not None:
@@ -334,8 +345,10 @@ class Rollout:
         return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
-        """Seal a session whose run has failed already. Failures are only logged, because the first
-        failure is the one to report."""
+        """Seal a session whose run has failed already.
+
+        Failures are only logged, because the first failure is the one to report.
+        """
         try:
             await asyncio.wait_for(self._client.seal(session.id, outcome), _CANCEL_S)
         except (ProxyUnreachable, ControlError, TimeoutError) as error:

@@ -27,8 +27,10 @@ def _outcome(exit_code: int | None) -> Outcome:
 
 
 async def seal_session(client: Client, session: Session, exit_code: int | None) -> str:
-    """Seal the session. Return ``""``, or the reason if it cannot be sealed: the command's result
-    stands in either case."""
+    """Seal the session.
+
+    Return ``""``, or the reason if it cannot be sealed: the command's result stands in either case.
+    """
     try:
         await client.seal(session.id, _outcome(exit_code))
     except (ProxyUnreachable, ControlError) as error:
@@ -63,8 +65,10 @@ def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
 
 
 class _Forwarder:
-    """A context that forwards this process's signals to the command. Signals that arrive before the
-    command has started are forwarded afterwards."""
+    """A context that forwards this process's signals to the command.
+
+    Signals that arrive before the command has started are forwarded afterwards.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -122,8 +122,10 @@ class App:
             await client.refuse(openai_error(failure))
 
     async def _controlled(self, scope: Scope, client: Client, receive: Receive, send: Send) -> None:
-        """Authenticate the request and read its body, then pass it to the control framework. The
-        framework itself would read a body of any length before it authenticates."""
+        """Authenticate the request and read its body, then pass it to the control framework.
+
+        The framework itself would read a body of any length before it authenticates.
+        """
         try:
             services = self._running()
             if scope["path"].startswith(_CLOSED):

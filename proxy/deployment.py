@@ -114,8 +114,10 @@ class Deployment:
     # -- reading ---------------------------------------------------------------------------------
 
     async def is_sealed(self, session_id: str) -> bool:
-        """Return whether a session is sealed, wherever that was done. Raise ``ApiError`` if the
-        store cannot be read."""
+        """Return whether a session is sealed, wherever that was done.
+
+        Raise ``ApiError`` if the store cannot be read.
+        """
         if self._store.local:
             read = self._store.is_sealed
             try:
@@ -234,8 +236,11 @@ class Deployment:
             await self._change(lambda: self._store.set_fingerprints(name, published, found))
 
     async def pause(self, drain_s: float | None) -> None:
-        """Hold new calls back everywhere. Return when no call runs any more, or after ``drain_s``
-        seconds; with ``None`` do not wait for the running calls."""
+        """Hold new calls back everywhere.
+
+        Return when no call runs any more, or after ``drain_s`` seconds; with ``None`` do not wait
+        for the running calls.
+        """
         revision = await self._change(lambda: self._store.set_paused(True))
         if drain_s is not None:
             deadline = time.monotonic() + drain_s

@@ -113,8 +113,10 @@ class ProxyServer:
         raise ProxyStartFailed(self._app.refusal or "the proxy did not start; see the log")
 
     def stop(self) -> None:
-        """Stop the proxy. Return when running calls have finished or been cut, and all queued
-        records are written."""
+        """Stop the proxy.
+
+        Return when running calls have finished or been cut, and all queued records are written.
+        """
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -118,8 +118,10 @@ def shown_limits() -> str:
 
 
 def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Limits:
-    """Return the limits with these ``values`` by name. Raise ``ValueError`` for an unknown name and
-    an invalid value."""
+    """Return the limits with these ``values`` by name.
+
+    Raise ``ValueError`` for an unknown name and an invalid value.
+    """
     names = [one.name for one in fields(Limits)]
     for name, value in values.items():
         if name not in names:
@@ -151,8 +153,10 @@ def engine_base(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OtherModel:
-    """A model other than the policies: frozen, or of another provider. It is recorded, never
-    trained."""
+    """A model other than the policies: frozen, or of another provider.
+
+    It is recorded, never trained.
+    """
 
     urls: tuple[str, ...]
     """Base URLs of the engines that serve the model, without ``/v1``."""
@@ -286,8 +290,10 @@ class ProxySettings:
 
     @property
     def deployment(self) -> str:
-        """The name that proxies with the same first engine share. A loopback URL is a different
-        engine on each machine, so the name then includes the machine."""
+        """The name that proxies with the same first engine share.
+
+        A loopback URL is a different engine on each machine, so the name then includes the machine.
+        """
         url = engine_base(self.upstream_url)
         return f"{url} of {processes.host()}" if is_loopback(urlsplit(url).hostname) else url
 

@@ -59,8 +59,10 @@ class WorkerPool:
         self._socket.close()
 
     def serve(self) -> None:
-        """Serve until a signal ends it; call it from the main thread. Raise
-        :class:`ProxyStartFailed` when a worker does not start."""
+        """Serve until a signal ends it; call it from the main thread.
+
+        Raise :class:`ProxyStartFailed` when a worker does not start.
+        """
         settings = replace(self._settings, workers=True)
         config = config_for(
             partial(_app, settings, self._routers, self._pages),
@@ -79,8 +81,11 @@ class WorkerPool:
 
 class _Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
-        """Close the workers' ends of the pipes in this process. Otherwise the supervisor would wait
-        until the time-out for a worker that dies during a health check."""
+        """Close the workers' ends of the pipes in this process.
+
+        Otherwise the supervisor would wait until the time-out for a worker that dies during a
+        health check.
+        """
         for process in self.processes:
             process.child_conn.close()
         super().keep_subprocess_alive()

@@ -48,9 +48,10 @@ class AccountLine:
 
 
 def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
-    """Return the table of an account, ordered by fate and then by number of tokens, largest
-    first. Its first line is ``trained`` if a training run has taken any of the tokens, else
-    ``trainable``."""
+    """Return the table of an account, ordered by fate and then by number of tokens, largest first.
+
+    Its first line is ``trained`` if a training run has taken any of the tokens, else ``trainable``.
+    """
     first = Fate("trained") if any(one.fate == "trained" for one in fates) else TRAINABLE
     shown = {first: 0, **fates}
     ordered = sorted(shown.items(), key=lambda one: (_ORDER.get(one[0].fate, 5), -one[1]))

@@ -127,8 +127,11 @@ def audit_loaded(
     bodies: bool = False,
     accounts: Mapping[str, WrittenAccount | None] | None = None,
 ) -> SessionAudit:
-    """Audit one session. With ``bodies``, every recorded body is read and verified as well.
-    ``accounts`` are those of the store, which are read if they are not given."""
+    """Audit one session.
+
+    With ``bodies``, every recorded body is read and verified as well. ``accounts`` are those of the
+    store, which are read if they are not given.
+    """
     judged = rules or StatedRules(session.reader).of(session.record.run_id)
     if accounts is None:
         accounts = written_accounts(session.reader, SessionFilter(session=session.id))
@@ -341,6 +344,7 @@ def check_training(
     session: LoadedSession, rules: SampleRules, table: Conservation, found: Findings
 ) -> None:
     """Check the accounts that training runs have written of the session against its record.
+
     ``table`` is the account that ``rules`` give.
 
     A run accounts for every token that was sampled when it took the session, and it trains no more
@@ -370,9 +374,11 @@ def check_training(
 def _allowed(
     session: LoadedSession, account: SessionFates, rules: SampleRules, table: Conservation
 ) -> int | None:
-    """Return the number of tokens of the session that the run's rules allow to train. Return
-    ``None`` if the run has stated no rules, or if they may have allowed others when it took the
-    session."""
+    """Return the number of tokens of the session that the run's rules allow to train.
+
+    Return ``None`` if the run has stated no rules, or if they may have allowed others when it took
+    the session.
+    """
     try:
         stated = session.reader.run(account.run_id).config.get("samples")
     except NotFound:

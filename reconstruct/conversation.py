@@ -23,8 +23,10 @@ class RecordedMessage:
 
 
 def whole_conversation(calls: Mapping[str, CallRow], last: ReplyId) -> tuple[RecordedMessage, ...]:
-    """Return the messages up to and including one reply. Raise
-    :class:`bridle.store.reading.conversation.IncompleteConversation` if any are not known."""
+    """Return the messages up to and including one reply.
+
+    Raise :class:`bridle.store.reading.conversation.IncompleteConversation` if any are not known.
+    """
     pieces: list[list[RecordedMessage]] = []
     for call, asked, reply in walk_back(last, calls.get):
         piece = [RecordedMessage(message.to_chat()) for message in asked.tail]

@@ -61,8 +61,10 @@ class RecordedStore:
         self.reader.close()
 
     def session(self, wanted: str) -> RecordedSession:
-        """Return the session with this id or name. Raise :class:`bridle.store.errors.NotFound` if
-        there is none."""
+        """Return the session with this id or name.
+
+        Raise :class:`bridle.store.errors.NotFound` if there is none.
+        """
         named = self.reader.session_by_name(wanted)
         record = self.reader.session(wanted if named is None else named.id)
         counted = CountedRewards(self.reader)

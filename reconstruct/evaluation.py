@@ -75,8 +75,9 @@ class Evaluation:
 def evaluated(
     attempts: Iterable[Attempt], ks: Sequence[int] = (1,), success: float = 1.0
 ) -> Evaluation:
-    """Return the figures of ``attempts``. An attempt succeeds if its reward is at least
-    ``success``.
+    """Return the figures of ``attempts``.
+
+    An attempt succeeds if its reward is at least ``success``.
 
     Raise ``ValueError`` if there are no attempts.
     """
@@ -106,8 +107,10 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def over_tasks(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per task, with its interval. The order of the values does not
-    change a bit of the result."""
+    """Return the mean of one value per task, with its interval.
+
+    The order of the values does not change a bit of the result.
+    """
     total = math.fsum(values)
     mean = total / len(values)
     if all(0 <= value <= 1 for value in values):
@@ -119,8 +122,10 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 
 
 def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
-    """Return the interval of a share (Wilson, 1927), by default of 95%. It contains the share and
-    lies within [0, 1]."""
+    """Return the interval of a share (Wilson, 1927), by default of 95%.
+
+    It contains the share and lies within [0, 1].
+    """
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
@@ -129,8 +134,10 @@ def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
 
 
 def split_by(attempts: Iterable[Attempt], by: By) -> dict[str, list[Attempt]]:
-    """Group the attempts by harness, task or policy version. The keys are text, in the order of the
-    values; ``–`` stands for a missing value."""
+    """Group the attempts by harness, task or policy version.
+
+    The keys are text, in the order of the values; ``–`` stands for a missing value.
+    """
     key: Callable[[Attempt], Any] = {
         "harness": lambda one: one.harness,
         "task": lambda one: one.task,

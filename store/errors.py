@@ -11,8 +11,10 @@ class StoreUnavailable(BridleError):
 
 
 class StoreBusy(StoreUnavailable):
-    """The writer's queue is full and nothing was queued. Try again, or refuse the client's
-    request."""
+    """The writer's queue is full and nothing was queued.
+
+    Try again, or refuse the client's request.
+    """
 
     retryable = True
 

@@ -59,9 +59,11 @@ MISSING_LOGPROB: Final = -9999.0
 
 
 def logprob_array(logprobs: Sequence[float]) -> Logprobs:
-    """Return the logprobs as ``float32[T]``, rounded as IEEE 754 does. NaN stands for a token
-    without a usable logprob, which includes logprobs that are infinite or at most
-    :data:`MISSING_LOGPROB`."""
+    """Return the logprobs as ``float32[T]``, rounded as IEEE 754 does.
+
+    NaN stands for a token without a usable logprob, which includes logprobs that are infinite or at
+    most :data:`MISSING_LOGPROB`.
+    """
     scores = np.frombuffer(array("f", logprobs), dtype=np.float32)
     usable = (scores > MISSING_LOGPROB) & (scores < np.inf)
     return scores if _all(usable) else np.where(usable, scores, np.float32(np.nan))
@@ -605,8 +607,10 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class SessionFates:
-    """A training run's account of a session's sampled tokens. A later account of the same session
-    by the same run replaces the earlier one."""
+    """A training run's account of a session's sampled tokens.
+
+    A later account of the same session by the same run replaces the earlier one.
+    """
 
     session_id: str
     run_id: str

@@ -68,8 +68,10 @@ class TokenTree:
                 self._insert(span, self.nodes[span.parent_id])
 
     def dissolve(self) -> None:
-        """Remove all nodes, which refer to each other, so that memory is freed. The paths of nodes
-        that are referenced elsewhere stay."""
+        """Remove all nodes, which refer to each other, so that memory is freed.
+
+        The paths of nodes that are referenced elsewhere stay.
+        """
         for node in self.nodes.values():
             node.children.clear()
         self.nodes = {None: self.root}
@@ -99,7 +101,9 @@ class TokenTree:
         known: int = 0,
     ) -> Growth:
         """Add a call: the unrecorded tokens of its prompt, and the sampled tokens of every choice.
-        ``near`` and ``known`` are those of :meth:`find`."""
+
+        ``near`` and ``known`` are those of :meth:`find`.
+        """
         if prompt is None:
             sampled = self._sampled(call_id, choices, None, DETACHED)
             return Growth(None, tuple(sampled))
@@ -171,8 +175,10 @@ class TokenTree:
         return node
 
     def _descend(self, start: Point, prompt: TokenIds) -> Point:
-        """Return the farthest point below ``start`` that ``prompt`` matches. It is known to match
-        up to ``start``."""
+        """Return the farthest point below ``start`` that ``prompt`` matches.
+
+        It is known to match up to ``start``.
+        """
         best, open_points = start, [start]
         while open_points:
             point = open_points.pop()

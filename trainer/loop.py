@@ -70,11 +70,13 @@ class GrpoLoop:
         others: Sequence[TrainedPolicy] = (),
         account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
-        """``groups`` returns what checkpoints keep of the groups that have been taken. ``teacher``
-        adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a session of
-        an earlier step by its id, for success replay. ``name`` is the policy whose tokens
-        ``learner`` trains. ``account`` records where the tokens of steps went whose checkpoint is
-        on disk; after a crash it may receive the same steps again."""
+        """``groups`` returns what checkpoints keep of the groups that have been taken.
+
+        ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
+        session of an earlier step by its id, for success replay. ``name`` is the policy whose
+        tokens ``learner`` trains. ``account`` records where the tokens of steps went whose
+        checkpoint is on disk; after a crash it may receive the same steps again.
+        """
         first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
         self.policies = (first, *others)
         """The trained policies, with ``learner``'s first."""
@@ -249,8 +251,10 @@ class GrpoLoop:
         return update
 
     def _replay(self, sessions: int) -> Replay | None:
-        """Draw the replayed sessions of a step with ``sessions`` of its own. Return ``None`` if
-        replay is off."""
+        """Draw the replayed sessions of a step with ``sessions`` of its own.
+
+        Return ``None`` if replay is off.
+        """
         if self._load is None or not self.config.replay.share:
             return None
         return self.replay_buffer.draw(

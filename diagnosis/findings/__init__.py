@@ -53,15 +53,19 @@ def findings(facts: Facts) -> list[Finding]:
 
 
 def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
-    """Return the findings of a session. Raise :class:`bridle.store.errors.NotFound` if there is
-    none."""
+    """Return the findings of a session.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
     reader.session(session_id)
     return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
 
 
 def findings_of_run(reader: Reader, run_id: str) -> list[Finding]:
-    """Return the findings of a run. Raise :class:`bridle.store.errors.NotFound` if there is
-    none."""
+    """Return the findings of a run.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
     return findings(read_facts(reader, CountedRewards(reader).number, run=reader.run(run_id)))
 
 

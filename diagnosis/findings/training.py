@@ -209,8 +209,10 @@ def stale(facts: Facts) -> Finding | None:
 
 
 def nothing_trained(facts: Facts) -> Finding | None:
-    """Report excluded tokens. Held-out sessions are no loss, and stale tokens and equal rewards
-    have findings of their own."""
+    """Report excluded tokens.
+
+    Held-out sessions are no loss, and stale tokens and equal rewards have findings of their own.
+    """
     account = facts.account
     left_out = {
         fate.reason: tokens

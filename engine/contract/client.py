@@ -142,8 +142,10 @@ class EngineClient:
         return _prompt_logprobs(reply, ids)
 
     def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        """Send a request and return the engine's reply. Raise :class:`EngineError` if there is
-        none, or if it is an error."""
+        """Send a request and return the engine's reply.
+
+        Raise :class:`EngineError` if there is none, or if it is an error.
+        """
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:

@@ -14,8 +14,10 @@ from jinja2 import nodes
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Whether the parsed ``template`` iterates over the parts of a message's content. As in vLLM,
-    it does not if its variables cannot be followed."""
+    """Whether the parsed ``template`` iterates over the parts of a message's content.
+
+    As in vLLM, it does not if its variables cannot be followed.
+    """
     messages = _followed(template, "messages")
     if messages is None:
         return False

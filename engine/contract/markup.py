@@ -33,8 +33,11 @@ class ToolMarkup:
     """All texts that may be special tokens; a reader needs to see them in the text."""
 
     def is_in(self, text: str) -> bool:
-        """Whether all signs stand in ``text`` in their order. Each is searched for after the first
-        match of the one before it, so that the cost is linear in the text's length."""
+        """Whether all signs stand in ``text`` in their order.
+
+        Each is searched for after the first match of the one before it, so that the cost is linear
+        in the text's length.
+        """
         at = 0
         for sign in self.signs:
             found = sign.search(text, at)
@@ -187,8 +190,10 @@ def _is_token(markup: ReasoningMarkup, tokenizer: Tokenizer) -> bool:
 
 
 def prompt_end(tokenizer: Tokenizer) -> str:
-    """Return the text that the template writes between a question and the reply. It is empty if the
-    template refuses."""
+    """Return the text that the template writes between a question and the reply.
+
+    It is empty if the template refuses.
+    """
     try:
         prompt = tokenizer.render(_ASKED)
     except TemplateError:
@@ -219,8 +224,10 @@ def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
 
 
 def unread_calls(content: str) -> str | None:
-    """Return the name of the markup in which ``content`` opens a call, or ``None``. No parser took
-    calls from ``content``."""
+    """Return the name of the markup in which ``content`` opens a call, or ``None``.
+
+    No parser took calls from ``content``.
+    """
     opened = [each for each in TOOL_MARKUP if each.opening and each.opening in content]
     matching = (each for each in opened if each.is_in(content))
     found = next(matching, opened[-1] if opened else None)

@@ -62,8 +62,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of ``text``; special tokens in the text are recognised.
+
         ``add_special_tokens`` adds those, if any, that the tokenizer itself puts around a bare
-        text."""
+        text.
+        """
         # Unlike encode, this neither finds offsets nor keeps other threads waiting.
         (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return found.ids
@@ -128,8 +130,10 @@ class Tokenizer:
 
     @cached_property
     def _model_config(self) -> Mapping[str, Any]:
-        """The model's ``config.json``. It is empty if it cannot be read, which is left to the
-        loader of the model to report."""
+        """The model's ``config.json``.
+
+        It is empty if it cannot be read, which is left to the loader of the model to report.
+        """
         try:
             config = json.loads((self.directory / "config.json").read_text())
         except (OSError, ValueError):
@@ -195,8 +199,10 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """Return the prompt text of ``messages`` (chat shape, as clients send them). With
-        ``continue_final_message``, it ends with the text of the last one, whose turn stays open.
+        """Return the prompt text of ``messages`` (chat shape, as clients send them).
+
+        With ``continue_final_message``, it ends with the text of the last one, whose turn stays
+        open.
 
         gpt-oss is rendered as vLLM renders it (:mod:`bridle.engine.contract.harmony`), not by its
         template.

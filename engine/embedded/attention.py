@@ -62,8 +62,9 @@ def ragged_attention(
     ragged: RaggedBatch | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with ``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]``. Return
-    ``[1, N, H, D]``.
+    """Attend with ``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]``.
+
+    Return ``[1, N, H, D]``.
 
     The new keys and values are written into the sequences' buffers, which must have room for them.
     """

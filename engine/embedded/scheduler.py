@@ -260,8 +260,10 @@ class Scheduler:
         chunks: Sequence[tuple[Generation, int]],
         logits: torch.Tensor,
     ) -> list[StepOutcome]:
-        """Score prompts and sample. ``logits`` are those of the positions that :meth:`_row`
-        wanted."""
+        """Score prompts and sample.
+
+        ``logits`` are those of the positions that :meth:`_row` wanted.
+        """
         ready = list(decoding)
         rows = list(range(len(ready)))
         at = len(ready)

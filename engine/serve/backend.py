@@ -138,8 +138,10 @@ class Backend(Protocol):
     def paused(self) -> bool: ...
 
     async def reload_weights(self, directory: str) -> None:
-        """Serve the weights in ``directory``. Raise ``RequestRefused`` if they do not fit; the old
-        ones are then still served, untouched."""
+        """Serve the weights in ``directory``.
+
+        Raise ``RequestRefused`` if they do not fit; the old ones are then still served, untouched.
+        """
         ...
 
     async def reset_prefix_cache(self) -> None: ...

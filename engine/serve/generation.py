@@ -142,8 +142,9 @@ def plan_completion(
 async def running(
     plans: Sequence[ChoicePlan], backend: Backend
 ) -> AsyncIterator[AsyncIterator[GenerationProgress]]:
-    """Admit all plans and iterate over their pieces as they come. Leaving the context frees
-    everything.
+    """Admit all plans and iterate over their pieces as they come.
+
+    Leaving the context frees everything.
 
     Raise :class:`RequestRefused` on entry if the backend refuses one of them.
     """

@@ -338,8 +338,10 @@ def _tool_calls(subject: _Subject) -> str:
 
 
 def _answering_prompt(subject: _Subject) -> list[int]:
-    """Return a prompt after which no reasoning is expected. Otherwise vLLM would not force the
-    reply yet."""
+    """Return a prompt after which no reasoning is expected.
+
+    Otherwise vLLM would not force the reply yet.
+    """
     ids = list(subject.greedy.prompt_ids or [])
     if subject.parsers and subject.parsers.reasoning:
         ids += subject.probe.tokenize("<think>\n\n</think>\n\n")
@@ -436,8 +438,10 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _reloads(subject: _Subject) -> str:
-    """Check for known faults of reloads. Scoring after each publish proves that a reload was
-    right."""
+    """Check for known faults of reloads.
+
+    Scoring after each publish proves that a reload was right.
+    """
     if not subject.config:
         raise _Unknown("its settings are not to be seen here; each publish is verified by scoring")
     if subject.setting("device_config", "device") != "cpu":

@@ -73,8 +73,10 @@ class VllmControl(EngineClient):
         self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
     def server_info(self) -> dict[str, Any]:
-        """Return vLLM's whole configuration. Raise ``EngineRefused`` outside its development
-        mode."""
+        """Return vLLM's whole configuration.
+
+        Raise ``EngineRefused`` outside its development mode.
+        """
         info = self._send("GET", SERVER_INFO, params={"config_format": "json"})
         config = info.get("vllm_config")
         if not isinstance(config, dict):

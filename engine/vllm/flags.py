@@ -75,8 +75,11 @@ def command(
     *,
     guarded: bool = False,
 ) -> list[str]:
-    """Return the command that serves ``model_dir``. With ``guarded``, only clients with the key are
-    served. Raise :class:`VllmError` for options that are not allowed."""
+    """Return the command that serves ``model_dir``.
+
+    With ``guarded``, only clients with the key are served. Raise :class:`VllmError` for options
+    that are not allowed.
+    """
     if not (is_loopback(options.host) or options.private_network or guarded):
         raise VllmError(
             f"vLLM on {options.host} would let anyone there replace its weights: set "
@@ -131,8 +134,10 @@ def environment(
 
 
 def _worker(options: VllmOptions) -> list[str]:
-    """Return the flags for our worker and its end of weight transfers. Another worker does not know
-    that end, so there are none if ``extra`` chooses one."""
+    """Return the flags for our worker and its end of weight transfers.
+
+    Another worker does not know that end, so there are none if ``extra`` chooses one.
+    """
     if any(argument.partition("=")[0] == "--worker-cls" for argument in options.extra):
         return []
     transfers = json.dumps({"backend": TRANSFER_BACKEND})

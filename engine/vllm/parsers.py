@@ -52,8 +52,11 @@ def choose_parsers(model_dir: Path) -> Parsers:
 
 
 def _misread(tokenizer: Tokenizer) -> bool:
-    """Whether vLLM's Mistral parser misreads the model's calls. It takes an id before the arguments
-    for a part of the name, and an array of calls for a name if ``[ARGS]`` is a token."""
+    """Whether vLLM's Mistral parser misreads the model's calls.
+
+    It takes an id before the arguments for a part of the name, and an array of calls for a name if
+    ``[ARGS]`` is a token.
+    """
     source = tokenizer.tools_template_source
     return "[CALL_ID]" in source or (
         "[ARGS]" not in source and tokenizer.token_id("[ARGS]") is not None

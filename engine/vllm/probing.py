@@ -62,8 +62,10 @@ class LaunchProbe:
         self._http.close()
 
     def get(self, path: str) -> httpx.Response:
-        """Return the reply to ``GET``, whatever its status. Raise :class:`ProbeFailed` if there is
-        none."""
+        """Return the reply to ``GET``, whatever its status.
+
+        Raise :class:`ProbeFailed` if there is none.
+        """
         return self._request("GET", path)
 
     def get_json(self, path: str) -> dict[str, Any]:

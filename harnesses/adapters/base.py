@@ -85,8 +85,9 @@ class Adapter(Protocol):
         """The name of the harness, as it is recorded with the session."""
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        """Return the process to start for ``task``. Raise ``NotLaunchable`` if the harness is not
-        installed.
+        """Return the process to start for ``task``.
+
+        Raise ``NotLaunchable`` if the harness is not installed.
 
         It is called twice. The first call comes before the session is opened, with a session whose
         id, key and URLs are empty, only for the error that it may raise. The second call has the

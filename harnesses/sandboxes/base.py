@@ -149,9 +149,11 @@ class Sandbox(Protocol):
         """
 
     async def read(self, path: PurePath) -> bytes:
-        """Return the content of a file of the session. Raise :class:`FileNotFoundError` also for
-        anything but a plain file of at most ``READ_BYTES``, and for a link that leads out of the
-        session."""
+        """Return the content of a file of the session.
+
+        Raise :class:`FileNotFoundError` also for anything but a plain file of at most
+        ``READ_BYTES``, and for a link that leads out of the session.
+        """
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
         """Write files and the directories above them. Raise :class:`LaunchRefused`."""

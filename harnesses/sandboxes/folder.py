@@ -55,8 +55,10 @@ class Folder:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the directories to the session's user while a launch runs. Afterwards nothing of
-        that user runs."""
+        """Give the directories to the session's user while a launch runs.
+
+        Afterwards nothing of that user runs.
+        """
         if self._user is None:
             yield
             return
@@ -118,8 +120,10 @@ class Folder:
                 raise SandboxLost(problem) from error
 
     def _make_way(self, path: Path) -> None:
-        """Remove a link or a pipe at ``path``, and refuse a folder that leads elsewhere. An earlier
-        step of the session may have left either."""
+        """Remove a link or a pipe at ``path``, and refuse a folder that leads elsewhere.
+
+        An earlier step of the session may have left either.
+        """
         if not path.is_relative_to(self._directory):
             return
         if not path.parent.resolve().is_relative_to(self._directory.resolve()):

@@ -127,8 +127,10 @@ class ForkedProvider:
 
 
 class ForkedSandbox(ProcessSandbox):
-    """A session whose agent is forked from its provider's warm process. Everything else in it runs
-    as a process of its own."""
+    """A session whose agent is forked from its provider's warm process.
+
+    Everything else in it runs as a process of its own.
+    """
 
     def __init__(self, directory: Path, provider: ForkedProvider, enclosure: Enclosure) -> None:
         super().__init__(directory, enclosure)
@@ -232,8 +234,10 @@ class Zygote:
         *,
         numbers_are_ours: bool = False,
     ) -> None:
-        """``process`` is the warm process, if it is one of this machine's. ``numbers_are_ours`` is
-        whether the process numbers that it reports are this machine's."""
+        """``process`` is the warm process, if it is one of this machine's.
+
+        ``numbers_are_ours`` is whether the process numbers that it reports are this machine's.
+        """
         self._process = process
         self._numbers_are_ours = numbers_are_ours
         self._reader = reader
@@ -256,8 +260,10 @@ class Zygote:
         *,
         apart: bool,
     ) -> Zygote:
-        """Start a warm process. ``apart`` is whether its children are to have namespaces of their
-        own."""
+        """Start a warm process.
+
+        ``apart`` is whether its children are to have namespaces of their own.
+        """
         environment = {**scrubbed(os.environ), **environment}
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()

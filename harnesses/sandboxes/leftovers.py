@@ -66,8 +66,10 @@ def read_file(root: Path, path: Path, limit: int = READ_BYTES) -> bytes:
 
 
 def _open_below(root: Path, path: Path) -> int:
-    """Return a descriptor of the file at ``path``. Each part is opened by itself, so that no link
-    is followed unseen."""
+    """Return a descriptor of the file at ``path``.
+
+    Each part is opened by itself, so that no link is followed unseen.
+    """
     top = os.path.realpath(root)
     parts = deque(_relative(path, root, top).parts)
     opened = [os.open(top, _FOLDER)]

@@ -159,9 +159,11 @@ class ProcessSandbox(Folder):
 
 
 class ProcessProvider:
-    """Opens process sandboxes. ``hidden`` files and folders of this machine, and those that a
-    request names, are not visible inside. ``confined`` sandboxes reach their session's URL alone,
-    where the machine permits it."""
+    """Opens process sandboxes.
+
+    ``hidden`` files and folders of this machine, and those that a request names, are not visible
+    inside. ``confined`` sandboxes reach their session's URL alone, where the machine permits it.
+    """
 
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
         self._hidden = tuple(hidden)
@@ -220,8 +222,11 @@ async def apart(users: SessionUsers | None) -> bool:
 
 
 def _may_isolate(user: object | None) -> bool:
-    """Return whether namespaces are tried. A user namespace knows one user, so that only root gives
-    a session both a user and namespaces of its own."""
+    """Return whether namespaces are tried.
+
+    A user namespace knows one user, so that only root gives a session both a user and namespaces of
+    its own.
+    """
     return user is None or os.getuid() == 0
 
 

@@ -212,8 +212,10 @@ class Relay:
 
 
 class _Requests:
-    """A client's side of a connection to the proxy. It holds back heads until their path is
-    known."""
+    """A client's side of a connection to the proxy.
+
+    It holds back heads until their path is known.
+    """
 
     def __init__(self, paths: Collection[str], host: bytes) -> None:
         self._paths = paths

@@ -187,8 +187,10 @@ def device_names() -> list[str]:
 
 
 def build_dev(devices: list[tuple[str, str]]) -> None:
-    """Build a ``/dev`` without the machine's disks. It has the usual devices, those of the GPUs,
-    and terminals and shared memory of its own."""
+    """Build a ``/dev`` without the machine's disks.
+
+    It has the usual devices, those of the GPUs, and terminals and shared memory of its own.
+    """
     new_tmpfs("/dev", b"mode=755,size=64k")
     for name, source in devices:
         put(source, f"/dev/{name}")

@@ -375,8 +375,10 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities. The kernel takes them from root that becomes another user, but not
-    from another user."""
+    """Drop all capabilities.
+
+    The kernel takes them from root that becomes another user, but not from another user.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL

@@ -35,8 +35,10 @@ REWARD = "reward"
 
 
 class VerifierError(BridleError):
-    """The verifier could not reach a verdict. This is not the agent's fault, and not a score of
-    zero."""
+    """The verifier could not reach a verdict.
+
+    This is not the agent's fault, and not a score of zero.
+    """
 
     retryable = True
 
@@ -76,8 +78,10 @@ class Delivery:
 
 
 class Verifier(Protocol):
-    """A verifier, which scores a delivery. It raises :class:`VerifierError` if it reaches no
-    verdict."""
+    """A verifier, which scores a delivery.
+
+    It raises :class:`VerifierError` if it reaches no verdict.
+    """
 
     async def __call__(self, delivery: Delivery) -> Scores: ...
 
@@ -196,8 +200,10 @@ class FunctionVerifier:
 
 
 async def _with_copy(delivery: Delivery) -> Delivery:
-    """Return the delivery with a copy of its workspace on this machine. The copy is empty if there
-    is no workspace."""
+    """Return the delivery with a copy of its workspace on this machine.
+
+    The copy is empty if there is no workspace.
+    """
     copy = delivery.sandbox.directory / "workspace"
     copy.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -213,8 +219,11 @@ async def _judged(
 
 
 async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:
-    """Run a function in a daemon thread. A program waits at its end for the threads of
-    ``asyncio.to_thread``, so a function that hangs there would make Ctrl-C ineffective."""
+    """Run a function in a daemon thread.
+
+    A program waits at its end for the threads of ``asyncio.to_thread``, so a function that hangs
+    there would make Ctrl-C ineffective.
+    """
     judged: Future[Returned] = Future()
     judged.set_running_or_notify_cancel()
 

@@ -109,8 +109,10 @@ class _Run:
         return self.folder / "environment", False
 
     async def _collect(self, sandbox: Sandbox) -> list[tuple[PurePosixPath, Path]]:
-        """Copy artifacts to this machine. Return each one's path in the container and its local
-        directory."""
+        """Copy artifacts to this machine.
+
+        Return each one's path in the container and its local directory.
+        """
         entries = (*self.config.artifacts, *(self.step.artifacts if self.step else ()))
         found = []
         for number, source in enumerate(dict.fromkeys((str(ARTIFACTS), *sources(entries)))):

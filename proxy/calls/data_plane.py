@@ -87,8 +87,10 @@ class DataPlane:
         await client.refuse(route.dialect.error(error), encoded(headers))
 
     async def _refuse_method(self, route: Route, client: Client) -> bool:
-        """Refuse WebSocket and a method that the route does not take. Return True if the request
-        was refused."""
+        """Refuse WebSocket and a method that the route does not take.
+
+        Return True if the request was refused.
+        """
         method = client.scope["method"]
         if client.headers.get("upgrade", "").lower() == "websocket":
             error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
@@ -249,8 +251,10 @@ class DataPlane:
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
     async def _stored(self, route: Route, client: Client) -> None:
-        """Reply with a stored response as its client got it, or delete it. A deleted response is
-        hidden from clients and stays in the record."""
+        """Reply with a stored response as its client got it, or delete it.
+
+        A deleted response is hidden from clients and stays in the record.
+        """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]

@@ -97,8 +97,11 @@ class Continuer:
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
 
     def _sampled_already(self, new: TokenIds, last: int) -> int:
-        """Return the number of new ids that repeat the reply's last token. In some templates, the
-        next turn's first token ends a reply; white space may stand before it."""
+        """Return the number of new ids that repeat the reply's last token.
+
+        In some templates, the next turn's first token ends a reply; white space may stand before
+        it.
+        """
         (found,) = np.nonzero(new[:_BEFORE_END] == last)
         if not len(found):
             return 0

@@ -52,8 +52,10 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """The conversations that a template takes. It *takes* one if it renders every message of it, in
-    their order."""
+    """The conversations that a template takes.
+
+    It *takes* one if it renders every message of it, in their order.
+    """
 
     system: bool = True
     """A system message at the beginning."""
@@ -341,8 +343,10 @@ QUESTIONS: Final[tuple[Question, ...]] = (
 
 def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
     """Return the rules of a template, read from its renderings of :data:`QUESTIONS` in their order.
+
     A rendering is ``None`` if the template refused the conversation. A template that does not
-    render a plain conversation has no rules: its own refusal says more than ours could."""
+    render a plain conversation has no rules: its own refusal says more than ours could.
+    """
     bare, declared = renderings[: len(_DECLARED)]
     taken: dict[tuple[str, bool], bool] = {}
     refused: set[str] = set()

@@ -126,8 +126,10 @@ class TailRenderer:
     def _of_the_turn(
         self, closing: str, conversation: list[dict[str, Any]], setting: Setting
     ) -> str:
-        """Return the part of ``closing`` that also stands there if the conversation goes on. Return
-        all of ``closing`` if that part has no special token."""
+        """Return the part of ``closing`` that also stands there if the conversation goes on.
+
+        Return all of ``closing`` if that part has no special token.
+        """
         more = [*conversation, {"role": "user", "content": "Xmore?"}]
         try:
             followed = _after(self._text(more, setting, ends=False), MARKER)
@@ -138,9 +140,11 @@ class TailRenderer:
         return shared if self._special.search(shared) else closing
 
     def ends_of(self, text: str) -> list[str]:
-        """Return the texts that may be a conversation up to the end of its last reply. The first is
-        all of it; if two special tokens end it, the second lacks the last token, which may end the
-        conversation instead."""
+        """Return the texts that may be a conversation up to the end of its last reply.
+
+        The first is all of it; if two special tokens end it, the second lacks the last token, which
+        may end the conversation instead.
+        """
         ends = [text.rstrip()]
         specials = list(self._special.finditer(text))
         if len(specials) > 1 and specials[-1].end() == len(ends[0]):

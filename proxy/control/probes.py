@@ -42,8 +42,10 @@ async def ready(client: Client, running: Running) -> None:
 
 
 async def metrics(client: Client, running: Running) -> None:
-    """Reply with this process's metrics as Prometheus text. Raise :class:`ApiError` without the
-    admin key."""
+    """Reply with this process's metrics as Prometheus text.
+
+    Raise :class:`ApiError` without the admin key.
+    """
     services = running()
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:

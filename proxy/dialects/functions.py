@@ -22,9 +22,11 @@ def function_tool(
     *,
     strict: bool | None = None,
 ) -> Json:
-    """Return a tool in chat shape. ``parameters`` is the JSON schema in ``field``; a function
-    without one takes no parameters. ``strict`` is left out unless it is true, since templates show
-    the model every key."""
+    """Return a tool in chat shape.
+
+    ``parameters`` is the JSON schema in ``field``; a function without one takes no parameters.
+    ``strict`` is left out unless it is true, since templates show the model every key.
+    """
     function: Json = {"name": name}
     if description is not None:
         function["description"] = description
@@ -47,8 +49,10 @@ def json_schema_format(schema: Json, field: str, name: str = "output", **more: A
 
 
 def arguments_object(arguments: str) -> Json:
-    """Return a call's arguments as an object. Text that is not one is the value of
-    :data:`INVALID_JSON`."""
+    """Return a call's arguments as an object.
+
+    Text that is not one is the value of :data:`INVALID_JSON`.
+    """
     if not arguments.strip():
         return {}
     try:

@@ -56,7 +56,9 @@ class StoredReplies(ABC):
 
     async def whole(self, call: CallRow) -> bytes | None:
         """Return the reply as a client reads it later, or ``None`` if it was not sent completely.
-        Override it for a dialect that has a path of ``STORED``."""
+
+        Override it for a dialect that has a path of ``STORED``.
+        """
         return None
 
     def unknown(self, response_id: str) -> ApiError:

@@ -38,8 +38,10 @@ class EngineAddress:
         return cls(url, url.hostname, port, tls, quote(url.path, safe="/%:@!$&'()*+,;=~"))
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers of every request. Raises ``ValueError`` for a key or an address with a
-        line end."""
+        """Return the headers of every request.
+
+        Raises ``ValueError`` for a key or an address with a line end.
+        """
         headers = {
             "host": self.url.netloc.rpartition("@")[2],
             "content-type": "application/json",

@@ -59,8 +59,10 @@ class EngineRendering:
         self._differed_in: Hashable = None
 
     def due(self, period: Hashable, shape: Hashable) -> bool:
-        """Return True for the first prompt of a shape in a period. A period ends when the engine
-        may have got another template."""
+        """Return True for the first prompt of a shape in a period.
+
+        A period ends when the engine may have got another template.
+        """
         if period != self._period:
             self._period, self._shapes = period, set()
         seen = len(self._shapes)
@@ -82,9 +84,11 @@ class PooledEngine:
     def __init__(
         self, settings: ProxySettings, base: str, *, api_key: str | None = None, version: int = 0
     ) -> None:
-        """Create the engine without a connection. ``base`` is its URL without ``/v1``; ``version``
-        is the policy version that it serves. Raises ``ValueError`` if ``base`` is not an HTTP
-        URL."""
+        """Create the engine without a connection.
+
+        ``base`` is its URL without ``/v1``; ``version`` is the policy version that it serves.
+        Raises ``ValueError`` if ``base`` is not an HTTP URL.
+        """
         limits = settings.limits
         self.base = base
         self.name = urlsplit(base).netloc.rpartition("@")[2]
@@ -142,8 +146,10 @@ class PooledEngine:
         await self.transport.close()
 
     def report(self, cause: ApiError | str | None = None) -> None:
-        """Log that the circuit has opened or closed since the last report, if it has. ``cause`` is
-        the latest failure; it is kept as the engine's ``fault``."""
+        """Log that the circuit has opened or closed since the last report, if it has.
+
+        ``cause`` is the latest failure; it is kept as the engine's ``fault``.
+        """
         self.fault = cause
         closed = self.circuit.state is CircuitState.CLOSED
         if closed and self._ejected:
@@ -222,9 +228,11 @@ class PooledEngine:
             return ids
 
     async def check_health(self) -> ApiError | str | None:
-        """Return the reason why the engine is not healthy, or ``None`` if it is. An engine whose
-        health route is missing or closed is healthy while it answers at all: its calls show what it
-        cannot do."""
+        """Return the reason why the engine is not healthy, or ``None`` if it is.
+
+        An engine whose health route is missing or closed is healthy while it answers at all: its
+        calls show what it cannot do.
+        """
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
@@ -253,8 +261,10 @@ class PooledEngine:
         return self._sampling_epoch == self.transport.connection_epoch
 
     async def read_sampling(self) -> None:
-        """Read how the engine samples. If the engine reports nothing, or not in time, its sampling
-        is unknown."""
+        """Read how the engine samples.
+
+        If the engine reports nothing, or not in time, its sampling is unknown.
+        """
         found = None
         with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_SAMPLING_TIMEOUT_S):

@@ -188,8 +188,10 @@ def _text(value: Any) -> str:
 
 
 def _unread(given: Any, body: bytes, status: int) -> str:
-    """Return the reason in a body that is no error object. A plain text is the reason; a page of
-    markup is not."""
+    """Return the reason in a body that is no error object.
+
+    A plain text is the reason; a page of markup is not.
+    """
     if isinstance(given, Mapping):
         return "the engine gave no reason"
     text = given if isinstance(given, str) else body[:_LONGEST].decode(errors="replace").strip()

@@ -191,15 +191,19 @@ class EnginePool:
         return list(self._engines.values()) if engine is None else [self._named(engine)]
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """Return the model cards of one engine, a usable one if there is any. Raises
-        :class:`ApiError`."""
+        """Return the model cards of one engine, a usable one if there is any.
+
+        Raises :class:`ApiError`.
+        """
         return await self._any(lambda one: one.models())
 
     async def model_name(self, engine: PooledEngine, requested: str) -> str:
-        """Return the engine's name for the model that a client asked for. A name that the engine
-        does not know stands for the policy. If the engine's list of models is needed and cannot be
-        read, return ``requested``: the call itself will meet the same fault and is recorded with
-        it. Raises :class:`ApiError` if the engine serves no model yet."""
+        """Return the engine's name for the model that a client asked for.
+
+        A name that the engine does not know stands for the policy. If the engine's list of models
+        is needed and cannot be read, return ``requested``: the call itself will meet the same fault
+        and is recorded with it. Raises :class:`ApiError` if the engine serves no model yet.
+        """
         if self.external:
             return self.model or requested
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
@@ -243,8 +247,11 @@ class EnginePool:
         return await self._any(ids)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
-        """Return the answer of the first engine that can be reached. The first engine is asked a
-        second time at the end, because a pooled connection to it may have died."""
+        """Return the answer of the first engine that can be reached.
+
+        The first engine is asked a second time at the end, because a pooled connection to it may
+        have died.
+        """
         engines = self.usable_engines() or list(self._engines.values())
         for engine in (*engines, engines[0]):
             try:
@@ -303,8 +310,10 @@ class EnginePool:
         self._engines[url] = engine
 
     def url_of(self, name: str) -> str:
-        """Return the base URL of an engine. Raises :class:`NotFound` for an unknown
-        name."""
+        """Return the base URL of an engine.
+
+        Raises :class:`NotFound` for an unknown name.
+        """
         return self._named(name).base
 
     def _made(self, url: str, version: int) -> PooledEngine:

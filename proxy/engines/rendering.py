@@ -75,8 +75,10 @@ class RenderingCheck:
         started_at: float,
     ) -> Note | None:
         """Compare the ``prompt`` of a complete call that continues no other, if that is due.
+
         ``ask`` is the request that the engine was sent. Return the note of a difference, or of a
-        prompt that cannot be rendered here."""
+        prompt that cannot be rendered here.
+        """
         if prompt is None or not _comparable(ask, started_at):
             return None
         sent, rendering = ask.fields, engine.rendering

@@ -92,8 +92,11 @@ class ReplyDecoder:
         read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Create the decoder. ``read_prompt`` turns the text of a long array of prompt ids into
-        ids; ``tools`` are those of the request, in chat shape."""
+        """Create the decoder.
+
+        ``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are those
+        of the request, in chat shape.
+        """
         self._minted = minted
         self._choices = choices
         self._detail = detail
@@ -226,8 +229,10 @@ class ReplyDecoder:
         return self._odd
 
     def _check_id(self, identifier: str, has_choices: bool) -> None:
-        """Note another id than the reply's. Raises :class:`ApiError` for a chunk of another
-        reply."""
+        """Note another id than the reply's.
+
+        Raises :class:`ApiError` for a chunk of another reply.
+        """
         if has_choices:
             raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {str(self._id)[:64]!r}")
         self.notes[Note("id_changed", "in a chunk without choices")] = None
@@ -246,8 +251,10 @@ class ReplyDecoder:
             raise _mixed("two choices with the same index")
 
     def _prompt_events(self, prompt: Any, cut: TokenIds | None) -> list[Event]:
-        """Return the event that starts the reply. Raises :class:`ApiError` for the ids of another
-        prompt."""
+        """Return the event that starts the reply.
+
+        Raises :class:`ApiError` for the ids of another prompt.
+        """
         if isinstance(prompt, str):
             if cut is None or prompt != PLACEHOLDER:
                 raise malformed("prompt_token_ids is a text")
@@ -360,8 +367,11 @@ class ReplyDecoder:
         return Opaque(fields, choice)
 
     def _finish(self, choice: Choice[Any]) -> list[Event]:
-        """Return the last events of a choice. A choice that the engine gave up (``abort``) has
-        none: its tokens are kept, and :meth:`last_events` raises."""
+        """Return the last events of a choice.
+
+        A choice that the engine gave up (``abort``) has none: its tokens are kept, and
+        :meth:`last_events` raises.
+        """
         word, index = choice.finish_reason or "", choice.index
         reason = _FINISH_REASONS.get(word)
         if reason is None:

@@ -65,8 +65,10 @@ class AssistantFields:
         self.taken |= set(names) - self._refused
 
     def learn(self, error: ApiError, offered: frozenset[str]) -> bool:
-        """Learn from the refusal of a request that had the ``offered`` fields to send. Return True
-        if other fields are sent from now on."""
+        """Learn from the refusal of a request that had the ``offered`` fields to send.
+
+        Return True if other fields are sent from now on.
+        """
         if error.kind != "invalid_request":
             return False
         text = f"{error.message} {error.param or ''}".lower()

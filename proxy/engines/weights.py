@@ -67,8 +67,10 @@ class ServedWeights:
         self.connection_epoch = None if fingerprint is None else proven
 
     def published(self, version: int, fingerprint: str | None = None) -> None:
-        """Record that the engine serves ``version``. ``fingerprint`` is the one that it has already
-        reported for it, if it was asked."""
+        """Record that the engine serves ``version``.
+
+        ``fingerprint`` is the one that it has already reported for it, if it was asked.
+        """
         self._before = self.fingerprint if version == self.version else None
         self.version = version
         self.changed = False
@@ -149,8 +151,10 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def reported(cls, report: Any) -> Self | None:
-        """Read the sampling from an engine's JSON. Return ``None`` if the engine does not report
-        it."""
+        """Read the sampling from an engine's JSON.
+
+        Return ``None`` if the engine does not report it.
+        """
         mode = report.get("logprobs_mode") if isinstance(report, dict) else None
         if not isinstance(mode, str):
             return None

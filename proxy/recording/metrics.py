@@ -32,9 +32,11 @@ class Metrics:
     several."""
 
     def __init__(self, gates: Mapping[str, PolicyGate], *, labelled: bool = False) -> None:
-        """Create the metrics. ``gates`` has one gate for each policy, by the policy's name.
-        ``labelled`` gives each sample the process id as its label ``worker``, for one of several
-        processes behind a port."""
+        """Create the metrics.
+
+        ``gates`` has one gate for each policy, by the policy's name. ``labelled`` gives each sample
+        the process id as its label ``worker``, for one of several processes behind a port.
+        """
         self._labelled = labelled
         self.registry = CollectorRegistry()
         self.calls = Counter(
@@ -119,8 +121,10 @@ class Metrics:
 
 
 class DurationHistogram(Collector):
-    """A histogram of seconds for one thread. The library's own takes several locks for each
-    observation."""
+    """A histogram of seconds for one thread.
+
+    The library's own takes several locks for each observation.
+    """
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name = name

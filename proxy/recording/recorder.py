@@ -72,9 +72,12 @@ class Recorder:
         forward: bool = False,
         vocabulary: int | None = None,
     ) -> None:
-        """Create the recorder. ``observers`` get every call after its commit; they must not block.
-        With ``forward``, a call continues if the store does not accept its beginning.
-        ``vocabulary`` is the number of the policy's token ids, if it is known."""
+        """Create the recorder.
+
+        ``observers`` get every call after its commit; they must not block. With ``forward``, a call
+        continues if the store does not accept its beginning. ``vocabulary`` is the number of the
+        policy's token ids, if it is known.
+        """
         self._vocabulary = vocabulary
         self._observers = tuple(observers)
         self._forward = forward
@@ -85,8 +88,11 @@ class Recorder:
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
-        """Begin the record of a call. Raises ``StoreUnavailable`` if the store accepts no more
-        records, unless the recorder was created with ``forward``."""
+        """Begin the record of a call.
+
+        Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
+        created with ``forward``.
+        """
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
@@ -102,9 +108,10 @@ class Recorder:
         engine: str | None = None,
         contradiction: str | None = None,
     ) -> CallEnded:
-        """Commit the end of a call, and return it when it is durable. Other calls may continue the
-        call from then on. ``contradiction`` is the one between the reply and the request, or within
-        the reply, that was found while it came.
+        """Commit the end of a call, and return it when it is durable.
+
+        Other calls may continue the call from then on. ``contradiction`` is the one between the
+        reply and the request, or within the reply, that was found while it came.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -163,8 +170,10 @@ class Recording:
         self.fold.take(events)
 
     def pack(self) -> int:
-        """Compress the bytes that were sent since the last time. Return their compressed size in
-        bytes."""
+        """Compress the bytes that were sent since the last time.
+
+        Return their compressed size in bytes.
+        """
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
         self.packed.append(packed)
@@ -254,8 +263,11 @@ class Recording:
         growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
-        """Return the call's turn for lineage. A quarantined or frozen call's turn has the replies
-        without tokens: a call that echoes it is found, with the break ``parent_without_ids``."""
+        """Return the call's turn for lineage.
+
+        A quarantined or frozen call's turn has the replies without tokens: a call that echoes it is
+        found, with the break ``parent_without_ids``.
+        """
         if prompt is None or status not in TRUSTED:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))

@@ -68,8 +68,11 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Asked:
-    """The calls of the latest assistant turn. Their places are read once, when a result needs
-    them, however many results stand apart from each other."""
+    """The calls of the latest assistant turn.
+
+    Their places are read once, when a result needs them, however many results stand apart from each
+    other.
+    """
 
     __slots__ = ("_places", "calls")
 
@@ -161,9 +164,11 @@ class Digester:
         return Unit("assistant", digest, form_of(whole), start, end, whole, minted)
 
     def _tool_result(self, message: Message, position: int, asked: _Asked) -> Unit:
-        """Return the unit of a single result, as :meth:`_tool_results` does. This is the fast path:
-        agents call one tool after the other, and all results of a session pass here in every
-        call."""
+        """Return the unit of a single result, as :meth:`_tool_results` does.
+
+        This is the fast path: agents call one tool after the other, and all results of a session
+        pass here in every call.
+        """
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         digest = known.alone
@@ -172,8 +177,11 @@ class Digester:
         return Unit("tool", digest, form, position, position + 1, minted=known.minted)
 
     def _tool_results(self, messages: Sequence[Message], start: int, asked: _Asked) -> Unit:
-        """Return the unit of a run of results. Each result is known by the place of its call in the
-        message that ``asked``, whatever the calls' ids."""
+        """Return the unit of a run of results.
+
+        Each result is known by the place of its call in the message that ``asked``, whatever the
+        calls' ids.
+        """
         end = start
         forms: list[bytes] = []
         results: list[bytes] = []
@@ -375,8 +383,11 @@ def _minted(message: Message) -> tuple[str, ...]:
 def _same_turn(
     called: bool, minted: tuple[str, ...], following: Message, next_minted: tuple[str, ...]
 ) -> bool:
-    """Return True if an assistant message is a piece of the reply before it. ``called`` is true if
-    that reply has tool calls; ``minted`` and ``next_minted`` are the call ids in the two."""
+    """Return True if an assistant message is a piece of the reply before it.
+
+    ``called`` is true if that reply has tool calls; ``minted`` and ``next_minted`` are the call ids
+    in the two.
+    """
     if minted and next_minted:
         return minted == next_minted
     return not called and bool(following.tool_calls) and not following.content

@@ -145,8 +145,10 @@ def same_call(one: Turn | None, other: Turn | None) -> bool:
 
 
 def names_own_calls(turn: Turn, choice: int, unit: Unit) -> bool:
-    """Return True if no tool call of the echo has the id of another sample's call. If samples
-    differ only in their thoughts, the ids show which one the client continues."""
+    """Return True if no tool call of the echo has the id of another sample's call.
+
+    If samples differ only in their thoughts, the ids show which one the client continues.
+    """
     if len(turn.choices) == 1 or unit.message is None:
         return True
     own = _minted_ids(turn.choices[choice].message)

@@ -82,7 +82,9 @@ class Sessions:
         key_headers: Sequence[str] = (),
     ) -> None:
         """``is_sealed`` returns whether the session of an id is sealed in the store.
-        ``key_headers`` are the headers in which clients may send a key, besides a bearer token."""
+
+        ``key_headers`` are the headers in which clients may send a key, besides a bearer token.
+        """
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
@@ -93,8 +95,11 @@ class Sessions:
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
-        """Return the caller's rights. Raise :class:`ApiError` (401) when there is no valid key and
-        one is needed, or when a key in Bridle's form is not, or no longer, valid."""
+        """Return the caller's rights.
+
+        Raise :class:`ApiError` (401) when there is no valid key and one is needed, or when a key in
+        Bridle's form is not, or no longer, valid.
+        """
         admin_key = self._settings.admin_key
         given = credentials(headers, self._key_headers)
         for key in given:
@@ -187,8 +192,11 @@ class Sessions:
         self._memory.forget(session_id)
 
     async def create(self, record: SessionRecord) -> Session:
-        """Store a new session. Raise :class:`ApiError`: 409 when its name is taken, 422 when it
-        cannot be stored, 503 when the store is down."""
+        """Store a new session.
+
+        Raise :class:`ApiError`: 409 when its name is taken, 422 when it cannot be stored, 503 when
+        the store is down.
+        """
         try:
             await self._writer.add(record)
         except RecordRejected as error:
@@ -206,8 +214,10 @@ class Sessions:
     async def seal(
         self, session_id: str, outcome: str, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """End the session; the first seal counts, wherever it was made. ``fields`` are further
-        columns of the session to set. Raise 503."""
+        """End the session; the first seal counts, wherever it was made.
+
+        ``fields`` are further columns of the session to set. Raise 503.
+        """
         try:
             await self._writer.seal_session(session_id, outcome, time.time(), fields)
         except StoreUnavailable as error:
@@ -224,8 +234,10 @@ class Sessions:
             log.exception("session_not_judged", extra={"session": session_id})
 
     async def renew_verifier_key(self, session_id: str) -> str:
-        """Return a new verifier key of the session, which makes the one before it invalid. Raise
-        503."""
+        """Return a new verifier key of the session, which makes the one before it invalid.
+
+        Raise 503.
+        """
         key = new_verifier_key(session_id)
         try:
             await self._writer.set_verifier_key(session_id, hash_key(key))
@@ -235,8 +247,10 @@ class Sessions:
         return key
 
     async def _scored_by(self, key: str) -> str:
-        """Return the id of the session that a verifier key scores. The store is read each time,
-        since another process may have renewed the key."""
+        """Return the id of the session that a verifier key scores.
+
+        The store is read each time, since another process may have renewed the key.
+        """
         session_id = session_named_in(key)
         try:
             record = await asyncio.to_thread(self._reader.session, session_id)
@@ -277,8 +291,10 @@ class Sessions:
         return await self._named(name, identity)
 
     async def _named(self, name: str, identity: Identity) -> Session:
-        """Return the session called ``name``. It is created on first use, only once for concurrent
-        requests."""
+        """Return the session called ``name``.
+
+        It is created on first use, only once for concurrent requests.
+        """
         session = self._memory.named(name)
         if session is not None:
             return session
@@ -350,7 +366,9 @@ def store_not_read(error: StoreUnavailable) -> ApiError:
 
 @lru_cache(maxsize=1024)
 def _local(host: str) -> bool:
-    """Return whether the client asked for this machine by a local name. A web page that was
-    directed here by a rebound DNS name did not. ``host`` may end in a port."""
+    """Return whether the client asked for this machine by a local name.
+
+    A web page that was directed here by a rebound DNS name did not. ``host`` may end in a port.
+    """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return is_loopback(name)

@@ -52,8 +52,10 @@ class Rewritten:
 
     def summariser(self) -> Turn | None:
         """Return the call that summarised the history before this new conversation, or ``None``.
+
         Its reply, or the end of it inside a tag, stands whole in a user or system message, and the
-        session knows a longer conversation with the same instructions."""
+        session knows a longer conversation with the same instructions.
+        """
         if self.index.deepest(self.seen) <= self.seen.depth:
             return None
         found = {
@@ -118,8 +120,11 @@ class Rewritten:
 
 
 def _contains(turn: Turn, unit: Unit) -> bool:
-    """Return True if the call's own conversation has the step. The reply then repeats the step, for
-    example a text that needed no correction, and the step does not quote the reply."""
+    """Return True if the call's own conversation has the step.
+
+    The reply then repeats the step, for example a text that needed no correction, and the step does
+    not quote the reply.
+    """
     at: Turn | None = turn
     while at is not None:
         if unit.digest in at.seen.units:

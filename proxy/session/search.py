@@ -54,8 +54,10 @@ class Search:
     last)."""
 
     def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
-        """Prepare the search. ``agent`` is the harness's own name of the (sub-)agent, if its
-        headers have one."""
+        """Prepare the search.
+
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one.
+        """
         self.index = index
         self.request = request
         named = request.previous_response_id
@@ -210,8 +212,11 @@ class Search:
         )
 
     def _asked_below(self, place: Place) -> bool:
-        """Return True if the same question has already been asked after this place. Under other
-        instructions or tools than the place's own, such a call was recorded from the root."""
+        """Return True if the same question has already been asked after this place.
+
+        Under other instructions or tools than the place's own, such a call was recorded from the
+        root.
+        """
         turn = place.turn
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
@@ -366,8 +371,10 @@ class Search:
 
 
 def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
-    """Return the text that the reply goes on from, as the only item. The tuple is empty if the
-    reply begins a turn of its own, or goes on from a recorded reply."""
+    """Return the text that the reply goes on from, as the only item.
+
+    The tuple is empty if the reply begins a turn of its own, or goes on from a recorded reply.
+    """
     if not request.extra["continue_final_message"] or not request.messages:
         return ()
     last = request.messages[-1]

@@ -147,7 +147,9 @@ class Link(msgspec.Struct, frozen=True):
 
     def notes(self, status: CallStatus) -> tuple[Note, ...]:
         """Return the evidence for a retry (the earlier call, and the status with which it ended).
-        For an answered call, also return the call whose reply the harness went on without."""
+
+        For an answered call, also return the call whose reply the harness went on without.
+        """
         notes: tuple[Note, ...] = ()
         if self.retry_of is not None and self.retry_after is not None:
             name = "retry" if self.retry_after in _CUT else "asked_again"
@@ -161,9 +163,11 @@ class TurnIndex:
     """An index of turns by id (longest out of use first), by place, by reply and by question."""
 
     def __init__(self, *, unrelated: bool = False) -> None:
-        """Create an empty index. ``unrelated`` is true if the turns are of many sessions that know
-        nothing of each other. Two equal conversations are then one run after another, not one that
-        asked again."""
+        """Create an empty index.
+
+        ``unrelated`` is true if the turns are of many sessions that know nothing of each other. Two
+        equal conversations are then one run after another, not one that asked again.
+        """
         self.unrelated = unrelated
         self.digester = Digester()
         self.turns: OrderedDict[str, Turn] = OrderedDict()
@@ -228,7 +232,9 @@ class TurnIndex:
 
     def opened_within(self, text: str) -> Iterator[Turn]:
         """Yield the turns with a long reply whose opening stands in ``text``, each opening once.
-        The cost grows with the length of the text, not with the number of turns."""
+
+        The cost grows with the length of the text, not with the number of turns.
+        """
         seen: set[str] = set()
         for match in _BEGINNINGS.finditer(text):
             at = match.start()

@@ -34,8 +34,10 @@ class SseParser:
         """Bytes of the event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the payloads of the events that ``chunk`` completes. Raise
-        :class:`EventTooLarge`."""
+        """Return the payloads of the events that ``chunk`` completes.
+
+        Raise :class:`EventTooLarge`.
+        """
         if (
             chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
@@ -80,8 +82,10 @@ class SseParser:
 
     @staticmethod
     def _normalised(text: bytes) -> bytes:
-        """Return ``text`` with line ends as LF. A CR at the very end stays, because it may be half
-        of a CRLF."""
+        """Return ``text`` with line ends as LF.
+
+        A CR at the very end stays, because it may be half of a CRLF.
+        """
         held = text.endswith(b"\r")
         body = text[:-1] if held else text
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

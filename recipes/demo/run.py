@@ -57,8 +57,10 @@ from bridle.trainer.sft.sft import SftStep
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """An engine and a proxy that run already, and the store that the proxy records to. The engine
-    must be able to read the demo's folder under the same path."""
+    """An engine and a proxy that run already, and the store that the proxy records to.
+
+    The engine must be able to read the demo's folder under the same path.
+    """
 
     engine_url: str
     proxy_url: str
@@ -67,8 +69,10 @@ class Services:
     """The folder in which sessions run; ``None`` stands for the demo's folder."""
 
     def stack(self) -> Stack:
-        """Return the services as a stack. Raise :class:`bridle.run.stack.StackError` if the engine
-        does not answer."""
+        """Return the services as a stack.
+
+        Raise :class:`bridle.run.stack.StackError` if the engine does not answer.
+        """
         key = key_in(API_KEY_VARIABLE)
         return Stack(
             self.engine_url,
@@ -90,8 +94,11 @@ class Demo:
         taught: TaughtCourse | None = None,
         services: Services | None = None,
     ) -> None:
-        """Prepare the run. ``taught`` is the course of a tiny policy, by default the shop.
-        ``services`` serve and record in place of the demo's own processes."""
+        """Prepare the run.
+
+        ``taught`` is the course of a tiny policy, by default the shop. ``services`` serve and
+        record in place of the demo's own processes.
+        """
         self.places = Places(root)
         if services is not None:
             self.places = Places(root, services.store, services.directory)

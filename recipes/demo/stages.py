@@ -138,8 +138,10 @@ def record_teacher(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Record the teacher's demonstrations with the policy's tokenizer, and export them. Once
-    ``over()`` returns true, only demonstrations that are needed are begun."""
+    """Record the teacher's demonstrations with the policy's tokenizer, and export them.
+
+    Once ``over()`` returns true, only demonstrations that are needed are begun.
+    """
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(course, places, settings, places.base, tasks, run_id, progress, over)
     with Reader(places.store) as reader:
@@ -156,9 +158,11 @@ def record(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve the scripted teacher behind the proxy, and record the real agent that uses it. Once
-    ``over()`` returns true, tasks are left out, except for the first :data:`FEWEST_DEMONSTRATIONS`.
-    Raise :class:`NothingRecorded` if no session completes."""
+    """Serve the scripted teacher behind the proxy, and record the real agent that uses it.
+
+    Once ``over()`` returns true, tasks are left out, except for the first
+    :data:`FEWEST_DEMONSTRATIONS`. Raise :class:`NothingRecorded` if no session completes.
+    """
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(
@@ -191,8 +195,11 @@ def record(
 def warm_start(
     places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
 ) -> None:
-    """Fine-tune the base policy on the teacher's export. Lessons that a stopped attempt completed
-    are kept. ``on_step`` may return true to end its lesson."""
+    """Fine-tune the base policy on the teacher's export.
+
+    Lessons that a stopped attempt completed are kept. ``on_step`` may return true to end its
+    lesson.
+    """
     taught = lessons_taught(places, settings)
     start = places.lesson(taught - 1) if taught else places.base
     model = load_policy(start, compute=settings.compute)
@@ -279,8 +286,10 @@ def evaluate(
     temperature: float,
     progress: OnResult,
 ) -> None:
-    """Ask those of ``count`` held-out questions that ``run_id`` has not asked yet. The rewards go
-    to the store."""
+    """Ask those of ``count`` held-out questions that ``run_id`` has not asked yet.
+
+    The rewards go to the store.
+    """
     tasks = course.tasks("held_out", count, settings.seed)
     measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
     with course.rollouts(stack.proxy_url, stack.admin_key) as rollouts:
@@ -295,8 +304,10 @@ def evaluate(
 def left_over(
     tasks: Sequence[Task], places: Places, run_id: str, ended: Collection[Outcome]
 ) -> list[Task]:
-    """Return the tasks without a session in ``run_id`` whose outcome is in ``ended``. In a new run,
-    return all of them."""
+    """Return the tasks without a session in ``run_id`` whose outcome is in ``ended``.
+
+    In a new run, return all of them.
+    """
     with Reader(places.store) as reader:
         done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
     return [task for task in tasks if task.id not in done]
@@ -330,7 +341,9 @@ def train_policy(
     on_step: Callable[[StepReport], bool],
 ) -> GrpoLoop:
     """Run GRPO from the policy that ``stack`` serves, or continue an earlier attempt at ``run_id``.
-    Training ends when ``on_step`` returns true."""
+
+    Training ends when ``on_step`` returns true.
+    """
     tasks = course.tasks("train", seed=settings.seed + 1)
     with Reader(places.store) as reader:
         finished = FinishedGroups.of(reader, run_id)

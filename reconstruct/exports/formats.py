@@ -77,8 +77,11 @@ conversation, which are written as lines of JSON."""
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format that ``name`` names. Raise :class:`bridle.registry.UnknownPart`, and the
-    other errors of :meth:`bridle.registry.Registry.get`."""
+    """Return the format that ``name`` names.
+
+    Raise :class:`bridle.registry.UnknownPart`, and the other errors of
+    :meth:`bridle.registry.Registry.get`.
+    """
     part = EXPORTS.get(name)
     if isinstance(part, ExportFormat):
         return part

@@ -29,8 +29,10 @@ from bridle.store.reading.queries import CallRow, Reader
 
 
 class Inexpressible(BridleError, ValueError):
-    """A format cannot express a conversation. The message is the reason under which it is
-    counted."""
+    """A format cannot express a conversation.
+
+    The message is the reason under which it is counted.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,10 @@ def _account(
 
 
 def _content(line: ExportedConversation) -> tuple[bytes, bytes]:
-    """Return a serialisation of the messages and of which are trained. It is the same for equal
-    conversations, although each has tool call ids of its own."""
+    """Return a serialisation of the messages and of which are trained.
+
+    It is the same for equal conversations, although each has tool call ids of its own.
+    """
     names: dict[str, int] = {}
     messages = [[_unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
     last = line.last_call

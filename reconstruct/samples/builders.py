@@ -101,8 +101,10 @@ def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
 
 
 def plan_tree(tree: SessionTree) -> SamplePlans:
-    """Plan a sample for every branch. A shared sampled token belongs to the first branch that
-    reaches it."""
+    """Plan a sample for every branch.
+
+    A shared sampled token belongs to the first branch that reaches it.
+    """
     reached: dict[str, int] = {}
     for branch in tree.branches():
         starts: dict[str, int] = {}

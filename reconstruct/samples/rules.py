@@ -40,8 +40,9 @@ They stay in the text if a call could not be parsed."""
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """The conditions under which tokens are trained. The default trains what the agent's own model
-    did in calls that ended well.
+    """The conditions under which tokens are trained.
+
+    The default trains what the agent's own model did in calls that ended well.
 
     ``length`` finishes are trained, because the tokens were sampled and their logprobs hold. The
     trainer's filters decide whether a cut answer deserves its reward.
@@ -91,8 +92,11 @@ class SampleRules:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> SampleRules:
-        """Return the rules that :meth:`as_data` wrote. Raise ``TypeError`` for unknown fields, and
-        ``ValueError`` for values that a field does not accept."""
+        """Return the rules that :meth:`as_data` wrote.
+
+        Raise ``TypeError`` for unknown fields, and ``ValueError`` for values that a field does not
+        accept.
+        """
         known = [known.name for known in fields(cls)]
         for name in data:
             if name not in known:
@@ -203,8 +207,10 @@ def _without_logprob(span: Span) -> list[Excluded]:
 
 
 def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Excluded, ...]:
-    """Merge both lists into one, ascending and without overlaps. Where both exclude a token, the
-    reason of ``first`` is kept."""
+    """Merge both lists into one, ascending and without overlaps.
+
+    Where both exclude a token, the reason of ``first`` is kept.
+    """
     found = list(first)
     for start, end, reason in second:
         at = start

@@ -83,8 +83,11 @@ class Conservation:
         return self.captured == self.trained + self.untrained.total()
 
     def by_fate(self, kept: Fate) -> dict[tuple[str, str], int]:
-        """Return tokens by fate and reason. ``kept`` is the fate of tokens that are neither masked
-        nor dropped: ``TRAINABLE`` if only rules have judged."""
+        """Return tokens by fate and reason.
+
+        ``kept`` is the fate of tokens that are neither masked nor dropped: ``TRAINABLE`` if only
+        rules have judged.
+        """
         counted = {kept: self.trained}
         counted |= {Fate("masked", reason): tokens for reason, tokens in self.masked.items()}
         counted |= {Fate("dropped", reason): tokens for reason, tokens in self.dropped.items()}

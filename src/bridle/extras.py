@@ -52,16 +52,20 @@ def install_command(extra: str) -> str:
 
 
 def require(module: str, extra: str, what: str) -> None:
-    """Raise :class:`MissingExtra` if ``module`` is not installed. Its message begins with
-    ``what``."""
+    """Raise :class:`MissingExtra` if ``module`` is not installed.
+
+    Its message begins with ``what``.
+    """
     if find_spec(module) is None:
         raise MissingExtra(what, extra, f"there is no module {module}")
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Raise :class:`MissingExtra` if an import in the context fails. Its message begins with
-    ``what``."""
+    """Raise :class:`MissingExtra` if an import in the context fails.
+
+    Its message begins with ``what``.
+    """
     try:
         yield
     except ImportError as error:

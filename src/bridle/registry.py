@@ -55,8 +55,11 @@ class Registry(Generic[Part]):
         self._parts: dict[str, Part] = {}
 
     def register(self, name: str, part: Part) -> Part:
-        """Add a part under a name, and return it. Raise :class:`UnknownPart` if the name has a
-        colon or belongs to another built-in or registered part."""
+        """Add a part under a name, and return it.
+
+        Raise :class:`UnknownPart` if the name has a colon or belongs to another built-in or
+        registered part.
+        """
         if ":" in name or not name:
             raise UnknownPart(f"a name has at least one character and no colon, not {name!r}")
         if name in self._built_in or self._parts.get(name, part) is not part:

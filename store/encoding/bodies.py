@@ -79,8 +79,11 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (
 
 
 def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | None:
-    """Pack ``data`` as a splice of ``base``. Return ``None`` if they share too little or the chain
-    is too long. ``texts`` are those of the request's own messages."""
+    """Pack ``data`` as a splice of ``base``.
+
+    Return ``None`` if they share too little or the chain is too long. ``texts`` are those of the
+    request's own messages.
+    """
     if base is None or base.depth >= MAX_DEPTH:
         return None
     prefix, suffix = shared_ends(base.data, data)
@@ -108,8 +111,10 @@ def unpack_whole(packed: Packed, texts: bytes) -> bytes:
 
 
 def unpack_request(packed: Packed, base: bytes, replies: bytes, texts: bytes) -> bytes:
-    """Return the body that :func:`pack_request` was given. ``base`` is the base's bytes;
-    ``replies`` are the texts of its call's replies."""
+    """Return the body that :func:`pack_request` was given.
+
+    ``base`` is the base's bytes; ``replies`` are the texts of its call's replies.
+    """
     end = len(base) - packed.suffix
     if packed.data[0] != _WITH_REPLIES:
         replies = b""

@@ -61,8 +61,10 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return the bytes that :func:`pack` was given. Raise ``ValueError`` for an unknown codec and
-    for damaged bytes."""
+    """Return the bytes that :func:`pack` was given.
+
+    Raise ``ValueError`` for an unknown codec and for damaged bytes.
+    """
     codec = packed[0]
     if codec == RAW:
         return bytes(packed[1:])
@@ -72,8 +74,10 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> bytes:
-    """Return ``data``, compressed with the bytes of ``dictionary``, behind ``codec``. If
-    :func:`pack` gives fewer bytes, return these."""
+    """Return ``data``, compressed with the bytes of ``dictionary``, behind ``codec``.
+
+    If :func:`pack` gives fewer bytes, return these.
+    """
     if len(data) < _WORTH_TRYING or not dictionary:
         return pack(data)
     compressor = zstandard.ZstdCompressor(
@@ -90,8 +94,10 @@ def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> byt
 
 
 def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
-    """Return the bytes that :func:`pack_against` was given. Raise ``ValueError`` for damaged bytes,
-    and for another dictionary."""
+    """Return the bytes that :func:`pack_against` was given.
+
+    Raise ``ValueError`` for damaged bytes, and for another dictionary.
+    """
     if packed[0] < DICTIONARY:
         return unpack(packed)
     content = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -127,8 +133,10 @@ def _decompress(frame: bytes) -> bytes:
 
 
 def pack_ids(ids: ArrayLike) -> bytes:
-    """Return token ids, ``uint32[T]``, as bytes. Raise ``OverflowError`` for ids outside
-    ``uint32``."""
+    """Return token ids, ``uint32[T]``, as bytes.
+
+    Raise ``OverflowError`` for ids outside ``uint32``.
+    """
     words = np.ascontiguousarray(ids, dtype="<u4")
     raw = words.tobytes()
     if len(raw) >= _WORTH_TRYING:

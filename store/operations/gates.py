@@ -103,8 +103,10 @@ class Gates:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, known: int = 0) -> Rows | None:
-        """Return all rows, or ``None`` if their revision is ``known``. Raise
-        :class:`StoreUnavailable`."""
+        """Return all rows, or ``None`` if their revision is ``known``.
+
+        Raise :class:`StoreUnavailable`.
+        """
         ((revision,),) = self._query(_REVISION, self._deployment)
         if revision == known:
             return None
@@ -190,8 +192,10 @@ class Gates:
         return revision
 
     def add_engine(self, policy: str, url: str, version: int) -> int:
-        """Add an engine that serves ``version``; a known engine stays as it is. Raise
-        ``ValueError`` for an engine of another policy."""
+        """Add an engine that serves ``version``; a known engine stays as it is.
+
+        Raise ``ValueError`` for an engine of another policy.
+        """
         with self._change() as (connection, rows, revision):
             known = rows.engines.get(url)
             if known is not None and known.policy != policy:
@@ -202,8 +206,10 @@ class Gates:
         return revision
 
     def remove_engine(self, policy: str, url: str) -> int:
-        """Remove an engine. Raise :class:`NotFound` for an unknown engine, and ``ValueError`` for
-        the policy's last one."""
+        """Remove an engine.
+
+        Raise :class:`NotFound` for an unknown engine, and ``ValueError`` for the policy's last one.
+        """
         with self._change() as (connection, rows, revision):
             urls = [known for known, one in rows.engines.items() if one.policy == policy]
             if url not in urls:
@@ -239,8 +245,10 @@ class Gates:
 
     @contextmanager
     def _change(self) -> Iterator[tuple[Connection, Rows, int]]:
-        """Open a transaction that excludes all other changes of the deployment. Yield its
-        connection, the rows before the change, and the revision that the change makes."""
+        """Open a transaction that excludes all other changes of the deployment.
+
+        Yield its connection, the rows before the change, and the revision that the change makes.
+        """
         with transaction(self._engine) as connection:
             if not self.local:
                 connection.exec_driver_sql(

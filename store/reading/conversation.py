@@ -46,8 +46,10 @@ def walk_back(
 
 
 def base(call: CallRow) -> ReplyId | None:
-    """Return the reply that the call continues, if any. A bare prompt has none, because it repeats
-    all of what it continues."""
+    """Return the reply that the call continues, if any.
+
+    A bare prompt has none, because it repeats all of what it continues.
+    """
     if completes_prompt(call):
         return None
     lineage = lineage_of(call)

@@ -122,8 +122,10 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries of a store, given its URL or an engine of ``connect``. With an engine, errors are
-    SQLAlchemy's."""
+    """Queries of a store, given its URL or an engine of ``connect``.
+
+    With an engine, errors are SQLAlchemy's.
+    """
 
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
@@ -236,8 +238,11 @@ class Reader:
     def rewards_of(
         self, session_ids: Sequence[str], damage: dict[str, list[RowDamage]] | None = None
     ) -> dict[str, list[Reward]]:
-        """Return the rewards of several sessions by session, each one's oldest first. Rewards that
-        cannot be read are left out, and their damage is added to ``damage`` by session."""
+        """Return the rewards of several sessions by session, each one's oldest first.
+
+        Rewards that cannot be read are left out, and their damage is added to ``damage`` by
+        session.
+        """
         with self.engine.connect() as connection:
             rows = _in_pieces(connection, REWARDS_OF, session_ids)
             found = read_rewards(connection, rows, damage)
@@ -245,7 +250,9 @@ class Reader:
 
     def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
         """Return the rewards of the sessions whose ids a query selects, as :meth:`rewards_of`.
-        Sessions without rewards are left out."""
+
+        Sessions without rewards are left out.
+        """
         with self.engine.connect() as connection:
             rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
             return read_rewards(connection, rows.all())
@@ -312,8 +319,10 @@ class Reader:
         return counts
 
     def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
-        """Return the newest policy version at which a call of each session began. Sessions without
-        such a call are left out."""
+        """Return the newest policy version at which a call of each session began.
+
+        Sessions without such a call are left out.
+        """
         rows = self._rows_of(_VERSIONS_OF, session_ids)
         return {row.session_id: int(number_or_none(row.version) or 0) for row in rows}
 
@@ -356,8 +365,9 @@ class Reader:
             return stored.request(connection, call_id).data
 
     def response_body(self, call_id: str) -> bytes:
-        """Return the bytes that were sent to the client. Raise :class:`NotFound` if there were
-        none.
+        """Return the bytes that were sent to the client.
+
+        Raise :class:`NotFound` if there were none.
 
         Raise ``ValueError`` if the stored bytes are damaged.
         """
@@ -367,8 +377,10 @@ class Reader:
     # -- tokens ----------------------------------------------------------------------------------
 
     def spans(self, session_id: str) -> list[Span]:
-        """Return a session's token spans, in no particular order. Raise ``ValueError`` if one is
-        damaged."""
+        """Return a session's token spans, in no particular order.
+
+        Raise ``ValueError`` if one is damaged.
+        """
         return list(map(stored.read_span, self._rows_of(_SPANS_OF, [session_id])))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
@@ -560,8 +572,10 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def _status(stored: Any) -> CallStatus:
-    """Return a status. One that cannot be read becomes ``QUARANTINED``, because its call is not to
-    be trusted."""
+    """Return a status.
+
+    One that cannot be read becomes ``QUARANTINED``, because its call is not to be trusted.
+    """
     return CallStatus(stored) if stored in _STATUSES else CallStatus.QUARANTINED
 
 

@@ -212,8 +212,11 @@ def make_whole(engine: Engine, *, wait: bool = True) -> None:
 
 
 def driver_error(connection: Connection, sql: str, error: Exception) -> DBAPIError:
-    """Return SQLAlchemy's error for an ``error`` of the driver. It is for statements that go to the
-    driver directly, because SQLAlchemy's way to a cursor costs more than SQLite's work on a row."""
+    """Return SQLAlchemy's error for an ``error`` of the driver.
+
+    It is for statements that go to the driver directly, because SQLAlchemy's way to a cursor costs
+    more than SQLite's work on a row.
+    """
     dialect = connection.dialect
     wrapped = DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
     return cast("DBAPIError", wrapped)
@@ -225,8 +228,9 @@ def newest_revision() -> str:
 
 
 def revision(url: str) -> str | None:
-    """Return the revision of the database's schema, or ``None`` if it is not a store's. Change
-    nothing.
+    """Return the revision of the database's schema, or ``None`` if it is not a store's.
+
+    Change nothing.
 
     Raise SQLAlchemy's errors if the database cannot be reached.
     """
@@ -287,8 +291,10 @@ def upgrade(connection: Connection) -> None:
 
 
 def _mark_as_ours(connection: Connection) -> bool:
-    """Write the application's id into the header of an SQLite file. Return whether it was
-    missing."""
+    """Write the application's id into the header of an SQLite file.
+
+    Return whether it was missing.
+    """
     if connection.dialect.name != "sqlite":
         return False
     if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
@@ -387,8 +393,10 @@ def _sqlite(
 
 
 def _refuse_another_stores_log(path: Path) -> None:
-    """Refuse to make a file beside the log of a store that was moved away. The new file would empty
-    the log."""
+    """Refuse to make a file beside the log of a store that was moved away.
+
+    The new file would empty the log.
+    """
     log = Path(f"{path}-wal")
     if not path.exists() and log.exists() and log.stat().st_size:
         cause = f"{log} has the last transactions of a store that was here: move it with the store"

@@ -58,8 +58,10 @@ def end_lost(
 
 
 def adopt(connection: Connection, old: str, new: str, reason: str) -> None:
-    """Give the attempts of the writer ``old`` to the writer ``new`` of the same process. ``old``
-    was judged to be gone, for ``reason``, while it lived."""
+    """Give the attempts of the writer ``old`` to the writer ``new`` of the same process.
+
+    ``old`` was judged to be gone, for ``reason``, while it lived.
+    """
     lost = (attempts.c.status == _RUNNING) | (attempts.c.reason == reason)
     own = (attempts.c.writer_id == old) & lost
     _set_runs(connection, own, _GOES_ON)

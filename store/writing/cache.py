@@ -43,8 +43,11 @@ class CachedSession:
     def remember_request(
         self, call_id: str, request: Earlier, superseded: str | None = None
     ) -> None:
-        """Cache a request. ``superseded`` is a call whose request this one contains; it is dropped,
-        because later requests can be compared with this one as well."""
+        """Cache a request.
+
+        ``superseded`` is a call whose request this one contains; it is dropped, because later
+        requests can be compared with this one as well.
+        """
         if superseded is not None:
             self.requests.pop(superseded, None)
         self.requests[call_id] = request

@@ -39,8 +39,11 @@ class DetectorsMissing(BridleError, ImportError):
 
 
 def _word(beginning: str) -> str:
-    """Return a pattern of a word's beginning. It also matches in JSON within a text, where the
-    escaped line break before the word ends in a letter."""
+    """Return a pattern of a word's beginning.
+
+    It also matches in JSON within a text, where the escaped line break before the word ends in a
+    letter.
+    """
     before = (r"\b", r"\\[bfnrt]", r"\\u[0-9A-Fa-f]{4}")
     # Looked for behind the beginning, which can be searched for as it is.
     return beginning + "(?:" + "|".join(f"(?<={one}{beginning})" for one in before) + ")"
@@ -95,9 +98,11 @@ class Redactor:
     call."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """Make a redactor. ``patterns`` replace everything that is searched for by default. Raise
-        ``re.error`` for an invalid pattern, and :class:`DetectorsMissing` if the library is
-        missing."""
+        """Make a redactor.
+
+        ``patterns`` replace everything that is searched for by default. Raise ``re.error`` for an
+        invalid pattern, and :class:`DetectorsMissing` if the library is missing.
+        """
         own = PATTERNS if patterns is None else patterns
         self._finders = {name: _pattern(text) for name, text in own.items()}
         if patterns is None:
@@ -107,8 +112,10 @@ class Redactor:
         """The numbers of secrets by name in the requests of open calls, by call."""
 
     def scrubbed(self, record: Record) -> Record:
-        """Return ``record``, without secrets if it is a call's or has the command of a session. The
-        beginning of a call must come before its end."""
+        """Return ``record``, without secrets if it is a call's or has the command of a session.
+
+        The beginning of a call must come before its end.
+        """
         match record:
             case CallBegun():
                 return self.begun(record)
@@ -247,8 +254,10 @@ _DOTTED: Final = re.compile(r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of private keys, from the first BEGIN mark of each to its END mark. A key
-    does not reach beyond a JSON string that it begins in."""
+    """Yield the places of private keys, from the first BEGIN mark of each to its END mark.
+
+    A key does not reach beyond a JSON string that it begins in.
+    """
     start = None
     for mark in _KEY_MARKS.finditer(text):
         if mark[1] is None:
@@ -294,9 +303,11 @@ def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
 
 
 def _library(name: str) -> Finder:
-    """Return a finder for a plugin of detect-secrets. Only the plugin's regular expressions are
-    used, because the plugin itself returns a group of the match, which may be no more than a
-    token's prefix."""
+    """Return a finder for a plugin of detect-secrets.
+
+    Only the plugin's regular expressions are used, because the plugin itself returns a group of the
+    match, which may be no more than a token's prefix.
+    """
     module, _, plugin = LIBRARY[name].partition(".")
     try:
         found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)

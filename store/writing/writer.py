@@ -88,8 +88,9 @@ class WriterStats:
 
 
 class Writer:
-    """The writer of records to ``url``; see the module for its rules. Start it, or use it as a
-    context manager.
+    """The writer of records to ``url``; see the module for its rules.
+
+    Start it, or use it as a context manager.
 
     The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor``
     removes secrets from calls before they are written.
@@ -185,9 +186,12 @@ class Writer:
         return found
 
     async def add(self, *records: Record) -> None:
-        """Add records in one transaction. Tasks, policies and metrics replace earlier rows of the
-        same key. Raise :class:`RecordRejected` if one of the records cannot be stored, such as a
-        session whose id, name or key is taken."""
+        """Add records in one transaction.
+
+        Tasks, policies and metrics replace earlier rows of the same key. Raise
+        :class:`RecordRejected` if one of the records cannot be stored, such as a session whose id,
+        name or key is taken.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob(records, done))
         await done
@@ -207,9 +211,12 @@ class Writer:
         self._queue.put_beginning(begun.id, WriteJob((begun,)))
 
     def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
-        """Queue the end of a call. Return a future that is done once the call is committed, so that
-        its client may see the terminal event. The future raises :class:`StoreUnavailable`
-        otherwise, and :class:`RecordRejected` if this call is at fault."""
+        """Queue the end of a call.
+
+        Return a future that is done once the call is committed, so that its client may see the
+        terminal event. The future raises :class:`StoreUnavailable` otherwise, and
+        :class:`RecordRejected` if this call is at fault.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         return done
@@ -241,8 +248,10 @@ class Writer:
     async def seal_session(
         self, session_id: str, outcome: str, at: float, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """Seal a session, and set further columns of it to ``fields``. A session that is sealed
-        already is not changed."""
+        """Seal a session, and set further columns of it to ``fields``.
+
+        A session that is sealed already is not changed.
+        """
         sealed = {**(fields or {}), "sealed_at": at, "outcome": outcome}
         await self.add(Patch("sessions", session_id, sealed, once="sealed_at"))
 
@@ -261,8 +270,10 @@ class Writer:
         self.add_sync(Patch("runs", run_id, {"config": dict(config)}))
 
     def begin_run(self, *begun: RunRecord) -> None:
-        """Start runs, for the first time or again. Each is running until :meth:`finish_run`, and
-        has failed if this process dies before."""
+        """Start runs, for the first time or again.
+
+        Each is running until :meth:`finish_run`, and has failed if this process dies before.
+        """
         self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
 
     def finish_run(
@@ -276,8 +287,10 @@ class Writer:
     def record_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
     ) -> None:
-        """Add a step's numbers in one transaction. A later value of the same name replaces the
-        earlier one."""
+        """Add a step's numbers in one transaction.
+
+        A later value of the same name replaces the earlier one.
+        """
         now = time.time() if at is None else at
         self.add_sync(*(Metric(run_id, step, name, float(v), now) for name, v in values.items()))
 
@@ -304,8 +317,10 @@ class Writer:
                 beat = time.monotonic() + self._lease / 3
 
     def _scrubbed(self, redactor: Redactor, jobs: Sequence[WriteJob]) -> list[WriteJob]:
-        """Return the jobs without secrets. Reject those whose records cannot be redacted; they are
-        not written."""
+        """Return the jobs without secrets.
+
+        Reject those whose records cannot be redacted; they are not written.
+        """
         kept: list[WriteJob] = []
         for job in jobs:
             try:
@@ -361,8 +376,9 @@ class Writer:
         self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: list[WriteJob]) -> None:
-        """Commit the jobs in one transaction, waiting for a database that is busy or away. Jobs
-        whose patience ends meanwhile are given up, and removed from ``jobs``.
+        """Commit the jobs in one transaction, waiting for a database that is busy or away.
+
+        Jobs whose patience ends meanwhile are given up, and removed from ``jobs``.
 
         Raise :class:`RecordRejected` if a record is at fault, else :class:`StoreUnavailable`.
         """
@@ -391,8 +407,11 @@ class Writer:
                 pause = min(1.0, pause * 2)
 
     def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:
-        """Write the jobs in one transaction. ``again`` means that an earlier attempt may have been
-        committed although the server could not confirm it."""
+        """Write the jobs in one transaction.
+
+        ``again`` means that an earlier attempt may have been committed although the server could
+        not confirm it.
+        """
         if file_id(self._engine) != self._file:
             file = self._engine.url.database
             cause = (
@@ -460,8 +479,10 @@ class Writer:
             return False
 
     def _is_noted(self, connection: Connection) -> bool:
-        """Return whether the server has committed the transaction of the latest number. Wait for
-        one that is being committed."""
+        """Return whether the server has committed the transaction of the latest number.
+
+        Wait for one that is being committed.
+        """
         query = select(writers.c.batch).where(writers.c.id == self._writer_id).with_for_update()
         return connection.execute(query).scalar() == self._number
 

@@ -65,8 +65,10 @@ def plan_tree(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TreeSpans | TreeMask | TreeBlocks:
-    """Return the attention plan that suits ``device``. ``sources`` are the tokens whose output is
-    read."""
+    """Return the attention plan that suits ``device``.
+
+    ``sources`` are the tokens whose output is read.
+    """
     if device.type == "cpu":
         return plan_tree_spans(parents, sources, block_tokens, dtype)
     if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
@@ -172,8 +174,10 @@ def _transformers_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature that Transformers calls. Return
-    ``[batch, tokens, heads, dim]``."""
+    """Compute attention with the signature that Transformers calls.
+
+    Return ``[batch, tokens, heads, dim]``.
+    """
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:
         if tree_plan is not None:

@@ -87,8 +87,9 @@ class TokenAccount:
 
 
 def account_of(episode: Episode, reason: str | None) -> TokenAccount:
-    """Return the account of one session. ``reason`` drops all of its trainable tokens; ``None``
-    trains them.
+    """Return the account of one session.
+
+    ``reason`` drops all of its trainable tokens; ``None`` trains them.
 
     Raises :class:`ConservationError` if the session's own table does not add up or does not agree
     with the masks of its samples.
@@ -135,8 +136,10 @@ def trained_tokens(episode: Episode) -> int:
 
 
 def outcome_of(episode: Episode) -> str:
-    """Return the outcome by which a session is judged. It is ``quarantined`` also if a finding that
-    was recorded after the end of the session says so."""
+    """Return the outcome by which a session is judged.
+
+    It is ``quarantined`` also if a finding that was recorded after the end of the session says so.
+    """
     return "quarantined" if quarantined(episode.rewards) else episode.session.outcome or ""
 
 

@@ -27,8 +27,10 @@ BLOCK: Final = 128
 
 @cache
 def _compiled() -> Any:
-    """Compile FlexAttention, which otherwise computes all ``N²`` scores. Compiling loads much of
-    PyTorch, so it is done at first use."""
+    """Compile FlexAttention, which otherwise computes all ``N²`` scores.
+
+    Compiling loads much of PyTorch, so it is done at first use.
+    """
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -169,8 +169,10 @@ def _tree_bins(
 def _plain_bins(
     branches: Sequence[Index], occupied: Sequence[int], config: PackingConfig
 ) -> Iterator[list[int]]:
-    """Yield bins of branches by length; a bin ends where the budget ends. For ``padded``, padding
-    counts."""
+    """Yield bins of branches by length; a bin ends where the budget ends.
+
+    For ``padded``, padding counts.
+    """
     current: list[int] = []
     total = 0
     for i in sorted(occupied, key=lambda i: len(branches[i])):

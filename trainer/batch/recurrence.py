@@ -56,8 +56,10 @@ class TreeStates:
 
 
 def plan_states(parents: NDArray[np.int64], device: torch.device | str = "cpu") -> TreeStates:
-    """Plan the recurrences of a pack. ``parents`` is ``int64[N]``, in depth-first order, -1 at a
-    root."""
+    """Plan the recurrences of a pack.
+
+    ``parents`` is ``int64[N]``, in depth-first order, -1 at a root.
+    """
     count = len(parents)
     children = np.bincount(parents[parents >= 0], minlength=count)
     follows = (parents >= 0) & (children[parents] == 1)

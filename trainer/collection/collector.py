@@ -89,8 +89,10 @@ class Collector:
             return self._book.as_data()
 
     def __call__(self, step: int, version: int) -> list[Episode]:
-        """Wait for the step's groups and return their sessions. Raise any error of running or
-        loading one."""
+        """Wait for the step's groups and return their sessions.
+
+        Raise any error of running or loading one.
+        """
         with self._changed:
             self._version, self._steps_left = version, self._config.steps - step
             self._training = False

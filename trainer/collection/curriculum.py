@@ -26,8 +26,10 @@ class TaskChoice:
         self._lock = threading.Lock()
 
     def learn(self, attempts: Iterable[tuple[str, float]]) -> None:
-        """Count attempts, each given as the key of a task and the reward. Unknown keys are
-        ignored."""
+        """Count attempts, each given as the key of a task and the reward.
+
+        Unknown keys are ignored.
+        """
         with self._lock:
             for key, reward in attempts:
                 if (place := self._places.get(key)) is not None:

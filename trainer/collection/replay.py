@@ -179,7 +179,9 @@ def _items(
     success: Success, advantage: float, session: int, load: Callable[[str], Episode]
 ) -> list[TrainItem]:
     """Return the session's branches as the step's ``session``-th; each replayed session is a group.
-    The list is empty if the store no longer has the session."""
+
+    The list is empty if the store no longer has the session.
+    """
     try:
         episode = load(success.session_id)
     except NotFound:

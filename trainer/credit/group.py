@@ -108,8 +108,10 @@ class CreditGroup:
 
     @cached_property
     def call_rewards(self) -> dict[tuple[int, str], float]:
-        """Reward of each call itself, by episode and call. It is the sum over names; of several
-        rewards with one name, the latest counts."""
+        """Reward of each call itself, by episode and call.
+
+        It is the sum over names; of several rewards with one name, the latest counts.
+        """
         return {
             (number, call_id): value
             for number, one in enumerate(self.numbers)
@@ -126,8 +128,11 @@ class CreditGroup:
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
-        """``float64[G]``: the return of each episode. With ``reward_turns`` it is ``rewards``,
-        which includes the rewards of calls already; otherwise they are added."""
+        """``float64[G]``: the return of each episode.
+
+        With ``reward_turns`` it is ``rewards``, which includes the rewards of calls already;
+        otherwise they are added.
+        """
         totals = self.rewards.copy()
         if self.config.reward_turns is None:
             for (episode, _), value in self.call_rewards.items():
@@ -180,8 +185,11 @@ STEPWISE: Final = "reads_step_rewards"
 
 
 def stepwise(advantage: Advantage) -> Advantage:
-    """Mark an estimator that reads the rewards of single calls. It compares sessions by
-    :attr:`CreditGroup.totals`, and accepts sessions that have no other reward."""
+    """Mark an estimator that reads the rewards of single calls.
+
+    It compares sessions by :attr:`CreditGroup.totals`, and accepts sessions that have no other
+    reward.
+    """
     setattr(advantage, STEPWISE, True)
     return advantage
 

@@ -59,8 +59,10 @@ class TrainedPolicy:
         return prepare(own, version, config, self.memory, teacher)
 
     def load_checkpoint(self, name: str) -> Progress:
-        """Load the checkpoint ``name``. Raises
-        :class:`bridle.trainer.learner.checkpoint.CheckpointError`."""
+        """Load the checkpoint ``name``.
+
+        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError`.
+        """
         progress = self.learner.load_checkpoint(self.directory / name)
         self.kept_memory, self.memory = progress.memory, dict(progress.memory)
         return progress

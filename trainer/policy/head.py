@@ -19,8 +19,10 @@ _PROBED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output head, from hidden states to logits. It is kept apart from the body so that logits
-    are computed for needed tokens only."""
+    """The output head, from hidden states to logits.
+
+    It is kept apart from the body so that logits are computed for needed tokens only.
+    """
 
     layer: nn.Module
     scale: float = 1.0

@@ -101,8 +101,9 @@ def write_version(
     origin: Path,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
-    """Write ``policy`` as ``v00000012/`` in ``directory``, whole or not at all. Return path and
-    digest.
+    """Write ``policy`` as ``v00000012/`` in ``directory``, whole or not at all.
+
+    Return path and digest.
 
     ``origin`` is the model directory that the policy began as, and has its tokenizer. A policy that
     computes in 16 bits, as its engine then does, is written in the 16 bits of ``origin``; one that

@@ -83,8 +83,10 @@ class Replicas(Generic[Engine]):
             return False
 
     def _on_each(self, swap: Callable[[str], float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Swap all engines at the same time. Return the gap of each that took the weights, and the
-        error of each of the others."""
+        """Swap all engines at the same time.
+
+        Return the gap of each that took the weights, and the error of each of the others.
+        """
         gaps: dict[str, float] = {}
         lagging: dict[str, str] = {}
         with ThreadPoolExecutor(len(self.engines), "publish") as pool:
@@ -98,8 +100,10 @@ class Replicas(Generic[Engine]):
 
 
 class ReplicaPublisher(Replicas[EngineControl]):
-    """A publisher through directories, which every engine reads. It is made as :class:`Replicas`
-    is."""
+    """A publisher through directories, which every engine reads.
+
+    It is made as :class:`Replicas` is.
+    """
 
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
         """Write ``policy`` as ``version`` once, and have every engine load and verify it.

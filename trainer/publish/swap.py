@@ -45,8 +45,10 @@ class EngineControl(Protocol):
 
 
 class PublishError(BridleError):
-    """The engine does not serve the new weights. It serves the previous ones unless the message
-    says otherwise."""
+    """The engine does not serve the new weights.
+
+    It serves the previous ones unless the message says otherwise.
+    """
 
     retryable = True
 

@@ -72,9 +72,11 @@ def examples_from_store(
     left_out: Counter[str],
     accounts: dict[str, Conservation] | None = None,
 ) -> list[SftExample]:
-    """Return the samples of the selected sessions, exactly as they were sampled. ``left_out``
-    counts the sessions that are left out, by reason; ``accounts`` receives the account of each
-    session's tokens."""
+    """Return the samples of the selected sessions, exactly as they were sampled.
+
+    ``left_out`` counts the sessions that are left out, by reason; ``accounts`` receives the account
+    of each session's tokens.
+    """
     report = ExportReport(Path())
     found = []
     for session in select(reader, selection, report):
@@ -118,8 +120,10 @@ def examples_from_parquet(
 def examples_from_jsonl(
     path: Path, tokenizer: Tokenizer, left_out: Counter[str]
 ) -> list[SftExample]:
-    """Read the examples of a file of JSON lines. A line holds a conversation,
-    ``{"messages": […]}``, or a prompt with its completion, both of them messages or both text.
+    """Read the examples of a file of JSON lines.
+
+    A line holds a conversation, ``{"messages": […]}``, or a prompt with its completion, both of
+    them messages or both text.
 
     ``tools`` beside messages are a list, as OpenAI takes them, or JSON text, as TRL does. Lines
     with tool arguments that no template can render are counted in ``left_out``, by reason.
@@ -248,8 +252,11 @@ class _Pieces:
         self._mask += [False] * len(ids)
 
     def add_reply(self, text: str) -> None:
-        """Append a reply. Its last end-of-turn token ends the learned part, because the rest is the
-        template's and not the policy's."""
+        """Append a reply.
+
+        Its last end-of-turn token ends the learned part, because the rest is the template's and not
+        the policy's.
+        """
         ids = self._tokenizer.encode(text)
         ends = [i for i, token in enumerate(ids) if token in self._tokenizer.eos_token_ids]
         length = ends[-1] + 1 if ends else len(ids)

@@ -21,8 +21,10 @@ BEFORE, INSIDE, AFTER = range(3)
 
 @ReasoningParserManager.register_module("bridle_thinking")
 class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not installed here
-    """A parser for replies that may open their reasoning. When streaming, vLLM makes one per
-    reply."""
+    """A parser for replies that may open their reasoning.
+
+    When streaming, vLLM makes one per reply.
+    """
 
     first_place = BEFORE
 

@@ -113,8 +113,10 @@ class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vL
     _incoming: Incoming | None = None
 
     def init_transfer_engine(self, init_info: Announcement) -> None:
-        """Begin to receive. Raise ValueError if the tensors are not a version of the served
-        model."""
+        """Begin to receive.
+
+        Raise ValueError if the tensors are not a version of the served model.
+        """
         check_shapes(Path(self.vllm_config.model_config.model), init_info.shapes)
         self.shutdown()
         parallel = self.parallel_config

@@ -439,8 +439,10 @@ async def _send(process: asyncio.subprocess.Process, line: bytes) -> None:
 
 
 def _exit_code(told: Mapping[str, Any], launch: Launch) -> int:
-    """Return the exit code of a launch. Raise the error that it reports if the process did not
-    start."""
+    """Return the exit code of a launch.
+
+    Raise the error that it reports if the process did not start.
+    """
     if told.get("error") == "directory":
         raise DirectoryGone("the directory to start in does not exist")
     if told.get("error") == "start":
@@ -474,9 +476,12 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def extract(tar: tarfile.TarFile, target: Path) -> None:
-    """Extract an archive of an agent's files. Leave out entries that would lie, or lead, outside of
-    the folder, that are no files or folders, or that are too deep or too large. Pythons before
-    3.11.4 cannot detect where a link leads, so with them all links are left out."""
+    """Extract an archive of an agent's files.
+
+    Leave out entries that would lie, or lead, outside of the folder, that are no files or folders,
+    or that are too deep or too large. Pythons before 3.11.4 cannot detect where a link leads, so
+    with them all links are left out.
+    """
     members = _bounded(tar)
     if hasattr(tarfile, "data_filter"):
         tar.extractall(target, members=members, filter=_harmless)  # noqa: S202 - filtered

@@ -1,5 +1,7 @@
-"""The loader of the tasks of a verifiers environment. The Python that has the environment installed
-lists them."""
+"""The loader of the tasks of a verifiers environment.
+
+The Python that has the environment installed lists them.
+"""
 
 from __future__ import annotations
 

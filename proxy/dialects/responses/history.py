@@ -124,8 +124,10 @@ def add_items(
 
 
 def _kind(item: Json, field: str) -> str:
-    """Return the item's type. An item without one is a message if it has a role, else a
-    reference."""
+    """Return the item's type.
+
+    An item without one is a message if it has a role, else a reference.
+    """
     if item.get("type"):
         return type_of(item, field)
     return "message" if item.get("role") is not None else "item_reference"

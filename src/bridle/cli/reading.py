@@ -20,8 +20,10 @@ _RUNS_NAMED: Final = 5
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """Yield a reader of ``store``. The store must exist, and its schema must not be newer than this
-    Bridle knows."""
+    """Yield a reader of ``store``.
+
+    The store must exist, and its schema must not be newer than this Bridle knows.
+    """
     require_store(store)
     with Reader(store) as opened:
         refuse_newer(opened.engine)

@@ -230,8 +230,10 @@ class RunConfig:
 
     @property
     def shared_store(self) -> str | None:
-        """The store of the recordings, or else of the running services. ``None`` for a run that
-        starts its own proxy, which has a store of its own."""
+        """The store of the recordings, or else of the running services.
+
+        ``None`` for a run that starts its own proxy, which has a store of its own.
+        """
         if self.recordings.store is not None or not self.services.engine_urls:
             return self.recordings.store
         return self.services.store or default_store()

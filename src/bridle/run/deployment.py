@@ -28,8 +28,10 @@ PACKAGES: Final = ("bridle-rl", "torch", "transformers", "peft", "sqlalchemy", "
 
 
 def examine_keys() -> dict[str, Any]:
-    """Return which keys are set. A key file that other users can read, or that cannot be read, is
-    broken."""
+    """Return which keys are set.
+
+    A key file that other users can read, or that cannot be read, is broken.
+    """
     lines, broken = [], []
     for variable in KEYS:
         named = os.environ.get(f"{variable}_FILE")
@@ -77,8 +79,10 @@ def examine_disk(store: str) -> dict[str, Any]:
 
 
 def examine_versions() -> dict[str, Any]:
-    """Return the versions that run here, so that two machines can be compared. None of them is
-    broken."""
+    """Return the versions that run here, so that two machines can be compared.
+
+    None of them is broken.
+    """
     lines = [f"Python {platform.python_version()} on {platform.platform(terse=True)}"]
     for package in PACKAGES:
         try:

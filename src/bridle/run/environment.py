@@ -64,8 +64,9 @@ def default_proxy() -> str:
 
 def key_in(variable: str) -> str | None:
     """Return the key in an environment variable, or else in the file that ``VARIABLE_FILE`` names.
-    An empty key is ``None``, and opens nothing. Raise ``OSError`` for a file that cannot be
-    read."""
+
+    An empty key is ``None``, and opens nothing. Raise ``OSError`` for a file that cannot be read.
+    """
     if not os.environ.get(variable) and (path := os.environ.get(f"{variable}_FILE")):
         return Path(path).read_text().strip() or None
     return os.environ.get(variable) or None
@@ -104,9 +105,11 @@ def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
 
 
 def made_admin_key() -> str:
-    """Return this user's admin key for proxies on this machine. It is made at its first use, in a
-    file that only the user can read. Raise :class:`bridle.errors.UsageError` if it cannot be
-    kept."""
+    """Return this user's admin key for proxies on this machine.
+
+    It is made at its first use, in a file that only the user can read. Raise
+    :class:`bridle.errors.UsageError` if it cannot be kept.
+    """
     file = admin_key_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

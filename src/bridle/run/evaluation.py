@@ -87,8 +87,10 @@ def attempts_in(
     version: int | None,
     rule: Aggregation = SCORES,
 ) -> list[Attempt]:
-    """Return the attempts among ``results``, which are those with a verdict. ``rule`` makes a
-    session's rewards one number."""
+    """Return the attempts among ``results``, which are those with a verdict.
+
+    ``rule`` makes a session's rewards one number.
+    """
     attempts = []
     for result in results:
         value = attempt_reward(result.outcome, result.rewards, rule)
@@ -154,8 +156,9 @@ class HeldOut:
 def keep_best(
     directory: Path, measured: Evaluation, version: int, policy: Weights, tokenizer: Path
 ) -> bool:
-    """Save ``policy`` below ``directory`` unless an earlier measurement was as good. Return whether
-    it was saved.
+    """Save ``policy`` below ``directory`` unless an earlier measurement was as good.
+
+    Return whether it was saved.
 
     The folder appears by one rename; it holds a model directory and :data:`FIGURES`.
     """

@@ -54,8 +54,10 @@ def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
-    """Split ``NAME=VALUE`` into two texts. Raise :class:`bridle.errors.UsageError` for another
-    form."""
+    """Split ``NAME=VALUE`` into two texts.
+
+    Raise :class:`bridle.errors.UsageError` for another form.
+    """
     name, _, value = text.partition("=")
     if not name or not value:
         raise UsageError(f"{option} {text}: expected NAME=VALUE")

@@ -67,8 +67,9 @@ def train_recorded(
     on_step: Callable[[StepReport], bool | None],
     on_rule: Callable[[str], None] = log.info,
 ) -> GrpoLoop:
-    """Train ``plan.policy`` on recorded sessions, each group once, or resume such a run. Of
-    sessions with several policies, the tokens of ``plan.name`` are trained.
+    """Train ``plan.policy`` on recorded sessions, each group once, or resume such a run.
+
+    Of sessions with several policies, the tokens of ``plan.name`` are trained.
 
     Without ``recordings.wait_for`` the run ends after the groups that are there, or after
     ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of

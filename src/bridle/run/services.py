@@ -46,8 +46,11 @@ class Service:
         threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Prepare the process. ``keys`` are the keys that it gets, as environment variables; none
-        of this process's own is passed on."""
+        """Prepare the process.
+
+        ``keys`` are the keys that it gets, as environment variables; none of this process's own is
+        passed on.
+        """
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads

@@ -97,8 +97,10 @@ def settings_from(
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, str]:
-    """Return ``a.b=VALUE`` texts as a mapping from dotted names to the texts of values. Raise
-    :class:`SettingsError`."""
+    """Return ``a.b=VALUE`` texts as a mapping from dotted names to the texts of values.
+
+    Raise :class:`SettingsError`.
+    """
     values = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")

@@ -98,8 +98,10 @@ def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
 
 
 def running_stack(services: ServicesConfig) -> Stack:
-    """Return the stack of services that are running, with the keys of the environment. Raise
-    :class:`StackError` if the first engine does not answer."""
+    """Return the stack of services that are running, with the keys of the environment.
+
+    Raise :class:`StackError` if the first engine does not answer.
+    """
     proxy_url = services.proxy_url or default_proxy()
     first, *more = services.engine_urls
     engine_key = key_in(API_KEY_VARIABLE)
@@ -273,9 +275,11 @@ def proxy(
     host: str = "127.0.0.1",
     further: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
-    """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``. Yield
-    the proxy's base URL and the admin key that it asks for. ``further`` are options of
-    ``bridle proxy``."""
+    """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``.
+
+    Yield the proxy's base URL and the admin key that it asks for. ``further`` are options of
+    ``bridle proxy``.
+    """
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
     arguments += ["--store", store, "--host", host, "--port", "0", *further]
     admin_key = new_key()

@@ -163,8 +163,9 @@ def train(
     given: GivenRewards | None = None,
     further: Mapping[str, Stack] = MappingProxyType({}),
 ) -> GrpoLoop:
-    """Run or resume ``plan``. Return the loop, whose learner is closed if it was spread over
-    devices.
+    """Run or resume ``plan``.
+
+    Return the loop, whose learner is closed if it was spread over devices.
 
     ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version of
     it that an earlier attempt published; so must ``further``, by name, each of ``plan.others``. A
@@ -346,8 +347,11 @@ def resumable() -> Iterator[None]:
 def loaded_episode(
     reader: Reader, session_id: str, rules: SampleRules, given: GivenRewards | None = None
 ) -> Episode:
-    """Return the episode of a session. If its record contradicts itself, it has no samples, and its
-    tokens are dropped as ``tree_broken``. Raise :class:`bridle.harnesses.given.RewardsDiffer`."""
+    """Return the episode of a session.
+
+    If its record contradicts itself, it has no samples, and its tokens are dropped as
+    ``tree_broken``. Raise :class:`bridle.harnesses.given.RewardsDiffer`.
+    """
     session = LoadedSession.load(reader, session_id)
     if given is not None and session.record.outcome in FINISHED:
         if not given.knows(session_id):

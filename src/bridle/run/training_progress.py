@@ -15,8 +15,11 @@ LINE_EVERY_S = 15.0
 
 
 class TrainingProgress:
-    """The progress of a run. It prints where the run is recorded, and then how many sessions of the
-    step have ended, with their mean reward. Sessions end in another thread than steps."""
+    """The progress of a run.
+
+    It prints where the run is recorded, and then how many sessions of the step have ended, with
+    their mean reward. Sessions end in another thread than steps.
+    """
 
     def __init__(
         self,

@@ -112,8 +112,10 @@ def _message_lines(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
-    """Return a unified diff with three lines of context. Lines that follow the whole old
-    conversation are the next turn, and no change."""
+    """Return a unified diff with three lines of context.
+
+    Lines that follow the whole old conversation are the next turn, and no change.
+    """
     shared = 0
     for one, other in zip_longest(old, new):
         if one != other:

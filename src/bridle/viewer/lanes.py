@@ -43,8 +43,10 @@ class Lanes:
 
 
 def lanes_of(lines: Sequence[SessionLine]) -> Lanes:
-    """Return the lanes of these sessions, in their order. The lane of a running session ends at its
-    last call."""
+    """Return the lanes of these sessions, in their order.
+
+    The lane of a running session ends at its last call.
+    """
     if not lines:
         return Lanes(0.0, ())
     spans = [_times(line) for line in lines]

@@ -17,9 +17,12 @@ TokenText = Callable[[int], str]
 
 
 def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
-    """Return the turns with their depths. A turn comes below the turn that it continues. It is one
-    deeper if a later turn continues the same one, or if it broke. A sub-agent, which continues
-    none, is one deeper than the turn after which it began."""
+    """Return the turns with their depths.
+
+    A turn comes below the turn that it continues. It is one deeper if a later turn continues the
+    same one, or if it broke. A sub-agent, which continues none, is one deeper than the turn after
+    which it began.
+    """
     below: dict[int | None, list[Turn]] = {}
     began_after = None
     for turn in turns:

@@ -116,8 +116,10 @@ def _explain(store: str, about: str, json: bool) -> None:
 
 
 def print_findings(subject: str, found: Sequence[Finding]) -> None:
-    """Print each finding with its evidence and remedy. The first finding is the cause of the
-    others."""
+    """Print each finding with its evidence and remedy.
+
+    The first finding is the cause of the others.
+    """
     if not found:
         _say(f"{subject}: nothing is wrong in the record.")
         return

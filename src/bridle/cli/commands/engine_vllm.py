@@ -143,8 +143,10 @@ def vllm(
 
 
 def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> None:
-    """Announce the server, and wait until a signal. End the command if vLLM is not started
-    again."""
+    """Announce the server, and wait until a signal.
+
+    End the command if vLLM is not started again.
+    """
     announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
     wait_for_signal(lambda: server.refusal is not None)
     if server.refusal is not None:

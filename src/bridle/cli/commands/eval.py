@@ -121,8 +121,10 @@ def eval(
 def _serve(
     context: typer.Context, policy: Path, engine: EngineKind, output: Path
 ) -> tuple[str, str | None]:
-    """Start an engine and a proxy that run as long as the command. Return the proxy's URL and its
-    key."""
+    """Start an engine and a proxy that run as long as the command.
+
+    Return the proxy's URL and its key.
+    """
     with needs_extra("train", "serving a policy needs the training extra"):
         from bridle.run.stack import stack
     from bridle.store.schema.database import migrate

@@ -48,8 +48,9 @@ class RecordingCost:
 
 
 def recording_cost(workload: Workload, model: Path) -> RecordingCost:
-    """Record sessions of the workload's shape, in whole turns, with the model's tokenizer. Return
-    what they cost.
+    """Record sessions of the workload's shape, in whole turns, with the model's tokenizer.
+
+    Return what they cost.
 
     Raise :class:`NotMeasured`, and :class:`bridle.run.services.ServiceFailed`.
     """

@@ -61,8 +61,10 @@ def this_machine() -> Device:
 
 
 def _rate(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Return how often ``work`` can be done per second. The best time counts, because other work on
-    this machine makes single times longer."""
+    """Return how often ``work`` can be done per second.
+
+    The best time counts, because other work on this machine makes single times longer.
+    """
     work()
     wait()
     ends, best = time.perf_counter() + _SECONDS, float("inf")
