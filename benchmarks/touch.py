@@ -219,8 +219,11 @@ def touched() -> dict[str, list[str]]:
 
 
 def naming(distribution: str) -> list[str]:
-    """Return the product files that contain the name of a distribution, of a module of it, or of a
-    part that it brings, in quotation marks."""
+    """Return the product files that contain a name of a distribution.
+
+    The name is its own, that of a module of it, or that of a part that it brings, in quotation
+    marks.
+    """
     file = _CHECKOUT / "tests" / "distributions" / distribution / "pyproject.toml"
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     groups: Mapping[str, Mapping[str, str]] = project["entry-points"]

@@ -74,8 +74,10 @@ class TrainSettings:
 
     @property
     def shape(self) -> TinyShape:
-        """The shape of the policy, with twice as many query heads as key heads, and heads of 128
-        numbers in a wide policy."""
+        """The shape of the policy, with twice as many query heads as key heads.
+
+        A wide policy has heads of 128 numbers.
+        """
         kv_heads = max(1, self.hidden // 256)
         return replace(
             SHAPE,
@@ -88,8 +90,10 @@ class TrainSettings:
 
     @property
     def hybrid(self) -> TinyShape:
-        """The shape of the hybrid policy: three layers of Gated DeltaNet for each layer of
-        attention, as in Qwen3.5."""
+        """The shape of the hybrid policy.
+
+        It has three layers of Gated DeltaNet for each layer of attention, as in Qwen3.5.
+        """
         return replace(self.shape, layers=max(4, self.layers))
 
 
@@ -141,8 +145,7 @@ def batches(settings: TrainSettings) -> list[Batch]:
 
 
 def branching_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
-    """Return the turns of a session that thinks in every turn, and whose history has no
-    thinking."""
+    """Return the turns of a session that thinks in every turn, with no thinking in its history."""
     rng = np.random.default_rng(1)
     history = _tokens(rng, settings.question)
     items = []

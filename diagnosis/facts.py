@@ -202,8 +202,7 @@ def read_facts(
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
-    """Return whether any of the sessions belongs to a run, or has a task with data for a
-    verifier."""
+    """Whether any of the sessions belongs to a run, or has a task with data for a verifier."""
     of_task = and_(
         tasks.c.suite == sessions.c.task_suite,
         tasks.c.split == sessions.c.task_split,

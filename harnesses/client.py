@@ -163,8 +163,10 @@ class Client:
         return _read(reply, dict[str, str])["verifier_key"]
 
     async def private_files(self) -> list[Path]:
-        """Return the files of the proxy's machine that no session may see, or none if the proxy is
-        too old to name them."""
+        """Return the files of the proxy's machine that no session may see.
+
+        Return none if the proxy is too old to name them.
+        """
         try:
             reply = await self._send("GET", "/private-files")
         except ControlError as error:

@@ -1,5 +1,7 @@
-"""The locations of the harnesses: the pinned ones from the two ``install`` scripts, or the
-system's."""
+"""The locations of the harnesses, the pinned ones or the system's.
+
+The two ``install`` scripts install the pinned ones.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,10 @@ class HostPrograms:
 
 
 def pinned_version(package: str) -> str | None:
-    """Return the version of ``package`` that the install scripts put here, or ``None`` if they do
-    not install it."""
+    """Return the version of ``package`` that the install scripts put here.
+
+    Return ``None`` if they do not install it.
+    """
     for manifest in (NODE / "package.json", NODE / "more/package.json"):
         pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
         if package in pins:

@@ -1,10 +1,10 @@
-"""The rollout runner: it creates sessions, has a fleet run them, and rewards and seals them, many
-at a time.
+"""The rollout runner: it creates sessions, has a fleet run them, and rewards and seals them.
 
-An agent that fails or runs out of time is a result like any other. Only a failure of the machinery
-(proxy, machine, sandbox, verifier) is retried, in a new session with the label ``retry_of``; the
-failed session is sealed as ``infrastructure``, so that it is not trained on. Only this module
-rewards and seals a session, and only once, so that a machine that was taken for dead adds nothing.
+Many sessions run at a time. An agent that fails or runs out of time is a result like any other.
+Only a failure of the machinery (proxy, machine, sandbox, verifier) is retried, in a new session
+with the label ``retry_of``; the failed session is sealed as ``infrastructure``, so that it is not
+trained on. Only this module rewards and seals a session, and only once, so that a machine that was
+taken for dead adds nothing.
 """
 
 from __future__ import annotations
@@ -198,8 +198,10 @@ class Rollout:
         jobs: Iterable[Job],
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
-        """Return all results in the order in which they arrived; ``progress`` is called with
-        each."""
+        """Return all results in the order in which they arrived.
+
+        ``progress`` is called with each.
+        """
         results = []
         stream = self.run(jobs)
         async with contextlib.aclosing(stream):
@@ -385,11 +387,10 @@ def _reported(session: Session, found: Finding, mode: FindingMode) -> Reward:
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``ending``, however often the wait is cancelled, because the client is closed right
-    after.
+    """Wait for ``ending``, however often the wait is cancelled.
 
-    Call it only while an error is being raised already, because a cancellation that arrives
-    meanwhile is lost.
+    The client is closed right after, so ``ending`` must be over by then. Call it only while an
+    error is being raised already, because a cancellation that arrives meanwhile is lost.
     """
     task = asyncio.ensure_future(ending)
     while not task.done():

@@ -151,8 +151,10 @@ class App:
         await (await self._control_api())(scope, read, send)
 
     async def _control_api(self) -> FastAPI:
-        """Return the control API, which is made at its first use: it takes a fifth of the proxy's
-        memory, and many proxies only get data requests."""
+        """Return the control API, which is made at its first use.
+
+        It takes a fifth of the proxy's memory, and many proxies only get data requests.
+        """
         if self._control is None:
             making = asyncio.to_thread(_control_api, self._running, self._routers)
             self._control = asyncio.ensure_future(making)

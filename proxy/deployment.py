@@ -134,8 +134,11 @@ class Deployment:
             self._set_fresh(time.monotonic())
 
     async def _patiently(self, read: Callable[[], Awaitable[Result]], instead: Result) -> Result:
-        """Return what ``read`` returns; a store that is away is tried again for as long as a
-        record would wait for it. If calls are forwarded without a store, return ``instead``."""
+        """Return the result of ``read``.
+
+        A store that is away is tried again for as long as a record would wait for it. If calls are
+        forwarded without a store, return ``instead``.
+        """
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -191,8 +194,10 @@ class Deployment:
             self._store_failed = False
 
     async def _note(self) -> None:
-        """Note in this process's row what has been read, and the running calls: at once if others
-        may wait for them."""
+        """Note in this process's row what has been read, and the running calls.
+
+        Do so at once if others may wait for them.
+        """
         gates = [pool.gate for pool in self._pools.values()]
         report = {
             "running": sum(gate.running for gate in gates),
@@ -305,8 +310,10 @@ class Deployment:
     async def _others(
         self, revision: int, done: Callable[[Member], bool], deadline: float = math.inf
     ) -> None:
-        """Wait until every other live process has read ``revision`` and is ``done`` by its report,
-        or until the ``deadline`` on the monotonic clock."""
+        """Wait until every other live process has read ``revision`` and is ``done`` by its report.
+
+        Wait no longer than until the ``deadline`` on the monotonic clock.
+        """
         while True:
             members = await self._in_store(lambda: self._store.others(self._writer.id))
             if all(member.seen >= revision and done(member) for member in members):

@@ -28,8 +28,10 @@ LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
-    """Return whether ``host`` is a name or address of this machine that no other machine can
-    reach."""
+    """Return whether ``host`` is this machine and no other machine can reach it.
+
+    ``host`` is a name or an address.
+    """
     if not host:
         return False
     if host in LOOPBACK_NAMES:
@@ -143,8 +145,10 @@ _ROUTES: Final = (
 
 
 def engine_base(url: str) -> str:
-    """Return an engine's base URL: ``url`` without a route, such as ``/v1/chat/completions``, and
-    without ``/v1``."""
+    """Return an engine's base URL.
+
+    It is ``url`` without a route, such as ``/v1/chat/completions``, and without ``/v1``.
+    """
     base = url.rstrip("/")
     for route in _ROUTES:
         base = base.removesuffix(route)

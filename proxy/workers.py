@@ -33,8 +33,11 @@ class WorkerPool:
         routers: Routers = (),
         pages: Pages | None = None,
     ) -> None:
-        """``routers`` and ``pages`` must be module-level functions, or partial ones: each worker
-        calls them."""
+        """Create the pool.
+
+        ``routers`` and ``pages`` must be module-level functions, or partial ones: each worker calls
+        them.
+        """
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)

@@ -213,8 +213,10 @@ def check_spans(session: LoadedSession, found: Findings) -> None:
 
 
 def check_calls(session: LoadedSession, found: Findings) -> None:
-    """Check each call against its spans: their number, positions and tokens, and the call's
-    usage."""
+    """Check each call against its spans.
+
+    The check covers their number, positions and tokens, and the call's usage.
+    """
     spans_of: dict[str, list[SpanRow]] = {}
     for row in session.spans:
         spans_of.setdefault(row.span.call_id, []).append(row)
@@ -284,8 +286,10 @@ def _last_version(span: Span, take: int) -> int:
 def check_samples(
     session: LoadedSession, rules: SampleRules, samples: Sequence[Sample], found: Findings
 ) -> None:
-    """Check samples against the spans that they show: each allowed token is trained exactly
-    once."""
+    """Check samples against the spans that they show.
+
+    Each allowed token must be trained exactly once.
+    """
     sampled = {row.span.id: row for row in session.tree.sampled()}
     trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
     for number, sample in enumerate(samples):

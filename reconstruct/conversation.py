@@ -60,8 +60,10 @@ _TEXT_PARTS: Final = frozenset(
 
 
 def holds_media(message: Message) -> bool:
-    """Whether a message has a part that is not text: an image, sound, a file, or one of a type that
-    is not known here."""
+    """Whether a message has a part that is not text.
+
+    Such a part is an image, sound, a file, or one of a type that is not known here.
+    """
     parts = message.content if isinstance(message.content, list) else ()
     return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
 

@@ -71,8 +71,11 @@ class RecordedStore:
         return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """Yield the sessions that match ``filters`` (those of ``Reader.sessions``), oldest first,
-        with the rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        """Yield the sessions that match ``filters``, oldest first, with the rewards that count.
+
+        The filters are those of ``Reader.sessions``. The rewards that count are those of
+        :class:`bridle.reconstruct.rewards.CountedRewards`.
+        """
         return RecordedSession.stream(
             self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
         )

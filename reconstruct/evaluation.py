@@ -158,10 +158,10 @@ def task_key(session: SessionRecord) -> str:
 def attempt_reward(
     outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
 ) -> float | None:
-    """Return the reward of one attempt, or ``None`` if it has none or its outcome is not in
-    ``MEASURED``.
+    """Return the reward of one attempt, or ``None``.
 
-    The reward of a quarantined session is at most 0.
+    The result is ``None`` if the attempt has no reward or its outcome is not in ``MEASURED``. The
+    reward of a quarantined session is at most 0.
     """
     value = aggregation.value(rewards) if outcome in MEASURED else None
     return min(0.0, value) if value is not None and outcome == QUARANTINED else value
@@ -176,11 +176,11 @@ def attempts_of(
     wanted: Callable[[SessionRecord], bool] = lambda _session: True,
     notice: Callable[[Aggregation, Sequence[Reward]], None] = lambda _rule, _rewards: None,
 ) -> list[Attempt]:
-    """Return the recorded attempts: sealed sessions on a task, with a reward and a measured
-    outcome.
+    """Return the recorded attempts.
 
-    A session's reward is its number by the rules of its run; ``sources`` replace the run's sources.
-    ``notice`` is called with the rule and the rewards of each attempt.
+    They are sealed sessions on a task, with a reward and a measured outcome. A session's reward is
+    its number by the rules of its run; ``sources`` replace the run's sources. ``notice`` is called
+    with the rule and the rewards of each attempt.
     """
     counted = CountedRewards(reader, sources)
     sessions = [

@@ -55,8 +55,11 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
-    """Return the latest score ``name`` of each call that has one, in the order in which they were
-    given. No value is above 0 in a session that a finding zeroes."""
+    """Return the latest score ``name`` of each call that has one.
+
+    The scores are in the order in which they were given. No value is above 0 in a session that a
+    finding zeroes.
+    """
     given = list(rewards)
     limit = _limit(given)
     latest = _scores(one for one in given if one.name == name)
@@ -186,11 +189,10 @@ class Aggregation:
         return self.numbers(rewards).value
 
     def role(self, rewards: Iterable[Reward], name: str, factor: float | None) -> float | None:
-        """Return the session's reward ``name`` as the number of one role, or ``None`` if it has
-        none.
+        """Return the session's reward ``name`` as the number of one role.
 
-        ``factor`` applies if there are weights that do not name the reward. If it is ``None``, such
-        a reward does not count.
+        The result is ``None`` if the session has none. ``factor`` applies if there are weights that
+        do not name the reward. If it is ``None``, such a reward does not count.
         """
         given = list(rewards)
         named = _whole(self.counted(given))
@@ -308,8 +310,10 @@ class CountedRewards:
 
 
 class RewardNotice:
-    """A callback that reports which rewards make up a session's number, each different statement
-    once."""
+    """A callback that reports which rewards make up a session's number.
+
+    Each different statement is reported once.
+    """
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -323,8 +327,10 @@ class RewardNotice:
 
 
 def _limit(rewards: Iterable[Reward]) -> Callable[[float], float]:
-    """Return a function that caps numbers at 0 if a finding zeroes the session, else the
-    identity."""
+    """Return a function that caps numbers at 0 if a finding zeroes the session.
+
+    Otherwise, return the identity.
+    """
     return (lambda value: min(0.0, value)) if zeroed(rewards) else (lambda value: value)
 
 

@@ -1,6 +1,6 @@
-"""Diagnoses from the record, such as why nothing trains, why a conversation became several rows or
-why a run is slow. Each has its evidence and a remedy.
+"""Diagnoses from the record, each with its evidence and a remedy.
 
+Examples are why nothing trains, why a conversation became several rows or why a run is slow.
 :func:`findings` is a pure function of :class:`bridle.diagnosis.facts.Facts`. Causes come before
 their consequences: a call without token ids has no trainable token, whatever else is wrong.
 """

@@ -90,8 +90,7 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """The special tokens by name (``bos_token``, ``eos_token`` …), as the template sees
-        them."""
+        """The special tokens by name (``bos_token``, ``eos_token`` …) as the template sees them."""
         names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
         found = {}
         for name in names:
@@ -104,8 +103,11 @@ class Tokenizer:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a reply, as for vLLM: the tokenizer's own, and those that
-        ``generation_config.json`` names, or ``config.json`` if that file is missing."""
+        """The ids that end a reply, as for vLLM.
+
+        They are the tokenizer's own, and those that ``generation_config.json`` names, or
+        ``config.json`` if that file is missing.
+        """
         token = self.special_tokens.get("eos_token")
         found = {self.token_id(token)} if token else set()
         for name in ("generation_config.json", "config.json"):
@@ -121,8 +123,10 @@ class Tokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Number of token ids: the larger of the tokenizer's own number and the model's, which is
-        padded, if ``config.json`` has it."""
+        """The number of token ids: the larger of the tokenizer's own number and the model's.
+
+        The model's number is padded. It counts if ``config.json`` has it.
+        """
         size: int = self.backend.get_vocab_size(with_added_tokens=True)
         for part in (self._model_config, self._model_config.get("text_config") or {}):
             size = max(size, part.get("vocab_size") or 0)
@@ -244,10 +248,10 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def token_bytes(backend: BackendTokenizer) -> list[bytes]:
-    """Return the bytes of every token id, from the pieces of a byte-level or a SentencePiece
-    vocabulary.
+    """Return the bytes of every token id.
 
-    Added tokens stand for their own text; an id that is not in use is empty.
+    They come from the pieces of a byte-level or a SentencePiece vocabulary. Added tokens stand for
+    their own text; an id that is not in use is empty.
     """
     added = {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
     pieces = {id: piece for piece, id in backend.get_vocab(with_added_tokens=True).items()}
@@ -325,9 +329,11 @@ def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[st
 
 
 def template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as vLLM passes it to the template: the fields of
-    ``ChatCompletionToolsParam.model_dump`` in its order, description and parameters also if they
-    are missing."""
+    """Return a tool as vLLM passes it to the template.
+
+    It has the fields of ``ChatCompletionToolsParam.model_dump`` in the order of that method. The
+    description and the parameters are included even if they are missing.
+    """
     function, deferred = tool.get("function"), tool.get("defer_loading")
     if not isinstance(function, Mapping):
         raise TemplateError("a tool without a function")
@@ -398,8 +404,10 @@ def compile_chat_template(source: str) -> jinja2.Template:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The tag ``{% generation %}…{% endgeneration %}``, which marks assistant text for training
-    masks."""
+    """The tag ``{% generation %}…{% endgeneration %}``.
+
+    It marks assistant text for training masks.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance-level set
 

@@ -44,8 +44,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The composition of the row of tokens: first one token of each decoding sequence, then the
-    chunks of the sequences whose prompts are being computed."""
+    """The composition of the row of tokens.
+
+    First comes one token of each decoding sequence. The chunks of the sequences whose prompts are
+    being computed follow.
+    """
 
     decoding: tuple[SequenceKV, ...]
     chunks: tuple[Chunk, ...]

@@ -138,8 +138,10 @@ class PackedModel:
             )
 
     def _probe_packed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits of ``ids``, computed as two chunks and single tokens, beside another
-        sequence."""
+        """Return the logits of ``ids``, computed in parts beside another sequence.
+
+        The parts are two chunks and single tokens.
+        """
         kv, other = SequenceKV(0), SequenceKV(0)
         first, second = len(ids) // 2, len(ids) // 4
         rows = [self.forward(ids[:first], [], [Chunk(kv, first)], range(first))]

@@ -55,8 +55,10 @@ def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
 def render(
     tokenizer: Tokenizer, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
 ) -> str:
-    """Return ``messages``, which are the body's, rendered by the model's template with the body's
-    settings. Raise :class:`RequestRefused` if the template refuses them."""
+    """Return the body's ``messages``, rendered by the model's template with the body's settings.
+
+    Raise :class:`RequestRefused` if the template refuses them.
+    """
     if body.add_generation_prompt and body.continue_final_message:
         raise RequestRefused(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",

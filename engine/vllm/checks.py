@@ -78,8 +78,7 @@ class _Unknown(Exception):
 def check_engine(
     base_url: str, *, expect: Expectation | None = None, api_key: str | None = None
 ) -> list[Check]:
-    """Return all checks of the engine at ``base_url`` (no ``/v1``), in the order they are best read
-    in.
+    """Return all checks of the engine at ``base_url`` (no ``/v1``), in the best reading order.
 
     No behaviour of the engine raises an error. If it does not serve at all, that is the only
     result.
@@ -124,8 +123,7 @@ class _Subject:
 
     @cached_property
     def parsers(self) -> Parsers | None:
-        """The parsers that it should have; ``None`` if its model's files are not on this
-        machine."""
+        """The parsers it should have, or ``None`` if its model's files are not on this machine."""
         root = Path(str(self.card.get("root")))
         if not (root / "tokenizer.json").exists():
             return None

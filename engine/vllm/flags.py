@@ -112,8 +112,10 @@ def environment(
     base: Mapping[str, str],
     api_key: str | None = None,
 ) -> dict[str, str]:
-    """Return ``base`` with the variables that vLLM needs: control routes, our worker, its key, and
-    no usage reports."""
+    """Return ``base`` with the variables that vLLM needs.
+
+    They are for control routes, our worker, its key, and no usage reports.
+    """
     chosen = {
         "PYTHONPATH": str(INSIDE),
         LAUNCHER_VARIABLE: str(os.getpid()),
@@ -178,8 +180,7 @@ def _model_context(model_dir: Path) -> int:
 
 
 def _require_kernels(model_dir: Path) -> None:
-    """Raise :class:`VllmError` for attention heads of a size that would end vLLM at the first
-    request."""
+    """Raise :class:`VllmError` for attention head sizes that end vLLM at the first request."""
     config = _config(model_dir)
     size = config.get("head_dim")
     if size is None and config.get("hidden_size") and config.get("num_attention_heads"):

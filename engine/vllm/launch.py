@@ -112,8 +112,7 @@ class VllmServer:
 
     @property
     def refusal(self) -> VllmError | None:
-        """The reason for which vLLM will not be started again; ``None`` while it serves or is being
-        started."""
+        """The reason why vLLM will not be started again, or ``None`` while it serves or starts."""
         return self._refusal
 
     def __enter__(self) -> Self:

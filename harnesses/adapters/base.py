@@ -23,8 +23,10 @@ DEFAULT_MODEL = "policy"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access of a harness to the model: a session of the proxy, and the model name to
-    request."""
+    """The access of a harness to the model.
+
+    It is a session of the proxy, and the model name to request.
+    """
 
     session: Session
     model: str = DEFAULT_MODEL

@@ -90,8 +90,10 @@ class Folder:
         return url
 
     def outputs(self, role: Role) -> tuple[Path, Path]:
-        """Make two new files for the output streams of a process, in a folder that no process of
-        the session is given."""
+        """Make two new files for the output streams of a process.
+
+        No process of the session is given their folder.
+        """
         folder = self._directory / "outputs"
         folder.mkdir(parents=True, exist_ok=True)
         paths = folder / f"{role}.stdout", folder / f"{role}.stderr"

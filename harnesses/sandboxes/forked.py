@@ -53,8 +53,10 @@ _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 class ForkedProvider:
-    """Opens sandboxes that run agents of the form ``(python, script, *arguments)`` in forks of one
-    warm process, or ``(script, *arguments)`` where the script's first line names that Python.
+    """A provider of sandboxes that run agents in forks of one warm process.
+
+    The agents have the form ``(python, script, *arguments)``, or ``(script, *arguments)`` where the
+    script's first line names that Python.
 
     The libraries to import ahead are those of the first script's own import statements and, after
     its first successful run, those that it imported late; ``preload`` names further ones. ``fresh``
@@ -184,8 +186,7 @@ class ForkedSandbox(ProcessSandbox):
 
 
 def _walled(walls: Walls, status: Path) -> dict[str, Any]:
-    """Return the part of a request to the warm process that states the files that the child
-    sees."""
+    """Return the part of a request to the warm process that states the files the child sees."""
     return {"walls": asdict(walls), "status": str(status.absolute())}
 
 

@@ -102,8 +102,10 @@ class ProcessSandbox(Folder):
         return finished
 
     def _walls(self, launch: Launch, further: Iterable[str] = ()) -> Walls | None:
-        """Return the files that a launch sees, or ``None`` if this machine has no namespaces for
-        it."""
+        """Return the files that a launch sees.
+
+        Return ``None`` if this machine has no namespaces for it.
+        """
         enclosure = self._enclosure
         if not enclosure.walled:
             return None

@@ -88,8 +88,10 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactAnswer:
-    """A verifier that gives 1.0 if the answer equals ``payload[key]`` up to surrounding space and
-    letter case."""
+    """A verifier that gives 1.0 if the answer equals ``payload[key]``.
+
+    Surrounding space and letter case do not matter.
+    """
 
     key: str = "answer"
 
@@ -100,8 +102,7 @@ class ExactAnswer:
 
 @dataclass(frozen=True, slots=True)
 class NumberAnswer:
-    """A verifier that gives 1.0 if the answer contains exactly one number and it equals
-    ``payload[key]``.
+    """A verifier that gives 1.0 if the answer's only number equals ``payload[key]``.
 
     An answer that lists several numbers is wrong, so naming them all does not pay. Thousands
     separators (``1,250``) and a trailing ``.0`` do not matter.
@@ -123,8 +124,10 @@ class NumberAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegexAnswer:
-    """A verifier that gives 1.0 if ``pattern`` (or else ``payload["pattern"]``) matches in the
-    answer."""
+    """A verifier that gives 1.0 if a pattern matches in the answer.
+
+    The pattern is ``pattern`` or else ``payload["pattern"]``.
+    """
 
     pattern: str | None = None
 
@@ -139,12 +142,12 @@ class RegexAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CommandVerifier:
-    """A verifier that gives 1.0 if a shell command in the workspace, such as a test suite, exits
-    with 0.
+    """A verifier that gives 1.0 if a shell command in the workspace exits with 0.
 
-    Without ``command`` it runs ``payload["verify"]``. The command's environment contains no
-    provider key. The command and everything that it started are killed after ``timeout_s`` seconds,
-    which scores 0. A workspace that the agent has removed scores 0, too.
+    The command is, for example, a test suite. Without ``command`` it runs ``payload["verify"]``.
+    The command's environment contains no provider key. The command and everything that it started
+    are killed after ``timeout_s`` seconds, which scores 0. A workspace that the agent has removed
+    scores 0, too.
     """
 
     command: str | None = None

@@ -96,8 +96,10 @@ class _Run:
             return await self._verify(fresh, [] if bundled else self._test_folders())
 
     def _definition(self) -> tuple[Path, bool]:
-        """Return the build folder of the separate container, and whether its image contains the
-        tests."""
+        """Return the build folder of the separate container.
+
+        Return also whether its image contains the tests.
+        """
         candidates = []
         if self.step is not None:
             own = self.step.verifier.environment

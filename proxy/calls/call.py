@@ -201,8 +201,10 @@ class Call:
         return [self._emitter.begin()]
 
     def _write(self, body: bytes) -> asyncio.Future[None] | None:
-        """Send ``body`` to the client of a stream, after the status line if that has not been sent
-        yet."""
+        """Send ``body`` to the client of a stream.
+
+        The status line is sent first if that has not been done yet.
+        """
         if not self._client.started:
             self._client.start_stream(self._content_type, self._headers)
         if not body:

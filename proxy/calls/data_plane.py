@@ -171,8 +171,7 @@ class DataPlane:
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[Session, Link]:
-        """Return the session of the request, and the request's link to the call that it
-        continues."""
+        """Return the session of the request, and its link to the call that it continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:

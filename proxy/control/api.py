@@ -125,8 +125,10 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """Return the reply to an error of the framework: there is no such route, or it does not take
-    the method."""
+    """Return the reply to an error of the framework.
+
+    The error is that there is no such route, or that it does not take the method.
+    """
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     path = request.url.path
     if error.status_code == 404:
@@ -257,9 +259,11 @@ async def create_session(
 
 
 async def renew_verifier_key(session_id: str, services: Running, _: Admin) -> VerifierKey:
-    """Make a new verifier key for the session, for a worker that continues without the key that it
-    was given. The key before it becomes invalid. The reply is the only place where the new key
-    appears."""
+    """Make a new verifier key for the session.
+
+    It is for a worker that continues without the key that it was given. The key before it becomes
+    invalid. The reply is the only place where the new key appears.
+    """
     session = await _found(session_id, services)
     return VerifierKey(verifier_key=await services.sessions.renew_verifier_key(session.id))
 
@@ -331,8 +335,7 @@ async def get_calls(
 
 
 async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
-    """List the tool calls that the model sampled in the session, in the order of the session's
-    calls."""
+    """List the tool calls that the model sampled in the session, in the order of its calls."""
     calls = await asyncio.to_thread(services.reader.calls, session.id)
     return [
         SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
@@ -460,14 +463,19 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """Return the published version of each policy, and the running and waiting calls of all proxy
-    processes."""
+    """Return the published version of each policy, and the calls of all proxy processes.
+
+    The calls are the running and the waiting ones.
+    """
     return PolicyState(**msgspec.structs.asdict(await services.deployment.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Publish a policy version: tokens of all engines of the policy, or of the named one, are
-    stamped with it from now on. Engines of another version than the newest get no new calls."""
+    """Publish a policy version.
+
+    From now on, tokens of all engines of the policy, or of the named one, are stamped with it.
+    Engines of another version than the newest get no new calls.
+    """
     name, pools = new.policy or DEFAULT_POLICY, services.models.policies
     if name not in pools:
         message = f"there is no policy {name}; there are: {', '.join(pools)}"
@@ -483,8 +491,10 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """List the engines of all policies as the process that replies knows them: each process counts
-    its own calls, and finds for itself whether an engine is healthy."""
+    """List the engines of all policies as the process that replies knows them.
+
+    Each process counts its own calls, and finds for itself whether an engine is healthy.
+    """
     return [engine_view(state) for state in services.models.states()]
 
 

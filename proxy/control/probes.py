@@ -28,8 +28,10 @@ async def health(client: Client, _: Running) -> None:
 
 
 async def ready(client: Client, running: Running) -> None:
-    """Reply 503 while a policy has no usable engine or the last attempt to write to the store
-    failed. ``circuits`` has the state of each engine's circuit."""
+    """Reply 503 while a policy has no usable engine or the last write to the store failed.
+
+    ``circuits`` has the state of each engine's circuit.
+    """
     services = running()
     pools = services.models.policies.values()
     well = all(await asyncio.gather(*(pool.check() for pool in pools)))

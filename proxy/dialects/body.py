@@ -156,8 +156,10 @@ def embeddable(value: Any) -> bool:
 
 
 def _undecodable(body: bytes) -> str | None:
-    """Return the name of the field whose value cannot be decoded, or ``None`` if the body as a
-    whole cannot."""
+    """Return the name of the field whose value cannot be decoded.
+
+    Return ``None`` if the body as a whole cannot be decoded.
+    """
     name = None
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007

@@ -75,8 +75,10 @@ class Routes:
         return tuple(routes)
 
     def _correction(self, path: str) -> str | None:
-        """Return the correction of the client's base URL, if ``path`` with or without ``/v1`` is a
-        route."""
+        """Return the correction of the client's base URL.
+
+        There is one if ``path`` with or without ``/v1`` is a route.
+        """
         session, rest = "", path
         if path.startswith(_SESSION):
             name, _, rest = path[len(_SESSION) :].partition("/")

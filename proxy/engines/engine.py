@@ -41,8 +41,10 @@ _NO_ROUTE: Final = frozenset({404, 405, 501})
 
 
 class EngineRendering:
-    """The results of comparing one engine's prompts with the local rendering
-    (:mod:`bridle.proxy.engines.rendering`)."""
+    """The results of comparing one engine's prompts with the local rendering.
+
+    See :mod:`bridle.proxy.engines.rendering`.
+    """
 
     __slots__ = ("_differed_in", "_period", "_shapes", "agrees", "difference")
 
@@ -70,8 +72,11 @@ class EngineRendering:
         return len(self._shapes) > seen
 
     def found(self, difference: str, period: Hashable) -> None:
-        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
-        difference, equal prompts count only in another period."""
+        """Record a comparison.
+
+        ``difference`` is empty if the prompts are equal. After a difference, equal prompts count
+        only in another period.
+        """
         if difference:
             self.difference, self.agrees, self._differed_in = difference, False, period
         elif not self.difference or period != self._differed_in:
@@ -212,8 +217,10 @@ class PooledEngine:
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:
-        """Return the ids that the engine makes of ``messages`` and the beginning of a reply, or
-        ``None`` if it refuses them or does not report ids. Raises :class:`ApiError`."""
+        """Return the ids that the engine makes of ``messages`` and the beginning of a reply.
+
+        Return ``None`` if the engine refuses them or does not report ids. Raises :class:`ApiError`.
+        """
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
         if tools:
             body["tools"] = tools
@@ -243,8 +250,10 @@ class PooledEngine:
         return None
 
     async def read_fingerprint(self) -> tuple[str | None, int]:
-        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none,
-        and the connection epoch in which it was read.
+        """Return the fingerprint of the weights that the engine serves, and the connection epoch.
+
+        The fingerprint is ``None`` if the engine has none. The epoch is the one in which it was
+        read.
 
         Raises :class:`ApiError` if it could not be read.
         """

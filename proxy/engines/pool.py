@@ -118,9 +118,10 @@ class EnginePool:
     def choose(
         self, session_id: str, homes: Homes, avoid: Collection[PooledEngine] = ()
     ) -> PooledEngine:
-        """Return the engine for the session's next call: the one in ``homes`` while it is usable,
-        else another one, which is put into ``homes``. An engine in ``avoid`` is chosen only if no
-        other is left.
+        """Return the engine for the session's next call.
+
+        It is the one in ``homes`` while that is usable, else another one, which is put into
+        ``homes``. An engine in ``avoid`` is chosen only if no other is left.
 
         Raises :class:`ApiError` (503) if none is usable.
         """
@@ -164,9 +165,11 @@ class EnginePool:
     # -- what the engines serve ------------------------------------------------------------------
 
     def set_engines(self, served: Mapping[str, Served]) -> list[PooledEngine]:
-        """Set the version that was published to each engine; ``served`` has the engines' rows by
-        base URL. Take the engines without a row out of the pool, and return them. An engine that is
-        not in the pool yet has to be added (:meth:`add`)."""
+        """Set the version that was published to each engine, and return the removed engines.
+
+        ``served`` has the engines' rows by base URL. The engines without a row are taken out of the
+        pool. An engine that is not in the pool yet has to be added (:meth:`add`).
+        """
         removed = [one for url, one in self._engines.items() if url not in served]
         for engine in removed:
             del self._engines[engine.base]
@@ -180,9 +183,11 @@ class EnginePool:
         return set(self._engines)
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
-        """Ask ``engine`` (every engine if ``None``) for the fingerprint of the weights that were
-        just published. Return the fingerprints by base URL. Raises :class:`NotFound` for an unknown
-        engine."""
+        """Return the engines' fingerprints of the just published weights, by base URL.
+
+        Ask ``engine`` (every engine if ``None``) for them. Raises :class:`NotFound` for an unknown
+        engine.
+        """
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
         return {one.base: fingerprint for one, fingerprint in zip(meant, fingerprints, strict=True)}
@@ -223,8 +228,11 @@ class EnginePool:
         return requested if requested in names else names[0]
 
     async def count_tokens(self, request: Request) -> tuple[int, str]:
-        """Return the number of prompt tokens that the engines' own template makes of ``request``,
-        and the model name that the engine was asked for."""
+        """Return the number of prompt tokens of ``request``, and the model name.
+
+        The number is by the engines' own template. The name is the one that the engine was asked
+        for.
+        """
 
         async def count(engine: PooledEngine) -> tuple[int, str]:
             model = await self.model_name(engine, request.model)
@@ -333,7 +341,9 @@ def _is_unreachable(fault: ApiError | str | None) -> bool:
 
 
 def _rank(engine: PooledEngine, session_id: str) -> bytes:
-    """Return the engine's rank in the session's own order of engines, which settles ties alike in
-    every process."""
+    """Return the engine's rank in the session's own order of engines.
+
+    The order settles ties alike in every process.
+    """
     text = f"{session_id} {engine.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -79,8 +79,10 @@ case."""
 
 
 class ReplyDecoder:
-    """A decoder of one reply, which turns its payloads into events and knows when the reply is
-    whole."""
+    """A decoder of one reply.
+
+    It turns the reply's payloads into events and knows when the reply is whole.
+    """
 
     def __init__(
         self,
@@ -269,8 +271,10 @@ class ReplyDecoder:
         return [Started(None if prompt is None else len(prompt), prompt)]
 
     def _foreign(self, choice: Choice[Any]) -> bool:
-        """Record a choice that the request did not ask for, or output after a choice's end, as a
-        contradiction. Return True if it must not be merged into the reply so far."""
+        """Record a choice not asked for, or output after a choice's end, as a contradiction.
+
+        Return True if it must not be merged into the reply so far.
+        """
         text = choice.delta or choice.message
         if choice.index >= self._choices:
             found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
@@ -313,8 +317,10 @@ class ReplyDecoder:
     def _add_other_parts(
         self, text: Text, choice: Choice[Any], events: list[Event], start: int
     ) -> None:
-        """Add the refusal and the tool calls of a text to ``events``, whose part from ``start`` on
-        is the text's own."""
+        """Add the refusal and the tool calls of a text to ``events``.
+
+        The part of ``events`` from ``start`` on is the text's own.
+        """
         if text.refusal:
             self.notes[Note("refusal_as_text")] = None
             events.append(TextDelta(text.refusal, choice.index))
@@ -404,8 +410,10 @@ _DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 
 
 def _mixed(found: str) -> ApiError:
-    """Return the error for a part that belongs to another reply and must not be merged into this
-    one."""
+    """Return the error for a part that belongs to another reply.
+
+    The part must not be merged into this one.
+    """
     return ApiError("upstream_error", f"the engine mixed replies: {found}", status=502)
 
 

@@ -304,8 +304,11 @@ class EngineStream:
         return without_keys(payload, self._own_keys)
 
     def _rest(self, sse: SseParser | None, whole: bytearray | None) -> list[Event]:
-        """Return the last events of a reply whose bytes have all come: those of a ``whole`` one,
-        which is one JSON body or the events of a stream, or of a stream without its end."""
+        """Return the last events of a reply whose bytes have all come.
+
+        The reply is a ``whole`` one, which is one JSON body or the events of a stream, or it is a
+        stream without its end.
+        """
         if whole is None:
             payloads = [] if sse is None else sse.finish()
         elif self._request.stream or not whole.lstrip().startswith(_EVENT_STARTS):
@@ -322,8 +325,7 @@ class EngineStream:
         return events
 
     def _events(self, payloads: list[bytes]) -> list[Event]:
-        """Return the events of ``payloads``, and the last events if the reply is over with
-        them."""
+        """Return the events of ``payloads``, and the last events if they end the reply."""
         events: list[Event] = []
         keys = self._own_keys
         try:

@@ -120,8 +120,10 @@ class _Call:
 
 
 class ToolCalls:
-    """The tool calls of one choice: it takes their pieces and the events between them, and returns
-    events."""
+    """The tool calls of one choice.
+
+    The class takes their pieces and the events between them, and returns events.
+    """
 
     def __init__(
         self, choice: int, mint: Callable[[], str], tools: frozenset[str], notes: dict[Note, None]
@@ -257,8 +259,10 @@ class ToolCalls:
     def _known(
         self, index: int | None, engine_id: str | None, position: int, alone: bool
     ) -> _Call | None:
-        """Return the call that a piece continues by its index or id, or ``None`` if there is
-        none."""
+        """Return the call that a piece continues by its index or id.
+
+        Return ``None`` if there is none.
+        """
         by_id = self._by_id.get(engine_id) if engine_id else None
         if index is None:
             if by_id is not None or not self._calls:
@@ -270,8 +274,10 @@ class ToolCalls:
         return call
 
     def _another(self, call: _Call, name: str, arguments: str) -> bool:
-        """Return True if a piece with a name begins another call than ``call``, which has its
-        place."""
+        """Return True if a piece with a name begins another call than ``call``.
+
+        The piece has the place of ``call``.
+        """
         if name == call.name:
             return bool(arguments.strip()) and call.whole
         joins = call.empty and not call.announced and f"{call.name}{name}" in self._tools
@@ -329,8 +335,10 @@ class ToolCalls:
         return text
 
     def _advance(self) -> list[Event]:
-        """Return the events that may leave now: the open call's new pieces, and the events after it
-        once it is whole."""
+        """Return the events that may leave now.
+
+        They are the open call's new pieces, and the events after it once it is whole.
+        """
         events: list[Event] = []
         while (call := self._open) is not None:
             if self._may_leave(call):

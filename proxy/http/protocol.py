@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with a short way for whole responses and for the chunks of a stream that
-has begun.
+"""The HTTP protocol of uvicorn with a short way to send.
+
+The short way is for whole responses and for the chunks of a stream that has begun.
 
 ASGI's ``send`` is a coroutine that takes a dictionary and checks the whole state of the response
 again. For a chunk of 200 bytes, that costs more than all other work of the proxy. The scope

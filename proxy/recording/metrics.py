@@ -28,8 +28,10 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """The metrics of one proxy, in a registry of their own, so that one process can have
-    several."""
+    """The metrics of one proxy, in a registry of their own.
+
+    One process can therefore have several.
+    """
 
     def __init__(self, gates: Mapping[str, PolicyGate], *, labelled: bool = False) -> None:
         """Create the metrics.

@@ -180,8 +180,10 @@ class Recording:
         return len(packed)
 
     def unpack(self) -> None:
-        """Restore the compressed bytes, which takes long; this is to be called before
-        :meth:`ended`."""
+        """Restore the compressed bytes, which takes long.
+
+        This is to be called before :meth:`ended`.
+        """
         self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
         self.packed.clear()
 
@@ -191,9 +193,11 @@ class Recording:
         contradicted: str | None = None,
         vocabulary: int | None = None,
     ) -> tuple[CallEnded, Turn]:
-        """Return the call's final record, and its turn for lineage: ``outcome`` with the facts that
-        follow from the reply. A contradiction within the record makes the call ``QUARANTINED``.
-        ``vocabulary`` is as for :class:`Recorder`."""
+        """Return the call's final record, and its turn for lineage.
+
+        The record is ``outcome`` with the facts that follow from the reply. A contradiction within
+        the record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`.
+        """
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -295,8 +299,10 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
 
 
 def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple[Note, ...]:
-    """Return a note for each tool-call markup in the text of a reply to a request with tools: the
-    engine took no call from the markup and returned it as text."""
+    """Return a note for each tool-call markup in the text of a reply to a request with tools.
+
+    The engine took no call from the markup and returned it as text.
+    """
     if not request.tools:
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}

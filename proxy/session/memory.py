@@ -167,8 +167,7 @@ class SessionMemory:
         return link
 
     async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
-        """Return the place of a request that names no session, and the session that it
-        continues."""
+        """Return the place of a request that names no session, and the session it continues."""
         link = self._find_anonymous(request)
         if link.unknown and await self._were_running(link.unknown):
             link = self._find_anonymous(request)
@@ -257,8 +256,10 @@ class SessionMemory:
                 await self._load(session)
 
     async def _others_wrote(self) -> bool:
-        """Return whether another process may have begun an anonymous conversation that goes on
-        here."""
+        """Return whether another process may have begun an anonymous conversation.
+
+        The conversation is one that goes on here.
+        """
         writers = await asyncio.to_thread(self._reader.writer_ids)
         return len(writers) > 1 or writers != self._writers
 

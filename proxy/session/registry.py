@@ -121,9 +121,12 @@ class Sessions:
     async def admit(
         self, caller: Caller, path_session: str | None, identity: Identity
     ) -> Session | None:
-        """Return the open session that a data request names by key, path or the harness's own
-        session id; ``None`` if it names none. Raise :class:`ApiError` when it is sealed, expired,
-        unknown or not the caller's."""
+        """Return the open session that a data request names.
+
+        The request names it by key, path or the harness's own session id. Return ``None`` if it
+        names none. Raise :class:`ApiError` when the session is sealed, expired, unknown or not the
+        caller's.
+        """
         if caller.scores is not None:
             raise ApiError("permission", "a verifier key records no calls", status=403)
         session = caller.session
@@ -148,8 +151,10 @@ class Sessions:
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
-        """Return the session of a request that only its conversation identifies: the one that it
-        continues while that is open, else a new one."""
+        """Return the session of a request that only its conversation identifies.
+
+        It is the session that the request continues while that is open, else a new one.
+        """
         if continued is not None:
             continued = await self.current(continued)
             if continued.record.sealed_at is None:
@@ -164,8 +169,10 @@ class Sessions:
         return self._memory.add(await asyncio.to_thread(self._reader.session, session.id))
 
     def readable(self, caller: Caller) -> Callable[[str], bool]:
-        """Return a function of a session id, which returns whether the caller may read the
-        session's calls. The function may read the store."""
+        """Return a function that decides whether the caller may read a session's calls.
+
+        The function takes the session's id. It may read the store.
+        """
 
         def may_read(session_id: str) -> bool:
             if not caller.keyless:
@@ -337,8 +344,10 @@ class Sessions:
 
 
 def credentials(headers: Mapping[str, str], key_headers: Sequence[str]) -> list[str]:
-    """Return every key that the request carries, as a bearer token or in one of the providers'
-    ``key_headers``."""
+    """Return every key that the request carries.
+
+    A key is a bearer token or stands in one of the providers' ``key_headers``.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token if scheme.lower() == "bearer" else ""
     given = filter(None, (bearer, *map(headers.get, key_headers)))

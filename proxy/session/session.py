@@ -87,8 +87,10 @@ class Session:
         return link
 
     def find_tokens(self, link: Link, prompt: TokenIds) -> Link:
-        """Return ``link``, below the longest recorded path (prompt and reply) that ``prompt``
-        begins with, if there is one."""
+        """Return ``link``, below the longest recorded path that ``prompt`` begins with.
+
+        A path is a prompt and its reply. The link stays as it is if there is no such path.
+        """
         point, _ = self.tree.find(prompt)
         for node, count in path_nodes(point.node, point.position):
             call_id, _, name = (node.id or "").rpartition(".")

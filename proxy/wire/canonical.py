@@ -91,8 +91,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def template_arguments(self) -> dict[str, Any] | None:
-        """The ``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds
-        the same ones when it renders, and a tail that is rendered here must be equal to its own."""
+        """The ``template_kwargs`` with the arguments that stand for a reasoning effort.
+
+        vLLM adds the same ones when it renders, and a tail that is rendered here must be equal to
+        its own.
+        """
         effort = self.extra.get("reasoning_effort")
         if effort is None:
             return self.template_kwargs
@@ -290,8 +293,10 @@ class ApiError(BridleError):
         return self._worded(message, param)
 
     def hinted(self, hint: str) -> ApiError:
-        """Return the error with ``hint`` after its message, if an engine refused the messages or
-        named no field."""
+        """Return the error with ``hint`` after its message.
+
+        The hint is added if an engine refused the messages or named no field.
+        """
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
         return self._worded(f"{self.message} {hint}", self.param)

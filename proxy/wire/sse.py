@@ -76,8 +76,10 @@ class SseParser:
         return payloads
 
     def finish(self) -> list[bytes]:
-        """Return the payloads that are left when the stream ends; a last event without its blank
-        line still counts."""
+        """Return the payloads that are left when the stream ends.
+
+        A last event without its blank line still counts.
+        """
         return self.feed(b"\n\n") if self._pending or self._data else []
 
     @staticmethod

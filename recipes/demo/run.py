@@ -159,8 +159,10 @@ class Demo:
         self._state.finish(name)
 
     def _is_over(self, share: float) -> bool:
-        """Return whether ``share`` of the run's time is spent, over all attempts and with the stage
-        that is running."""
+        """Return whether ``share`` of the run's time is spent.
+
+        The time is that of all attempts, with the stage that is running.
+        """
         spent = sum(self._state.seconds.values()) + time.monotonic() - self._stage_began
         return spent >= share * self.settings.minutes * 60
 
@@ -289,8 +291,7 @@ class Demo:
         )
 
     def _seconds_to_train(self) -> float:
-        """Return the seconds that are left for training if measuring takes as long after it as
-        before it."""
+        """Return the seconds left for training if measuring takes as long after it as before it."""
         spent = self._state.seconds
         others = sum(seconds for stage, seconds in spent.items() if stage != "train")
         return max(0.0, self.settings.minutes * 60 - others - spent.get("before", 0.0))
@@ -334,8 +335,7 @@ class Demo:
 
     @contextmanager
     def _run_of(self, stage: str) -> Iterator[str]:
-        """Yield the id of the stage's run in the store: a new run, or that of an interrupted
-        attempt."""
+        """Yield the id of the stage's run in the store: a new run, or an interrupted attempt's."""
         runs = self._state.runs
         if stage not in runs:
             runs[stage] = new_id("run")

@@ -111,8 +111,7 @@ class Places:
 def make_base_policy(
     course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
-    """Make a policy with random weights, and a tokenizer trained on a first recording of the
-    agent."""
+    """Make a policy of random weights and train a tokenizer on a first recording of the agent."""
     train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(
@@ -259,8 +258,10 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
 
 
 def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> int:
-    """Return the number of optimizer updates of the first ``lessons`` lessons; ``None`` stands for
-    all."""
+    """Return the number of optimizer updates of the first ``lessons`` lessons.
+
+    ``None`` stands for all lessons.
+    """
     return sum(_updates(lesson, settings) for lesson in settings.lessons[:lessons])
 
 
@@ -271,8 +272,10 @@ def _updates(lesson: Lesson, settings: DemoSettings) -> int:
 
 
 def _draws(lesson: Lesson) -> int:
-    """Return the number of times that the lesson's examples are made: once per epoch if pieces are
-    drawn, else once."""
+    """Return the number of times that the lesson's examples are made.
+
+    They are made once per epoch if pieces are drawn, and otherwise once.
+    """
     return lesson.epochs if lesson.piece else 1
 
 

@@ -69,8 +69,10 @@ class Editing:
         return self._adapter
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
-        """Return settings that pin the temperature in the proxy, because the harness has no option
-        for it."""
+        """Return settings that pin the temperature in the proxy.
+
+        They do so because the harness has no option for it.
+        """
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},

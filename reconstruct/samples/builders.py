@@ -212,8 +212,10 @@ def _account(
 
 
 def _continues(tree: SessionTree, row: SpanRow) -> str | None:
-    """Return the id of the nearest sampled span above if all of it is on this span's path, else
-    ``None``."""
+    """Return the id of the nearest sampled span above, or ``None``.
+
+    The result is ``None`` unless all of that span is on this span's path.
+    """
     end, link = row.span.start, row.span.parent_id
     while link is not None:
         above = tree.rows[link].span

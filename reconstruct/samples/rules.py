@@ -224,8 +224,10 @@ def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Exclu
 
 
 def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) -> str | None:
-    """Return the reason why no token of a call is trained, or ``None`` if that depends on the
-    reply."""
+    """Return the reason why no token of a call is trained.
+
+    The result is ``None`` if that depends on the reply.
+    """
     if call.status is CallStatus.QUARANTINED:
         return "quarantined"
     if call.status is CallStatus.PARTIAL and not rules.partial:
@@ -273,8 +275,10 @@ def _excluded_version(version: int, rules: SampleRules) -> str | None:
 
 
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
-    """Whether a reply has a tool call that cannot be parsed: its arguments are not a JSON object,
-    or the engine's parser left the call in the text."""
+    """Whether a reply has a tool call that cannot be parsed.
+
+    The call's arguments are not a JSON object, or the engine's parser left the call in the text.
+    """
     if choice >= len(call.replies):
         return False
     message = call.replies[choice]

@@ -56,8 +56,10 @@ class Sample:
 
 
 def sample_logprobs(logprobs: Logprobs) -> Logprobs:
-    """Return recorded logprobs (``float32[T]``) in the form of a sample: 0 for a missing one
-    (NaN)."""
+    """Return recorded logprobs (``float32[T]``) in the form of a sample.
+
+    A missing logprob (NaN) is 0 there.
+    """
     missing = np.isnan(logprobs)
     return np.where(missing, np.float32(0), logprobs) if missing.any() else logprobs
 

@@ -27,8 +27,11 @@ class MissingExtra(BridleError):
 
 
 def missing_extra(what: str, extra: str, detail: object) -> str:
-    """Return the message about a missing package: ``what``, which names the need, the command that
-    installs ``extra``, and in parentheses ``detail``, the import that failed."""
+    """Return the message about a missing package.
+
+    It has ``what``, which names the need, the command that installs ``extra``, and in parentheses
+    ``detail``, the import that failed.
+    """
     return f"{what}: {install_command(extra)} ({detail})"
 
 

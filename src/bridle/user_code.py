@@ -19,8 +19,7 @@ from bridle.errors import UsageError
 
 
 class UserCodeError(UsageError):
-    """The named code does not exist, or raised an error while it was loaded; the message has the
-    line."""
+    """The named code does not exist or raised an error on loading; the message has the line."""
 
 
 def load_object(named: str) -> Any:

@@ -38,8 +38,10 @@ _SMALL_BITS: Final = 12
 
 
 class _Codecs(threading.local):
-    """The codecs of a thread: zstandard's objects are fast to reuse and must not be shared between
-    threads."""
+    """The codecs of a thread.
+
+    The objects of zstandard are fast to reuse and must not be shared between threads.
+    """
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(
@@ -109,8 +111,10 @@ def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
-    """Return zstd's parameters for data and a dictionary whose lengths have these numbers of
-    bits."""
+    """Return zstd's parameters for data and a dictionary of these lengths.
+
+    The arguments are the numbers of bits of the lengths.
+    """
     bits = max(data_bits, dictionary_bits)
     # zstd's own tables for so little have four places for each of its bytes.
     tables = {"hash_log": max(6, bits)} if bits <= _SMALL_BITS else {}

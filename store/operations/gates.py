@@ -153,8 +153,10 @@ class Gates:
     def publish(
         self, policy: str, version: int, model: str | None, engine: str | None, *, back: bool
     ) -> int:
-        """Record that ``engine`` (every engine of the policy if ``None``) serves ``version`` from
-        now on. It becomes the policy's version unless an engine is given and has an older one.
+        """Record that ``engine`` serves ``version`` from now on.
+
+        ``None`` means every engine of the policy. The version becomes the policy's unless an engine
+        is given and the version is not newer.
 
         Raise :class:`StaleVersion` if the version is older than the policy's and ``back`` is not
         set, and :class:`NotFound` for an unknown engine.
@@ -176,8 +178,11 @@ class Gates:
         return revision
 
     def set_fingerprints(self, policy: str, published: int, found: Mapping[str, str | None]) -> int:
-        """Record the fingerprints that engines reported, by base URL, for the version that was
-        published in the revision ``published``. Engines of a later publish are skipped."""
+        """Record the fingerprints that engines reported, by base URL.
+
+        They are for the version that was published in the revision ``published``. Engines of a
+        later publish are skipped.
+        """
         with self._change() as (connection, rows, revision):
             self._update_gates(connection, revision, policy)
             for url, fingerprint in found.items():

@@ -95,8 +95,10 @@ def as_stored(table: Table) -> list[ColumnElement[Any]]:
 
 
 def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]]:
-    """Return the values of a row of :func:`as_stored`, with neutral values in place of damaged
-    ones, and the damage."""
+    """Return the values of a row of :func:`as_stored`, and the damage.
+
+    Neutral values stand in place of damaged ones.
+    """
     values: dict[str, Any] = {}
     damage: list[RowDamage] = []
     for column, stored in zip(table.columns, row, strict=False):
@@ -156,8 +158,10 @@ _OWNED: Final[Sequence[tuple[Table, Select[Any]]]] = [
 
 
 def damage_of(connection: Connection, session_ids: Sequence[str]) -> list[RowDamage]:
-    """Return every damaged value of these sessions, their calls, messages, tools, spans and
-    rewards."""
+    """Return every damaged value of these sessions.
+
+    It may be in the sessions, their calls, messages, tools, spans or rewards.
+    """
     return [
         each
         for table, query in _OWNED

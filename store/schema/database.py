@@ -112,8 +112,10 @@ def connect(
 
 
 def file_id(engine: Engine) -> tuple[int, int] | None:
-    """Return the device and inode of an SQLite store's file, or ``None`` if the file is missing and
-    for PostgreSQL."""
+    """Return the device and inode of an SQLite store's file.
+
+    Return ``None`` if the file is missing and for PostgreSQL.
+    """
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -124,8 +126,9 @@ def file_id(engine: Engine) -> tuple[int, int] | None:
 
 
 def database_url(url: str) -> sqlalchemy.URL:
-    """Return ``url`` in SQLAlchemy's form: a bare path means SQLite, PostgreSQL goes through
-    psycopg.
+    """Return ``url`` in SQLAlchemy's form.
+
+    A bare path means SQLite, and PostgreSQL goes through psycopg.
 
     Raise :class:`StoreUnavailable` for any other database, for text that is not a URL, and for a
     URL of SQLite without a file.
@@ -195,9 +198,11 @@ def migrate(url: str) -> None:
 
 
 def make_whole(engine: Engine, *, wait: bool = True) -> None:
-    """Move the content of an SQLite store's write-ahead log into its file: a copy of the file alone
-    is then the whole store. With ``wait``, wait for the store's readers and writers and empty the
-    log, too. Do nothing if the file is missing or stays locked."""
+    """Move the content of an SQLite store's write-ahead log into its file.
+
+    A copy of the file alone is then the whole store. With ``wait``, wait for the store's readers
+    and writers and empty the log, too. Do nothing if the file is missing or stays locked.
+    """
     if engine.dialect.name != "sqlite" or file_id(engine) is None:
         return
     try:
@@ -243,9 +248,11 @@ def revision(url: str) -> str | None:
 
 
 def refuse_newer(engine: Engine) -> None:
-    """Raise :class:`StoreUnavailable` for a store that a newer Bridle has migrated, and for a
-    database without a store. A newer store may keep data where this version does not look: readers
-    would omit it, and deletions would leave it behind."""
+    """Raise :class:`StoreUnavailable` for a newer store, and for a database without a store.
+
+    A newer Bridle has migrated a newer store. Such a store may keep data where this version does
+    not look: readers would omit it, and deletions would leave it behind.
+    """
     sqlite = engine.dialect.name == "sqlite"
     place = str(engine.url.database) if sqlite else engine.url.render_as_string(hide_password=True)
     with engine.connect() as connection:

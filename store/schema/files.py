@@ -93,9 +93,12 @@ def make_private_folder(path: Path) -> None:
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str = "TRUNCATE") -> bool:
-    """Move the committed content of the write-ahead log into the file, which then is the whole
-    store. Return whether all of it was moved: readers of an earlier moment, and other writers, may
-    prevent it. ``TRUNCATE`` waits for them and empties the log, ``PASSIVE`` does neither."""
+    """Move the committed content of the write-ahead log into the file.
+
+    The file then is the whole store. Return whether all of the content was moved: readers of an
+    earlier moment, and other writers, may prevent it. ``TRUNCATE`` waits for them and empties the
+    log, ``PASSIVE`` does neither.
+    """
     try:
         busy, logged, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     except sqlite3.Error as error:

@@ -44,8 +44,10 @@ def end(connection: Connection, ended: AttemptEnded, writer_id: str) -> int:
 def end_lost(
     connection: Connection, living: Sequence[str], seen: Mapping[str, float], reason: str
 ) -> None:
-    """Mark the attempts of writers that are not ``living`` as failed, at the time at which each
-    writer was ``seen`` last."""
+    """Mark the attempts of writers that are not ``living`` as failed.
+
+    Each fails at the time at which its writer was ``seen`` last.
+    """
     lost = select(attempts).where(
         attempts.c.status == _RUNNING, attempts.c.writer_id.not_in(living)
     )

@@ -119,8 +119,10 @@ class JobQueue:
     def put(
         self, job: WriteJob, *, refuse: bool = True, follows: tuple[str, ...] | None = None
     ) -> None:
-        """Queue a job that somebody waits for, behind the beginnings that it ``follows``, in this
-        order. A job with ``None`` may need any of them, and follows all.
+        """Queue a job that somebody waits for, behind the beginnings that it ``follows``.
+
+        The beginnings are queued in this order. A job with ``None`` may need any of them, and
+        follows all.
 
         Raise :class:`StoreClosed`, and :class:`StoreBusy` if the queue is full and the job may be
         refused.

@@ -1,9 +1,9 @@
-"""Redaction of secrets in the stored text of a call: bodies, headers, messages, and the columns
-that quote them.
+"""The redaction of secrets in the stored text of a call.
 
-It is off by default, because redacted bodies are not byte for byte those that were sent. It
-searches the decoded text of each JSON string, and each line that is not JSON. The library
-detect-secrets finds the secrets that it knows, :data:`PATTERNS` and :data:`READERS` the others.
+It covers bodies, headers, messages, and the columns that quote them. It is off by default, because
+redacted bodies are not byte for byte those that were sent. It searches the decoded text of each
+JSON string, and each line that is not JSON. The library detect-secrets finds the secrets that it
+knows, :data:`PATTERNS` and :data:`READERS` the others.
 
 Token ids are never changed, because they must stay those that were sampled; a secret that the model
 itself read or wrote is still in them. A streamed reply may split a secret across its events, where
@@ -94,8 +94,10 @@ _STREAM: Final = (b"data:", b"event:", b"id:", b":")
 
 
 class Redactor:
-    """A redactor that replaces every secret with ``[redacted:NAME]`` and adds a note on that to the
-    call."""
+    """A redactor that replaces every secret with ``[redacted:NAME]``.
+
+    It adds a note on that to the call.
+    """
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         """Make a redactor.
@@ -270,8 +272,11 @@ def _private_keys(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _web_tokens(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of JSON web tokens: three words with dots between them, the first two of
-    which begin as a JSON object does."""
+    """Yield the places of JSON web tokens.
+
+    A token is three words with dots between them, the first two of which begin as a JSON object
+    does.
+    """
     for run in _DOTTED.finditer(text):
         ends = [run.start() + at.start() for at in re.finditer(r"\.|\Z", run[0])]
         at = run.start()

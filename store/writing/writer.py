@@ -133,8 +133,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     def start(self) -> Self:
-        """Register this process, interrupt the calls and attempts of dead ones, and start to
-        write."""
+        """Register this process, interrupt dead ones' calls and attempts, and start to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
         self._file = file_id(self._engine)
@@ -230,9 +229,11 @@ class Writer:
     async def set_kind(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
-        """Set the kind of a call that a person decided; it takes precedence over everything
-        recorded. ``None`` removes the decision. Raise :class:`RecordRejected` for an unknown
-        call."""
+        """Set the kind that a person decided for a call.
+
+        It takes precedence over everything recorded. ``None`` removes the decision. Raise
+        :class:`RecordRejected` for an unknown call.
+        """
         await self.add(_kind_patch(call_id, kind, role, by))
 
     def set_kind_sync(
@@ -279,8 +280,10 @@ class Writer:
     def finish_run(
         self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
     ) -> None:
-        """Record the end of a run: its status (``completed``, ``failed``, ``stopped``), and a line
-        that says why."""
+        """Record the end of a run: its status, and a line that gives the reason.
+
+        The status is ``completed``, ``failed`` or ``stopped``.
+        """
         at = time.time() if ended_at is None else ended_at
         self.add_sync(AttemptEnded(run_id, status, at, reason))
 
@@ -468,8 +471,10 @@ class Writer:
         self._connection = connection
 
     def _committed(self) -> bool:
-        """Return whether the last transaction is in the database although its commit was not
-        confirmed: a server's answer can be lost on its way."""
+        """Return whether the last transaction is in the database.
+
+        Its commit was not confirmed: a server's answer can be lost on its way.
+        """
         if not self._remote:
             return False
         try:
@@ -510,8 +515,10 @@ def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """Return whether trying again can help: with a lock, a deadlock or a lost server, but not with
-    a full disk."""
+    """Return whether trying again can help.
+
+    It can with a lock, a deadlock or a lost server, but not with a full disk.
+    """
     text = str(error.orig)
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in text or "busy" in text

@@ -133,9 +133,9 @@ def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, i
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: TreeBlocks, scale: float | None = None
 ) -> Tensor:
-    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
-    ``G | H``.
+    """Compute attention of ``query`` to ``key`` and ``value``.
 
+    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
     Returns ``[1, H, N, D]``.
     """
     repeat = query.shape[1] // key.shape[1]

@@ -113,8 +113,10 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
 
 
 def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
-    """Return ``episode`` without the tokens that ``excluded`` marks in each sample; masks and
-    account change alike."""
+    """Return ``episode`` without the tokens that ``excluded`` marks in each sample.
+
+    The masks and the account change alike.
+    """
     samples = tuple(
         replace(sample, mask=sample.mask & ~out)
         for sample, out in zip(episode.samples, excluded, strict=True)
@@ -146,8 +148,10 @@ def outcome_of(episode: Episode) -> str:
 def outside_the_baseline(
     episode: Episode, reward: float | None, config: FilterConfig
 ) -> DropReason | None:
-    """Return the reason why a session says nothing about how good its group is, or ``None`` if it
-    counts in the baseline."""
+    """Return the reason why a session does not count in the baseline, or ``None`` if it does.
+
+    A session that does not count says nothing about how good its group is.
+    """
     if config.outcomes.get(outcome_of(episode)) == "exclude":
         return DropReason.INFRASTRUCTURE
     if reward is None:

@@ -203,9 +203,9 @@ def _line_mask(run: slice, dtype: torch.dtype) -> Tensor:
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None = None
 ) -> Tensor:
-    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
-    ``G | H``.
+    """Compute attention of ``query`` to ``key`` and ``value``.
 
+    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
     Returns ``[1, H, N, D]``, zero for a token whose query is not wanted.
     """
     if torch.is_autocast_enabled(query.device.type):

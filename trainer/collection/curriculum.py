@@ -37,8 +37,10 @@ class TaskChoice:
                     self._passed[place] += reward >= self._success
 
     def weights(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the weights of the tasks, ``float64[tasks]``: ``p (1 - p)`` of each, summing to
-        1."""
+        """Return the weights of the tasks, ``float64[tasks]``.
+
+        The weights are ``p (1 - p)`` of each task, scaled to sum to 1.
+        """
         with self._lock:
             chance = (self._passed + 1) / (self._attempts + 2)
         spread = chance * (1 - chance)

@@ -56,13 +56,17 @@ class CreditGroup:
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
-        """``float64[G]``: distance of each reward from the group's mean; exact zeros if there is
-        nothing to compare."""
+        """The distance of each reward from the group's mean, ``float64[G]``.
+
+        The distances are exact zeros if there is nothing to compare.
+        """
         return centred(self.rewards)
 
     def deviation(self, values: NDArray[np.float64]) -> float:
-        """Return the standard deviation, of the sample or the population as configured; 0 for one
-        value."""
+        """Return the standard deviation of the sample or the population, as configured.
+
+        It is 0 for one value.
+        """
         if len(values) < 2:
             return 0.0
         return float(values.std(ddof=1 if self.config.deviation == "sample" else 0))
@@ -90,8 +94,10 @@ class CreditGroup:
         ]
 
     def by_step(self, advantages: NDArray[np.float64]) -> Credit:
-        """Return the same credit for every token of a step; ``advantages`` has one for each of
-        ``steps``."""
+        """Return the same credit for every token of a step.
+
+        ``advantages`` has one value for each of ``steps``.
+        """
         values = {
             (step.episode, step.call_id): value
             for step, value in zip(self.steps, advantages.tolist(), strict=True)
@@ -120,8 +126,10 @@ class CreditGroup:
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
-        """``float64[G]``: each session's number without the part that ``reward_turns`` adds from
-        its calls."""
+        """The number of each session without the part that ``reward_turns`` adds, ``float64[G]``.
+
+        The part is added from the session's calls.
+        """
         added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
         terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
         return terminal
@@ -140,8 +148,10 @@ class CreditGroup:
         return totals
 
     def own_reward(self, episode: int, role: str | None) -> float:
-        """Return the reward that a session was given under the name of a role, or else the
-        session's number; NaN without either."""
+        """Return the reward that a session was given under the name of a role.
+
+        Without one, return the session's number, and NaN without either.
+        """
         if role is not None:
             mapped = self.config.role_rewards or {}
             name, factor = mapped.get(role, role), 1.0 if role in mapped else None
@@ -169,8 +179,10 @@ def _of_calls(
 
 
 def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the distance from the mean; exact zeros for fewer than two values, and for equal
-    ones."""
+    """Return the distance of each value from the mean.
+
+    The distances are exact zeros for fewer than two values, and for equal ones.
+    """
     if len(values) < 2:
         return np.zeros_like(values)
     spread = float(values.max() - values.min())
@@ -203,8 +215,10 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage", "bridle.advantages")
 
 
 def estimated(group: CreditGroup, name: str | None = None) -> Credit:
-    """Return the credit of the estimator ``name``, by default the configured one, with its
-    options."""
+    """Return the credit of the estimator ``name`` with its options.
+
+    The configured estimator is the default.
+    """
     config = group.config
     return ADVANTAGES.configured(name or config.baseline, config.options)(group)
 

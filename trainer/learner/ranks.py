@@ -183,8 +183,10 @@ class SpreadLearner:
 
 
 def _connected(world: World, policy: Path, config: Settings) -> tuple[Learner, dist.ProcessGroup]:
-    """Return this rank's part of the policy, once every rank has its own, and the group for
-    operations."""
+    """Return this rank's part of the policy and the group for operations.
+
+    Every rank has its own part by then.
+    """
     device = torch.device(config.compute.device)
     control = join(world, device)
     mesh = init_device_mesh(device.type, (world.size,))

@@ -53,8 +53,10 @@ class TrainedPolicy:
         config: GrpoConfig,
         teacher: AskTeacher | None,
     ) -> PreparedStep:
-        """Prepare the policy's part of a step's sessions
-        (:func:`bridle.trainer.batch.prepare.prepare`)."""
+        """Prepare the policy's part of a step's sessions.
+
+        See :func:`bridle.trainer.batch.prepare.prepare`.
+        """
         own = [of_policy(episode, self.name) for episode in episodes]
         return prepare(own, version, config, self.memory, teacher)
 

@@ -88,10 +88,10 @@ def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of ``model`` with its adapters merged in, under the names it has without
-    them.
+    """Return the state of ``model`` with its adapters merged in.
 
-    Weights without an adapter are the model's own, not copies.
+    Its names are those that the model has without adapters. Weights without an adapter are the
+    model's own, not copies.
     """
     state = {
         _name_without(name): each

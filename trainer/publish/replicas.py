@@ -74,8 +74,7 @@ class Replicas(Generic[Engine]):
         return [name for name in self.engines if name not in self.lagging]
 
     def serves(self, policy: Policy) -> bool:
-        """Return whether every engine in rotation answers, and scores the probes as ``policy``
-        does."""
+        """Return whether all engines in rotation answer and score the probes as ``policy`` does."""
         swaps = [self._swaps[name] for name in self.in_rotation()]
         try:
             return all(swap.serves(policy) for swap in swaps)

@@ -186,6 +186,8 @@ class VerifiedSwap:
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:
-    """Return the mean |difference| over all tokens of all probes, in nats; NaN if either side has
-    one."""
+    """Return the mean |difference| over all tokens of all probes, in nats.
+
+    It is NaN if either side has a NaN.
+    """
     return float(np.abs(np.concatenate(scores) - np.concatenate(others)).mean())

@@ -29,8 +29,10 @@ class SftDataError(BridleError, ValueError):
 
 
 def with_context(example: SftExample, tokens: int) -> SftExample:
-    """Return ``example`` with at most ``tokens`` tokens before its first learned one, the nearest
-    ones."""
+    """Return ``example`` with at most ``tokens`` tokens before its first learned one.
+
+    The nearest ones are kept.
+    """
     start = max(0, int(np.argmax(example.mask)) - tokens)
     return SftExample(example.token_ids[start:], example.mask[start:])
 
@@ -97,8 +99,10 @@ def is_parquet(path: Path) -> bool:
 def examples_from_parquet(
     path: Path, *, ids_column: str = "token_ids", mask_column: str = "mask"
 ) -> list[SftExample]:
-    """Read the examples of a tokens+mask Parquet file: one list of ids and one of booleans per
-    row."""
+    """Read the examples of a tokens+mask Parquet file.
+
+    A row has one list of ids and one of booleans.
+    """
     available = parquet.read_schema(path).names
     for column in (ids_column, mask_column):
         if column not in available:
@@ -177,8 +181,7 @@ def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
-    """Return an example of a completed prompt that learns the completion and the tokenizer's end
-    token.
+    """Return an example that learns a prompt's completion and the tokenizer's end token.
 
     The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
     any, that the tokenizer puts before one.
@@ -265,8 +268,10 @@ class _Pieces:
         self._mask += [True] * length + [False] * (len(ids) - length)
 
     def example(self) -> SftExample:
-        """Return the sequence up to its last learned token, which is all that a recording of the
-        conversation holds."""
+        """Return the sequence up to its last learned token.
+
+        A recording of the conversation holds no more than that.
+        """
         length = max((i for i, learned in enumerate(self._mask) if learned), default=-1) + 1
         return SftExample(
             np.asarray(self._ids[:length], dtype=np.uint32),

@@ -372,8 +372,7 @@ def _place(programs: MountedPrograms, spec: ContainerSpec, image: Image) -> Plac
 
 
 def _port_of(urls: Mapping[str, str]) -> int:
-    """Return the proxy's own port, so that the URLs of a session on this machine stay as they
-    are."""
+    """Return the proxy's own port, so that URLs of a session on this machine stay as they are."""
     return next((urlsplit(url).port or 8484 for url in urls.values() if url), 8484)
 
 

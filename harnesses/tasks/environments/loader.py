@@ -23,8 +23,10 @@ PYTHON_VARIABLE: Final = "BRIDLE_VERIFIERS_PYTHON"
 
 
 def environment_python() -> str:
-    """Return the interpreter that has verifiers and the environments: the one in
-    ``BRIDLE_VERIFIERS_PYTHON``, or else this one."""
+    """Return the interpreter that has verifiers and the environments.
+
+    It is the one in ``BRIDLE_VERIFIERS_PYTHON``, or else this one.
+    """
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 

@@ -191,8 +191,10 @@ def _chat_parts(
 
 
 def _summary(block: _Block, given: Json, field: str) -> list[Json]:
-    """Return the summary that stands for earlier messages, or nothing if the compaction had
-    failed."""
+    """Return the summary that stands for earlier messages.
+
+    Return nothing if the compaction had failed.
+    """
     refuse(given, _OF_COMPACTION, f"{field}.")
     return [text_part(block.content)] if block.content and isinstance(block.content, str) else []
 

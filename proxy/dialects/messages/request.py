@@ -120,14 +120,18 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """Parse a request to count tokens, which is like one of :func:`parse` but needs no
-    ``max_tokens``."""
+    """Parse a request to count tokens.
+
+    It is like a request of :func:`parse` but needs no ``max_tokens``.
+    """
     return parse_with(body, None)
 
 
 def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
-    """Parse like :func:`parse_count`, with the tools of the thread that the request continues;
-    ``None`` before they are known."""
+    """Parse like :func:`parse_count`, with the tools of the thread that the request continues.
+
+    ``thread_tools`` is ``None`` before they are known.
+    """
     fields = decode(body)
     wire = convert(fields, _Body)
     refuse(fields, REFUSED)

@@ -100,8 +100,10 @@ def add_items(
     tools: ToolList,
     known: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
-    """Add the input's items to ``transcript`` in their order, with those of ``known`` in place of
-    references to them. Return the other ids that are referred to, each once.
+    """Add the input's items to ``transcript`` in their order.
+
+    Put the items of ``known`` in place of references to them. Return the other ids that are
+    referred to, each once.
 
     Raise ``ApiError`` (400) that names the field.
     """

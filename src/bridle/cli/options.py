@@ -39,8 +39,7 @@ def model_path(text: str) -> Path:
 
 
 def tokenizer_path(text: str) -> Path:
-    """Parse such an option, like :func:`model_path`, for a command that needs only the
-    tokenizer."""
+    """Parse such an option like :func:`model_path`, for a command that needs only the tokenizer."""
     from bridle.run.hub import tokenizer_directory
 
     return _found(tokenizer_directory, text)

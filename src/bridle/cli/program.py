@@ -186,8 +186,9 @@ def loaded(name: str) -> Any:
 
 
 def as_written(command: Any) -> Any:
-    """Return ``command`` with help texts, those of its sub-commands included, that print as they
-    are written.
+    """Return ``command`` with help texts that print as they are written.
+
+    Those of its sub-commands are included.
 
     Typer prints help as Rich markup, which drops words in brackets.
     """

@@ -53,8 +53,7 @@ describes it, or a class of verifiers that is made without arguments."""
 
 
 class UnknownAgent(UsageError, ValueError):
-    """No harness or verifier has the name, or it does not fit the sandbox; the message has the
-    choices."""
+    """A harness or verifier is unknown or does not fit the sandbox; the message has the choices."""
 
 
 def _warm(adapter: Adapter) -> SandboxProvider:

@@ -122,8 +122,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class FurtherPolicy:
-    """A further policy, which is trained for some roles of the agent and has an engine of its
-    own."""
+    """A further policy, which is trained for some roles of the agent and has its own engine."""
 
     model: str | None = None
     """The model of version 0, ``policy.model`` by default. It must have the same tokenizer and chat

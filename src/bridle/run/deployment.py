@@ -1,5 +1,4 @@
-"""Check whether a machine is fit to keep a deployment running: its keys, disk, versions and
-clock."""
+"""Check whether a machine can keep a deployment running: its keys, disk, versions and clock."""
 
 from __future__ import annotations
 
@@ -56,8 +55,10 @@ def _open_to_others(file: Path) -> list[str]:
 
 
 def examine_disk(store: str) -> dict[str, Any]:
-    """Return the free space where recordings are written: the data folder, and a store that is a
-    file."""
+    """Return the free space where recordings are written.
+
+    Recordings are written to the data folder, and to a store that is a file.
+    """
     places = {data_home()}
     try:
         url = database_url(store)

@@ -128,9 +128,11 @@ class HeldOut:
         return step % self.every == 0 or step == steps
 
     def measure(self, reader: Reader, version: int) -> Evaluation | None:
-        """Measure the policy that is served now as ``version``, and return the figures, or ``None``
-        if no session has a verdict. Sessions of this version from an earlier attempt at the run are
-        not run again."""
+        """Measure the policy that is served now as ``version``, and return the figures.
+
+        Return ``None`` if no session has a verdict. Sessions of this version from an earlier
+        attempt at the run are not run again.
+        """
 
         def mine(session: SessionRecord) -> bool:
             return session.labels.get(VERSION_LABEL) == version

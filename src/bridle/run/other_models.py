@@ -10,8 +10,9 @@ from bridle.run.environment import is_base_url
 
 
 def other_model(text: str) -> tuple[str, OtherModel]:
-    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several URLs are several
-    engines.
+    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``.
+
+    Several URLs are several engines.
 
     Raise :class:`bridle.errors.UsageError`.
     """

@@ -180,8 +180,9 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> StartGroup:
-        """Return a function that starts groups by their number; all of them share the slots of
-        ``settings``.
+        """Return a function that starts groups by their number.
+
+        All groups share the slots of ``settings``.
 
         A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` if no session can
         be opened for one of its jobs.

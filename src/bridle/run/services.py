@@ -101,8 +101,10 @@ class Service:
         return self._process.pid
 
     def _first_line(self) -> bytes:
-        """Return the first line of output, read in a thread because a child may hang without
-        printing or ending."""
+        """Return the first line of output.
+
+        It is read in a thread because a child may hang without printing or ending.
+        """
         if self._process is None or self._process.stdout is None:
             raise RuntimeError("the service is not running")
         lines: queue.Queue[bytes] = queue.Queue()
@@ -132,8 +134,10 @@ class Service:
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put the first line into ``lines``, and read the rest, so that the child never blocks on
-    it."""
+    """Put the first line into ``lines``, and read the rest.
+
+    Reading the rest keeps the child from blocking on it.
+    """
     lines.put(stream.readline())
     while stream.read(65536):
         pass

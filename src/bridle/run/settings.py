@@ -1,5 +1,4 @@
-"""Settings in layers: defaults, a TOML file that replaces them, and single values that replace
-both."""
+"""Settings in layers: defaults, a TOML file over them, and single values over both."""
 
 from __future__ import annotations
 

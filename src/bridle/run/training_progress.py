@@ -1,5 +1,4 @@
-"""The output of a training run while it works: its beginning, and the sessions of the current
-step."""
+"""The output of a training run at work: its beginning, and the sessions of the current step."""
 
 from __future__ import annotations
 

@@ -376,8 +376,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
 
 def number_of(reader: Reader) -> SessionNumber:
-    """Return the function that makes a session's rewards one number, by the rule that its run
-    states."""
+    """Return the function that makes a session's rewards one number, by its run's rule."""
     return CountedRewards(reader).number
 
 

@@ -73,8 +73,7 @@ class Difference:
 
 
 def difference(session: LoadedSession, call: CallRow, text: TokenText) -> Difference | None:
-    """Return the difference between a call and its parent, or ``None`` if the call continues
-    none."""
+    """Return a call's difference from its parent, or ``None`` if the call continues none."""
     parent = session.by_id.get(call.parent_call_id or "")
     if parent is None:
         return None

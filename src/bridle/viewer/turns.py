@@ -47,8 +47,9 @@ def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 def token_strip(
     session: LoadedSession, call: CallRow, text: TokenText, *, observed: bool
 ) -> dict[str, Any]:
-    """Return a call's tokens as JSON-ready data: the sampled ones by choice, and with ``observed``
-    the prompt's tokens that this call brought.
+    """Return a call's tokens as JSON-ready data: the sampled ones by choice.
+
+    With ``observed``, the prompt's tokens that this call brought are included.
 
     A token is ``[id, text, logprob, version, reason]``. The last three are ``None`` for an observed
     token. ``reason`` is also ``None`` for a sampled token that is trained.

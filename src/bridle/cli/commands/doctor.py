@@ -1,5 +1,8 @@
-"""``bridle doctor``: examine what exact recording needs and what the model's template does to a
-conversation, or explain the result of a recorded session or run."""
+"""``bridle doctor``: examine a setup, or explain the result of a recorded session or run.
+
+A setup is examined for what exact recording needs, and for what the model's template does to a
+conversation.
+"""
 
 from __future__ import annotations
 

@@ -137,8 +137,10 @@ def _serve(
 
 
 def table(parts: Mapping[str, Evaluation], whole: Evaluation, by: str) -> Table:
-    """Return the figures as a table for a person, with a row for each part, and one for all if
-    there are several parts."""
+    """Return the figures as a table for a person, with a row for each part.
+
+    If there are several parts, there is also a row for all of them.
+    """
     shown = Table(box=None, pad_edge=False)
     shown.add_column(by)
     shown.add_column("tasks", justify="right")

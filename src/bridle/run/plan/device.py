@@ -37,8 +37,10 @@ DATA_SHEETS: Final = {
 
 
 def this_machine() -> Device:
-    """Return this machine's first GPU, or else its CPU, measured with a second of matrix products
-    and of reading memory."""
+    """Return this machine's first GPU, or else its CPU.
+
+    It is measured with a second of matrix products and of reading memory.
+    """
     import torch
 
     if torch.cuda.is_available():
