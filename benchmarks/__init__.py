@@ -1,2 +1,1 @@
-"""The measurements of ``bridle bench``: one file per benchmark, each of which makes a JSON-ready
-report."""
+"""The measurements of ``bridle bench``: one file per benchmark, which makes a JSON-ready report."""

@@ -126,8 +126,10 @@ async def bench_containers(
 
 
 async def _there() -> set[str]:
-    """Return the names of the objects that sessions in containers could leave behind. The layer of
-    a harness is not among them, because it is kept on purpose."""
+    """Return the names of the objects that sessions in containers could leave behind.
+
+    The layer of a harness is not among them, because it is kept on purpose.
+    """
     engine = Engine.find()
     found = await asyncio.to_thread(_folders)
     for kind, listing in _LISTINGS.items():

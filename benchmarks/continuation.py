@@ -139,8 +139,10 @@ class _Agent:
         return orjson.dumps({"model": _MODEL, "messages": self._messages, "tools": _TOOLS})
 
     def bodies(self, count: int) -> list[bytes]:
-        """Return ``count`` next requests, each with a new tool result, so that nothing of the new
-        turn has been seen before."""
+        """Return ``count`` next requests, each with a new tool result.
+
+        Therefore nothing of the new turn has been seen before.
+        """
         made = []
         for _ in range(count):
             self._messages[-1] = {**self._messages[-1], "content": next(self._texts)}
@@ -170,8 +172,10 @@ class _Agent:
         self.tokens = len(prompt) + len(ids)
 
     def exact(self, body: bytes) -> int:
-        """Continue a request exactly, from its bytes to its prompt ids. Return the number of new
-        ids."""
+        """Continue a request exactly, from its bytes to its prompt ids.
+
+        Return the number of new ids.
+        """
         request = CHAT.parse(body, {}, {})
         prompt = self._continuer.prompt(self._session.find(request), request)
         if prompt.token_ids is None:
@@ -185,8 +189,10 @@ class _Agent:
 
 
 def _reading(turn: int) -> ScriptedReply:
-    """Return the reply that the agent samples: a thought, a sentence, and a call with compact JSON
-    as its arguments."""
+    """Return the reply that the agent samples: a thought, a sentence, and a call.
+
+    The call's arguments are compact JSON.
+    """
     return ScriptedReply(
         "Let me read on.",
         reasoning=f"Part {turn} may say how the descriptor is made; nothing so far did.",
@@ -201,8 +207,10 @@ def _result(call: Any, text: str) -> dict[str, Any]:
 def _first_token_ratios(
     model: Path, texts: Sequence[str], context: int, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Return the time to the first token through the proxy, divided by that of the same engine
-    asked with messages."""
+    """Return the time to the first token through the proxy as a ratio.
+
+    It is divided by that of the same engine asked with messages.
+    """
     script: Iterator[ScriptedReply] = (_reading(turn) for turn in cycle(range(1_000_000)))
     scripted = ScriptedEngine(
         model, lambda _: next(script), served_model_name=_MODEL, max_model_len=1 << 20
@@ -219,8 +227,10 @@ def _first_token_ratios(
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session that is led through the proxy up to a context length. From there on, the same
-    requests go through the proxy and to the engine itself in turns."""
+    """A session that is led through the proxy up to a context length.
+
+    From there on, the same requests go through the proxy and to the engine itself in turns.
+    """
 
     model: Path
     texts: Sequence[str]
@@ -271,8 +281,10 @@ class _Session:
 def _first_token(
     client: httpx.Client, url: str, messages: Sequence[dict[str, Any]], fields: dict[str, Any]
 ) -> None:
-    """Return when the first token has arrived; the rest of the stream is read outside the measured
-    time."""
+    """Return when the first token has arrived.
+
+    The rest of the stream is read outside the measured time.
+    """
     body = {"model": _MODEL, "messages": messages, "stream": True, **fields}
     with client.stream("POST", url, json=body) as reply:
         reply.raise_for_status()
@@ -300,8 +312,10 @@ def _in_turns(
     requests: Sequence[Any],
     clock: Callable[[], float],
 ) -> tuple[float, float]:
-    """Return the median seconds of each over ``requests``. The first request warms both up and does
-    not count."""
+    """Return the median seconds of each over ``requests``.
+
+    The first request warms both up and does not count.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     gc.collect()
     for request in requests:

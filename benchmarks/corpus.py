@@ -50,8 +50,10 @@ class Corpus:
 
 @cache
 def corpus() -> Corpus:
-    """Return the corpus. It is made once per process; its tokenizer is kept in the temporary
-    folder."""
+    """Return the corpus.
+
+    It is made once per process; its tokenizer is kept in the temporary folder.
+    """
     training, sessions = _halves()
     code = "\n".join(sessions)
     prose = "\n".join(

@@ -433,8 +433,7 @@ _DELIMITER: Final = re.compile(r"<\|[\w.:/-]+\|>|<｜[^｜\s{}]+｜>")
 
 
 def model_directory(name: str, root: Path | None = None) -> Path:
-    """Return the model directory of ``FAMILIES[name]`` in the cache; make it first if it is
-    missing.
+    """Return the model directory of ``FAMILIES[name]`` in the cache, made first if missing.
 
     Raise :class:`bridle.bench.packages.PackageNotFetched`.
     """
@@ -587,8 +586,10 @@ def _template(name: str, root: Path) -> str:
 
 @cache
 def _llama_cpp_templates(root: Path) -> dict[str, str]:
-    """Return the templates in llama.cpp's source by name. They are read in one pass of the
-    archive."""
+    """Return the templates in llama.cpp's source by name.
+
+    They are read in one pass of the archive.
+    """
     found = {}
     with tarfile.open(fetch(_LLAMA_CPP, root)) as archive:
         for member in archive:

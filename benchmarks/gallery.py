@@ -1,5 +1,7 @@
-"""A store with sessions of every sort to look at: groups with rewards, breaks, sub-agents, side
-calls, failures, and training runs with metrics. Its texts are Python's own documentation.
+"""A store with sessions of every sort to look at.
+
+It has groups with rewards, breaks, sub-agents, side calls, failures, and training runs with
+metrics. Its texts are Python's own documentation.
 
 ``bridle bench viewer`` measures the pages over it, and the tests of the pages read it. The same
 arguments give the same conversations.
@@ -53,8 +55,10 @@ _TURN_S: Final = 3.0
 
 
 def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> list[str]:
-    """Record ``sessions`` sessions of two training runs in a new store, oldest first, and make
-    their samples. Return the ids of the sessions."""
+    """Record ``sessions`` sessions in a new store, oldest first, and return their ids.
+
+    They are those of two training runs. Their samples are made too.
+    """
     migrate(store)
     with Writer(store) as writer:
         runs = [_run(writer, number, sessions) for number in (1, 2)]
@@ -180,8 +184,10 @@ class Story:
         """The token ids of each call's prompt and reply, by call id."""
 
     def play(self, turns: int) -> None:
-        """Record a coding agent's session of ``turns`` turns. Some sessions break once, in the
-        middle; every fifth turn asks a sub-agent."""
+        """Record a coding agent's session of ``turns`` turns.
+
+        Some sessions break once, in the middle; every fifth turn asks a sub-agent.
+        """
         asked = (
             Message("system", f"You are a coding agent. {self.prose(300)}"),
             Message("user", f"Mend the module {self.session.task_id}: {self.prose(160)}"),

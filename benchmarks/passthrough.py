@@ -16,8 +16,10 @@ from yarl import URL
 
 
 class PassThrough:
-    """An ASGI application that sends every request's body to the engine and every reply's bytes
-    back."""
+    """An ASGI application that passes requests to the engine and replies back.
+
+    It sends every request's body to the engine, and every reply's bytes back.
+    """
 
     def __init__(self, upstream: str) -> None:
         self._url = URL(f"{upstream}/v1/chat/completions")

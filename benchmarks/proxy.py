@@ -107,8 +107,7 @@ def measure(
     cases: Sequence[Case] = CASES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the report, with Bridle's figures at the top and the same for each peer under
-    ``peers``.
+    """Return the report, with Bridle's figures at the top and the same by peer under ``peers``.
 
     ``peers`` maps names to base URLs, with ``/v1``, of other proxies, which must already run in
     front of an engine. Raise ``RuntimeError`` if a process does not start.
@@ -163,8 +162,9 @@ def measure(
 def added_meanwhile(
     store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[str], object]
 ) -> tuple[float | None, float | None]:
-    """Return the milliseconds that a proxy which records into ``store`` adds to p50 and p99 of
-    ``case``.
+    """Return the milliseconds that a recording proxy adds to p50 and p99 of ``case``.
+
+    The proxy records into ``store``.
 
     Meanwhile ``meanwhile`` is called again and again with the proxy's URL, below which its viewer
     is. The engine alone is measured in between, undisturbed. Raise ``RuntimeError`` if a call
@@ -248,8 +248,10 @@ def _stream(own: Figures, direct: Figures, name: str) -> dict[str, Any]:
 def _added(
     own: Sequence[tuple[float, float]], direct: Sequence[tuple[float, float]]
 ) -> tuple[float | None, float | None]:
-    """Return the medians over the runs of what a proxy adds to p50 and p99. Each run is compared
-    with its own direct calls."""
+    """Return the medians over the runs of what a proxy adds to p50 and p99.
+
+    Each run is compared with its own direct calls.
+    """
     pairs = list(zip(own, direct, strict=False))
     if not pairs:
         return None, None
@@ -342,8 +344,10 @@ def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
 def proxy_process(
     engine_url: str, module: list[str], core: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run ``python -m`` with the words of ``module`` as a proxy in front of the engine. Yield the
-    process and its URL."""
+    """Run ``python -m`` with the words of ``module`` as a proxy in front of the engine.
+
+    Yield the process and its URL.
+    """
     port = _free_port()
     command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
     process = subprocess.Popen(
@@ -390,8 +394,10 @@ def _free_port() -> int:
 
 
 def _cores() -> tuple[int | None, int | None]:
-    """Return the core of the proxy and that of the others, or ``None`` for both if there is no
-    choice."""
+    """Return the core of the proxy and that of the others.
+
+    Both are ``None`` if there is no choice.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     cores = sorted(os.sched_getaffinity(0))
@@ -403,8 +409,10 @@ def _pinned(core: int | None) -> Callable[[], None] | None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of a process so far, all threads, or 0 if there is no
-    ``/proc``."""
+    """Return the processor seconds of a process so far, or 0 if there is no ``/proc``.
+
+    All threads are counted.
+    """
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return 0.0

@@ -1,5 +1,7 @@
-"""A benchmark of publishing to a vLLM by directory and by transfer: the time of a publish, and of
-the engine's pause."""
+"""A benchmark of publishing to a vLLM by directory and by transfer.
+
+It measures the time of a publish, and of the engine's pause.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class Stopwatch(VllmTransfer):
 
 
 def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Publish ``rounds`` versions of ``policy`` by directory and by transfer, in turns. Return
-    medians in seconds.
+    """Publish ``rounds`` versions of ``policy`` by directory and by transfer, in turns.
+
+    Return medians in seconds.
 
     A publish is everything that the trainer waits for, verification included. The directory that is
     written after a transfer is awaited outside of both times.

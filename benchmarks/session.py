@@ -1,5 +1,6 @@
-"""A coding agent's session as the proxy records it, with real text, a real vocabulary, and the
-proxy's own dialect, lineage and recorder. Only the sockets are left out.
+"""A coding agent's session as the proxy records it, with only the sockets left out.
+
+It has real text, a real vocabulary, and the proxy's own dialect, lineage and recorder.
 
 Every turn the policy writes a sentence and calls a tool (150 tokens), and the tool prints 450
 tokens of source code. Each request sends the whole history again, over a streaming chat dialect.
@@ -195,7 +196,9 @@ class Agent:
 
     def _take(self, source: str, at: int, tokens: int) -> tuple[int, TokenIds, str]:
         """Return the new position, and the next ``tokens`` tokens of ``source`` with their text.
-        The source starts over at its end."""
+
+        The source starts over at its end.
+        """
         piece = source[at : at + 12 * tokens]
         if len(piece) < 12 * tokens:
             piece += source[: 12 * tokens - len(piece)]
@@ -204,7 +207,9 @@ class Agent:
         return (at + len(text)) % len(source), ids, text
 
     def _logprobs(self, count: int) -> list[float]:
-        """Return logprobs like those of a policy that is sure of most tokens; they use every
-        mantissa bit."""
+        """Return logprobs like those of a policy that is sure of most tokens.
+
+        They use every mantissa bit.
+        """
         sure = -np.exp(self._random.normal(-3.5, 2.5, count))
         return [float(value) for value in sure.astype(np.float32)]

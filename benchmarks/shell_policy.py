@@ -41,8 +41,10 @@ SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 @dataclass(frozen=True, slots=True)
 class ShellPolicy:
-    """A policy that replies ``turns`` times with two commands, and then with the last line that
-    they printed."""
+    """A policy that replies ``turns`` times with two commands, and then with a line.
+
+    The line is the last one that the commands printed.
+    """
 
     turns: int
 
@@ -77,8 +79,11 @@ class ShellPolicy:
 
 
 class WorkedThrough:
-    """A verifier that gives 1.0 if every command ran once, in order, and the answer repeats the
-    output of the last one."""
+    """A verifier that gives 1.0 for work that was done in full.
+
+    Every command must have run once, in order, and the answer must repeat the output of the last
+    one.
+    """
 
     async def __call__(self, delivery: Delivery) -> Scores:
         turns = delivery.task.payload["turns"]
@@ -89,8 +94,10 @@ class WorkedThrough:
 
 
 def train_bench_tokenizer(directory: Path, template: str | None = None) -> None:
-    """Train a BPE tokenizer of English text with ``template`` (:data:`STRIPPING_TEMPLATE` by
-    default), without model weights."""
+    """Train a BPE tokenizer of English text with ``template``, without model weights.
+
+    The default template is :data:`STRIPPING_TEMPLATE`.
+    """
     from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
     train_tokenizer(

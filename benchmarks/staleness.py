@@ -256,8 +256,10 @@ def jobs_of(
     seeds: Sequence[int],
     settings: StalenessSettings,
 ) -> list[Job]:
-    """Return jobs for every loss at every lag with every seed; all jobs of one seed come before the
-    next."""
+    """Return jobs for every loss at every lag with every seed.
+
+    All jobs of one seed come before the next.
+    """
     return [(loss, lag, seed, settings) for seed in seeds for loss in losses for lag in lags]
 
 

@@ -157,8 +157,10 @@ def one_trace(call: BenchCall, request: dict[str, Any], reply: dict[str, Any]) -
 
 
 def engine_reply(call: BenchCall) -> dict[str, Any]:
-    """Return the call's chat completion as vLLM sends it with ``return_token_ids`` and
-    ``logprobs``."""
+    """Return the call's chat completion as vLLM sends it.
+
+    vLLM sends it so for a request with ``return_token_ids`` and ``logprobs``.
+    """
     ended = call.ended
     prompt = ended.prompt_token_ids
     return {
@@ -235,8 +237,10 @@ async def _commit_all(writer: Writer, lines: list[list[BenchCall]]) -> Rate:
 
 
 def _small_calls(session_id: str, seed: int) -> Iterator[BenchCall]:
-    """Yield calls that add 1.5 KB to the request and answer with 0.5 KB, with the tokens of
-    both."""
+    """Yield calls that add 1.5 KB to the request and answer with 0.5 KB.
+
+    They come with the tokens of both.
+    """
     random, text = np.random.default_rng(seed), corpus().code
     tree = TokenTree(session_id)
     at, prompt, parent, history = seed * 9_973 % len(text), np.empty(0, np.uint32), None, b"["

@@ -83,8 +83,10 @@ def measure(case: Case, checkout: Path = _CHECKOUT) -> Touched:
 
 
 def run(checkout: Path, folder: Path, *arguments: str, **variables: str) -> None:
-    """Run Python in ``folder`` with the packages of ``checkout``. Raise
-    ``subprocess.CalledProcessError`` if it fails."""
+    """Run Python in ``folder`` with the packages of ``checkout``.
+
+    Raise ``subprocess.CalledProcessError`` if it fails.
+    """
     paths = {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(
         [sys.executable, *arguments],
@@ -120,8 +122,10 @@ def _contents(checkout: Path) -> dict[str, bytes]:
 
 
 def _insert(file: Path, before: str, text: str) -> None:
-    """Insert ``text`` before the only place of ``before``. Raise ``ValueError`` unless there is
-    one."""
+    """Insert ``text`` before the only place of ``before``.
+
+    Raise ``ValueError`` unless there is one.
+    """
     content = file.read_text()
     if content.count(before) != 1:
         raise ValueError(f"{file.name} has {content.count(before)} times {before!r}")
@@ -215,8 +219,11 @@ def touched() -> dict[str, list[str]]:
 
 
 def naming(distribution: str) -> list[str]:
-    """Return the product files that contain the name of a distribution, of a module of it, or of a
-    part that it brings, in quotation marks."""
+    """Return the product files that contain a name of a distribution.
+
+    The name is its own, that of a module of it, or that of a part that it brings, in quotation
+    marks.
+    """
     file = _CHECKOUT / "tests" / "distributions" / distribution / "pyproject.toml"
     project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     groups: Mapping[str, Mapping[str, str]] = project["entry-points"]

@@ -74,8 +74,10 @@ class TrainSettings:
 
     @property
     def shape(self) -> TinyShape:
-        """The shape of the policy, with twice as many query heads as key heads, and heads of 128
-        numbers in a wide policy."""
+        """The shape of the policy, with twice as many query heads as key heads.
+
+        A wide policy has heads of 128 numbers.
+        """
         kv_heads = max(1, self.hidden // 256)
         return replace(
             SHAPE,
@@ -88,8 +90,10 @@ class TrainSettings:
 
     @property
     def hybrid(self) -> TinyShape:
-        """The shape of the hybrid policy: three layers of Gated DeltaNet for each layer of
-        attention, as in Qwen3.5."""
+        """The shape of the hybrid policy.
+
+        It has three layers of Gated DeltaNet for each layer of attention, as in Qwen3.5.
+        """
         return replace(self.shape, layers=max(4, self.layers))
 
 
@@ -141,8 +145,7 @@ def batches(settings: TrainSettings) -> list[Batch]:
 
 
 def branching_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
-    """Return the turns of a session that thinks in every turn, and whose history has no
-    thinking."""
+    """Return the turns of a session that thinks in every turn, with no thinking in its history."""
     rng = np.random.default_rng(1)
     history = _tokens(rng, settings.question)
     items = []
@@ -206,8 +209,10 @@ def _item(
 
 @contextmanager
 def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Module]]:
-    """Yield a loader of policies by architecture. Their weights are random and the same every
-    time."""
+    """Yield a loader of policies by architecture.
+
+    Their weights are random and the same every time.
+    """
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
         make_policy(made["qwen3"], settings.shape, vocab_size=VOCABULARY)
@@ -217,9 +222,11 @@ def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Modul
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
-    """Measure one batch in both layouts. On a CPU, the time is that of the process, so that other
-    load on the machine does not count. On other devices, a first step, in which kernels are
-    compiled, is not timed."""
+    """Measure one batch in both layouts.
+
+    On a CPU, the time is that of the process, so that other load on the machine does not count. On
+    other devices, a first step, in which kernels are compiled, is not timed.
+    """
     asked = PackingConfig(layout="tree", max_tokens=settings.max_tokens)
     packing = exact_packing(model, asked)
     rows = replace(asked, layout="padded")

@@ -1,5 +1,6 @@
-"""A benchmark of TRL's own trainers on the samples of :mod:`bridle.bench.train`: rows of
-``GRPOTrainer`` and trees of ``AsyncGRPOTrainer``.
+"""A benchmark of TRL's own trainers on the samples of :mod:`bridle.bench.train`.
+
+``GRPOTrainer`` takes rows, and ``AsyncGRPOTrainer`` trees.
 
 Each computes its own loss of the same samples, advantages and logprobs, and the gradients. TRL's
 trees need FlashAttention 3, which no CPU has. So each of its segments is a call of PyTorch's
@@ -124,8 +125,10 @@ def _in_rows(
 
 
 def _rows(items: Sequence[TrainItem]) -> dict[str, Tensor]:
-    """Return a batch padded as ``GRPOTrainer`` pads it: prompts on the left, completions on the
-    right."""
+    """Return a batch padded as ``GRPOTrainer`` pads it.
+
+    Prompts are padded on the left, and completions on the right.
+    """
     parts: dict[str, list[Tensor]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "advantages", "old_per_token_logps")
     }
@@ -199,8 +202,10 @@ def _in_trees(
 
 
 class _SegmentAttention:
-    """A replacement for FlashAttention's function for segments of different lengths, one after
-    another."""
+    """A replacement for FlashAttention's function for segments of different lengths.
+
+    The segments are computed one after another.
+    """
 
     @staticmethod
     def flash_attn_varlen_func(

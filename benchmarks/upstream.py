@@ -60,8 +60,10 @@ def whole(model: str, prompt: int, sampled: int) -> bytes:
 
 
 def stream_events() -> list[bytes]:
-    """Return the events of a streamed reply: the role, ``CHUNKS`` tokens, then the end with its
-    usage."""
+    """Return the events of a streamed reply.
+
+    They are the role, ``CHUNKS`` tokens, then the end with its usage.
+    """
 
     def event(choice: dict[str, Any] | None, **fields: Any) -> bytes:
         body = {

@@ -1,6 +1,8 @@
-"""A benchmark of the viewer's pages on a large store: the time to the first byte, for pages and for
-list actions. It also measures the latency that a proxy adds to its calls while someone reads the
-pages of the store that it records into."""
+"""A benchmark of the viewer's pages on a large store.
+
+It measures the time to the first byte, for pages and for list actions. It also measures the latency
+that a proxy adds to its calls while someone reads the pages of the store that it records into.
+"""
 
 from __future__ import annotations
 

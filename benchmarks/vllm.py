@@ -1,5 +1,4 @@
-"""``bridle bench vllm``: tokens per second of vLLM through the recording proxy, compared with
-direct.
+"""``bridle bench vllm``: tokens per second of vLLM through the recording proxy, against direct.
 
 Within each round the same streamed load is put on vLLM directly and through the proxy, in turns,
 because machines drift. A direct request is that of a client that does not record: it asks for no
@@ -64,8 +63,10 @@ def measure(
     *,
     engine_kind: EngineKind = "vllm",
 ) -> dict[str, Any]:
-    """Return the report. ``policy`` is a model directory; by default one of 20 million weights is
-    made."""
+    """Return the report.
+
+    ``policy`` is a model directory; by default one of 20 million weights is made.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
         policy = policy or make_bench_policy(folder / "policy")
@@ -160,8 +161,10 @@ def _report(
 
 
 def _ratio(speeds: Mapping[str, list[float]], other: str) -> float:
-    """Return the median over the rounds of the proxied speed, divided by the other target's in the
-    same round."""
+    """Return the median over the rounds of the ratio of two speeds.
+
+    It is the proxied speed, divided by the other target's in the same round.
+    """
     pairs = zip(speeds[PROXIED], speeds[other], strict=True)
     return statistics.median(own / bare for own, bare in pairs)
 

@@ -75,8 +75,10 @@ class Ablation:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def as_data(self, parameters: float | None = None) -> dict[str, Any]:
-        """Return JSON-ready data. ``flops`` is ``None`` unless ``parameters``, the model's number
-        of parameters, is given."""
+        """Return JSON-ready data.
+
+        ``flops`` is ``None`` unless ``parameters``, the model's number of parameters, is given.
+        """
         return {
             "sessions": self.sessions,
             "calls": self.calls,
@@ -105,8 +107,7 @@ def ablate(
     rows_per_update: int = 32,
     **filters: Any,
 ) -> Ablation:
-    """Count every builder over the sessions that match ``filters`` (those of
-    ``Reader.sessions``)."""
+    """Count every builder over the sessions that match the ``filters`` of ``Reader.sessions``."""
     result = Ablation(rows_per_update)
     lengths: dict[str, list[int]] = {name: [] for name in BUILDERS if name != PACKED}
     for session in LoadedSession.stream(reader, reader.sessions(**filters)):
@@ -129,8 +130,7 @@ def ablate(
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
-    """Return the number of tokens that remain when every prefix that samples share is counted
-    once."""
+    """Return the number of tokens if every prefix that samples share is counted once."""
     unique, before = 0, np.empty(0, dtype=np.uint32)
     for ids in sorted((s.token_ids for s in samples), key=lambda ids: ids.astype(">u4").tobytes()):
         shared = min(len(before), len(ids))

@@ -106,8 +106,10 @@ def read_facts(
     run: RunRecord | None = None,
     session: str | None = None,
 ) -> Facts:
-    """Return the facts of a run's sessions, or of one session. ``number`` computes a session's one
-    number from its rewards."""
+    """Return the facts of a run's sessions, or of one session.
+
+    ``number`` computes a session's one number from its rewards.
+    """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
     metrics: dict[str, list[Metric]] = {}
@@ -200,8 +202,7 @@ def read_facts(
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
-    """Return whether any of the sessions belongs to a run, or has a task with data for a
-    verifier."""
+    """Whether any of the sessions belongs to a run, or has a task with data for a verifier."""
     of_task = and_(
         tasks.c.suite == sessions.c.task_suite,
         tasks.c.split == sessions.c.task_split,

@@ -113,8 +113,10 @@ def session_lines(
     limit: int,
     offset: int = 0,
 ) -> list[SessionLine]:
-    """Return a page of the sessions that match. ``number`` gives the values that an order by reward
-    compares."""
+    """Return a page of the sessions that match.
+
+    ``number`` gives the values that an order by reward compares.
+    """
     if order in (SessionOrder.REWARD, SessionOrder.LOWEST):
         placed = placed_sessions(reader, wanted, number)
         sign = -1 if order is SessionOrder.REWARD else 1
@@ -294,9 +296,11 @@ def choices(reader: Reader) -> Choices:
 
 
 class Placed(NamedTuple):
-    """A session's place in a run: its group, task, reward and policy version. A page has one for
-    every session of a store; it is a tuple because a dataclass takes three times as long to
-    make."""
+    """A session's place in a run: its group, task, reward and policy version.
+
+    A page has one for every session of a store; it is a tuple because a dataclass takes three times
+    as long to make.
+    """
 
     id: str
     group: str | None

@@ -20,8 +20,10 @@ _HEADINGS: Final = re.compile(r"^# AGENTS\.md instructions[^\n]*$", re.MULTILINE
 
 
 def title(texts: Iterable[str]) -> str:
-    """Return the first of ``texts`` that a user wrote, on one line and without a harness's blocks,
-    or "" if there is none."""
+    """Return the first of ``texts`` that a user wrote, or "" if there is none.
+
+    It is on one line and without a harness's blocks.
+    """
     for text in texts:
         bare = " ".join(_HEADINGS.sub("", _WRAPPED.sub("", text)).split())
         if bare:

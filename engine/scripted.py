@@ -85,8 +85,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Send an error event after ``after_tokens`` tokens, then ``[DONE]``; an HTTP error if not
-    streaming."""
+    """Send an error event after ``after_tokens`` tokens, then ``[DONE]``.
+
+    If not streaming, answer with an HTTP error.
+    """
 
     after_tokens: int = 0
     message: str = "The engine failed in mid-stream."
@@ -94,8 +96,10 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Send nothing for ``seconds`` after ``after_tokens`` tokens, or until ``over`` is set; then go
-    on."""
+    """Send nothing for ``seconds`` after ``after_tokens`` tokens, or until ``over`` is set.
+
+    Then go on.
+    """
 
     seconds: float
     after_tokens: int = 0

@@ -140,8 +140,10 @@ class Client:
         status: str = "running",
         reason: str | None = None,
     ) -> None:
-        """Begin a run, to which sessions then refer by its id. For a run that has begun, set how it
-        ended and, in one line, the reason."""
+        """Begin a run, to which sessions then refer by its id.
+
+        For a run that has begun, set how it ended and, in one line, the reason.
+        """
         more = {"name": name, "reason": reason}
         body = {"kind": kind, "status": status, **{k: v for k, v in more.items() if v}}
         await self._send("PUT", f"/runs/{run_id}", body)
@@ -153,14 +155,18 @@ class Client:
         return made
 
     async def new_verifier_key(self, session_id: str) -> str:
-        """Return a new verifier key for a session whose own key is lost. The old key is void from
-        then on."""
+        """Return a new verifier key for a session whose own key is lost.
+
+        The old key is void from then on.
+        """
         reply = await self._send("POST", f"/sessions/{session_id}/verifier-key")
         return _read(reply, dict[str, str])["verifier_key"]
 
     async def private_files(self) -> list[Path]:
-        """Return the files of the proxy's machine that no session may see, or none if the proxy is
-        too old to name them."""
+        """Return the files of the proxy's machine that no session may see.
+
+        Return none if the proxy is too old to name them.
+        """
         try:
             reply = await self._send("GET", "/private-files")
         except ControlError as error:
@@ -201,8 +207,11 @@ class Client:
         seconds: Mapping[str, float] | None = None,
         start: StartFacts | None = None,
     ) -> None:
-        """End the session. ``seconds`` by stage become its label ``seconds``. ``start`` is how its
-        harness was started, if the session was created before that was known."""
+        """End the session.
+
+        ``seconds`` by stage become its label ``seconds``. ``start`` is how its harness was started,
+        if the session was created before that was known.
+        """
         body: dict[str, Any] = {"outcome": outcome}
         if seconds:
             body["seconds"] = dict(seconds)
@@ -211,8 +220,11 @@ class Client:
         await self._send("POST", f"/sessions/{session_id}/seal", body)
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """Return a session's state. ``calls`` is the number of its calls by status. ``fault`` is
-        the reason why the engine or the proxy may have made its agent fail."""
+        """Return a session's state.
+
+        ``calls`` is the number of its calls by status. ``fault`` is the reason why the engine or
+        the proxy may have made its agent fail.
+        """
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
     async def actions(self, session_id: str) -> list[Action]:
@@ -262,8 +274,11 @@ def _reason(reply: httpx.Response) -> str:
 
 
 def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:
-    """Return the reply's body. Raise :class:`ControlError` for a body that no Bridle proxy sends,
-    because another web server may run at that address."""
+    """Return the reply's body.
+
+    Raise :class:`ControlError` for a body that no Bridle proxy sends, because another web server
+    may run at that address.
+    """
     try:
         return msgspec.json.decode(reply.content, type=kind)
     except msgspec.DecodeError as error:

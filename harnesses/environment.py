@@ -18,8 +18,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without anything that could reach a provider past the proxy, or pay
-    there.
+    """Return ``environment`` without the means to reach or to pay a provider past the proxy.
 
     Provider settings are removed by prefix, other secrets by the end of their name. An HTTP proxy
     of the machine stays, but never for loopback, where the recording proxy is.
@@ -56,15 +55,13 @@ along."""
 
 
 def redirected(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a person's own ``environment`` with ``variables``, without those that would override
-    them."""
+    """Return a person's own ``environment`` with ``variables`` and nothing that overrides them."""
     kept = {name: value for name, value in environment.items() if name not in _OVERRIDING}
     return _loopback_direct({**kept, **variables})
 
 
 def home_at(home: PurePath) -> dict[str, str]:
-    """Return the variables that make ``home`` the home of a process, so that sessions share no
-    state."""
+    """Return the variables that make ``home`` a process's home, so that sessions share no state."""
     return {
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),

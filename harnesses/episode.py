@@ -76,8 +76,10 @@ class Episode:
     _steps: list[Scores] = field(default_factory=list)
 
     async def run(self, task: Task) -> EpisodeResult:
-        """Run the steps of ``task``, and score each. Raise the errors of the sandbox and the
-        verifier."""
+        """Run the steps of ``task``, and score each.
+
+        Raise the errors of the sandbox and the verifier.
+        """
         seconds = 0.0
         outcome, answer = Outcome.COMPLETED, ""
         exit_code: int | None = 0
@@ -148,8 +150,10 @@ class Episode:
         return _made(self.sandboxes, SandboxRequest(directory, self.request.urls, spec))
 
     def _reached_from_inside(self) -> Session:
-        """Return the session with the URLs by which a process in the sandbox reaches it, and
-        without the key that scores it."""
+        """Return the session with the URLs by which a process in the sandbox reaches it.
+
+        The key that scores the session is left out.
+        """
 
         def reached(values: Mapping[str, str]) -> dict[str, str]:
             return {
@@ -188,8 +192,10 @@ def reaches(scores: Scores, minimum: Mapping[str, float]) -> bool:
 
 
 def combined(steps: Sequence[Scores], how: str) -> Scores:
-    """Return the session's rewards: the last step's, or the mean over the steps, in which a missing
-    reward counts as 0."""
+    """Return the session's rewards: the last step's, or the mean over the steps.
+
+    In the mean, a missing reward counts as 0.
+    """
     if how == "final" or len(steps) == 1:
         return steps[-1]
     names = dict.fromkeys(name for scores in steps for name in scores)

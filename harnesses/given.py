@@ -76,9 +76,11 @@ class GivenRewards:
         return session_id in self._given
 
     def require(self, session_id: str, stored: Iterable[Reward]) -> None:
-        """Raise :class:`RewardsDiffer` unless the verifier's rewards among ``stored`` are the
-        reported ones. Each must have the same name, value, kind and mode, and be for the whole
-        session."""
+        """Raise :class:`RewardsDiffer` unless the verifier's rewards are the reported ones.
+
+        The verifier's rewards are taken from ``stored``. Each must have the same name, value, kind
+        and mode, and be for the whole session.
+        """
         if not self.knows(session_id):
             return
         given = Counter(self._given[session_id])

@@ -1,5 +1,7 @@
-"""The locations of the harnesses: the pinned ones from the two ``install`` scripts, or the
-system's."""
+"""The locations of the harnesses, the pinned ones or the system's.
+
+The two ``install`` scripts install the pinned ones.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ class NotLaunchable(BridleError):
 
 
 def find_harness(command: str) -> str:
-    """Return the absolute path of the Node harness ``command``. The pinned one comes before any
-    other on ``PATH``.
+    """Return the absolute path of the Node harness ``command``.
+
+    The pinned one comes before any other on ``PATH``.
 
     Raise :class:`NotLaunchable` with the command that installs it.
     """
@@ -61,8 +64,10 @@ class HostPrograms:
 
 
 def pinned_version(package: str) -> str | None:
-    """Return the version of ``package`` that the install scripts put here, or ``None`` if they do
-    not install it."""
+    """Return the version of ``package`` that the install scripts put here.
+
+    Return ``None`` if they do not install it.
+    """
     for manifest in (NODE / "package.json", NODE / "more/package.json"):
         pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
         if package in pins:
@@ -75,6 +80,8 @@ def pinned_version(package: str) -> str | None:
 
 
 def search_path(path: str) -> str:
-    """Return ``path`` with the folders of the pinned programs in front. Node is among those
-    programs, because harnesses are Node scripts."""
+    """Return ``path`` with the folders of the pinned programs in front.
+
+    Node is among those programs, because harnesses are Node scripts.
+    """
     return os.pathsep.join([*(str(directory) for directory in BIN_DIRECTORIES), path])

@@ -58,10 +58,9 @@ def find_mitmdump() -> str:
 
 @contextmanager
 def intercepted(session: Session, hosts: Sequence[str] = HOSTS) -> Iterator[dict[str, str]]:
-    """Start mitmproxy, and yield the variables with which an agent's calls to ``hosts`` go to the
-    session.
+    """Start mitmproxy and yield the variables that lead an agent's calls to the session.
 
-    Raise :class:`NoInterception`.
+    The calls are those to ``hosts``. Raise :class:`NoInterception`.
     """
     program = find_mitmdump()
     with tempfile.TemporaryDirectory(prefix="bridle-intercept-") as made:
@@ -102,8 +101,10 @@ def intercepted(session: Session, hosts: Sequence[str] = HOSTS) -> Iterator[dict
 
 
 def _variables(directory: Path, url: str) -> dict[str, str]:
-    """Return the variables that make programs use the proxy, and trust its certificates beside the
-    known ones."""
+    """Return the variables that make programs use the proxy and trust its certificates.
+
+    The known certificates are trusted, too.
+    """
     own = directory / _CERTIFICATE
     bundle = directory / "authorities.pem"
     known = Path(os.environ.get("SSL_CERT_FILE") or certifi.where())

@@ -1,10 +1,10 @@
-"""The rollout runner: it creates sessions, has a fleet run them, and rewards and seals them, many
-at a time.
+"""The rollout runner: it creates sessions, has a fleet run them, and rewards and seals them.
 
-An agent that fails or runs out of time is a result like any other. Only a failure of the machinery
-(proxy, machine, sandbox, verifier) is retried, in a new session with the label ``retry_of``; the
-failed session is sealed as ``infrastructure``, so that it is not trained on. Only this module
-rewards and seals a session, and only once, so that a machine that was taken for dead adds nothing.
+Many sessions run at a time. An agent that fails or runs out of time is a result like any other.
+Only a failure of the machinery (proxy, machine, sandbox, verifier) is retried, in a new session
+with the label ``retry_of``; the failed session is sealed as ``infrastructure``, so that it is not
+trained on. Only this module rewards and seals a session, and only once, so that a machine that was
+taken for dead adds nothing.
 """
 
 from __future__ import annotations
@@ -143,8 +143,11 @@ class Rollout:
         settings: RolloutSettings,
         slots: asyncio.Semaphore | None = None,
     ) -> None:
-        """Make a runner. ``slots`` may be shared with other rollouts; with ``None`` the rollout
-        makes its own by ``settings.parallel``."""
+        """Make a runner.
+
+        ``slots`` may be shared with other rollouts; with ``None`` the rollout makes its own by
+        ``settings.parallel``.
+        """
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
@@ -164,8 +167,9 @@ class Rollout:
             return await self._with_retries(job)
 
     async def run(self, jobs: Iterable[Job]) -> AsyncGenerator[RolloutResult, None]:
-        """Yield results in the order in which they arrive. Leaving early ends the sessions that
-        still run.
+        """Yield results in the order in which they arrive.
+
+        Leaving early ends the sessions that still run.
 
         Raise the errors that affect every job: ``NotLaunchable`` and :class:`ControlError`.
         """
@@ -194,8 +198,10 @@ class Rollout:
         jobs: Iterable[Job],
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
-        """Return all results in the order in which they arrived; ``progress`` is called with
-        each."""
+        """Return all results in the order in which they arrived.
+
+        ``progress`` is called with each.
+        """
         results = []
         stream = self.run(jobs)
         async with contextlib.aclosing(stream):
@@ -251,8 +257,10 @@ class Rollout:
             raise
 
     async def _new_session(self, request: SessionRequest) -> Session:
-        """Create a session. If cancelled while the proxy creates it, wait for the session and seal
-        it."""
+        """Create a session.
+
+        If cancelled while the proxy creates it, wait for the session and seal it.
+        """
         making = asyncio.ensure_future(self._client.create_session(request))
         try:
             return await asyncio.shield(making)
@@ -261,8 +269,10 @@ class Rollout:
             raise
 
     async def _take_back(self, making: asyncio.Future[Session]) -> None:
-        """Seal the session of ``making``, if it is created. Failures are only logged, because the
-        cancellation is the error to raise."""
+        """Seal the session of ``making``, if it is created.
+
+        Failures are only logged, because the cancellation is the error to raise.
+        """
         await asyncio.wait([making], timeout=_CANCEL_S)
         if making.cancel() or making.cancelled():
             log.warning("a session may stay unsealed: it was not there in %g s", _CANCEL_S)
@@ -325,8 +335,11 @@ class Rollout:
         return self._private
 
     async def _judged(self, session: Session, episode: EpisodeResult) -> Outcome:
-        """Return the session's outcome. Raise :class:`ProxyUnreachable` if the record shows that
-        the engine or the proxy made its agent fail."""
+        """Return the session's outcome.
+
+        Raise :class:`ProxyUnreachable` if the record shows that the engine or the proxy made its
+        agent fail.
+        """
         if episode.outcome is Outcome.AGENT_ERROR:
             fault = (await self._client.session(session.id)).get("fault")
             if fault is not None:
@@ -334,8 +347,10 @@ class Rollout:
         return episode.outcome
 
     async def _seal_quietly(self, session: Session, outcome: Outcome) -> None:
-        """Seal a session whose run has failed already. Failures are only logged, because the first
-        failure is the one to report."""
+        """Seal a session whose run has failed already.
+
+        Failures are only logged, because the first failure is the one to report.
+        """
         try:
             await asyncio.wait_for(self._client.seal(session.id, outcome), _CANCEL_S)
         except (ProxyUnreachable, ControlError, TimeoutError) as error:
@@ -372,11 +387,10 @@ def _reported(session: Session, found: Finding, mode: FindingMode) -> Reward:
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``ending``, however often the wait is cancelled, because the client is closed right
-    after.
+    """Wait for ``ending``, however often the wait is cancelled.
 
-    Call it only while an error is being raised already, because a cancellation that arrives
-    meanwhile is lost.
+    The client is closed right after, so ``ending`` must be over by then. Call it only while an
+    error is being raised already, because a cancellation that arrives meanwhile is lost.
     """
     task = asyncio.ensure_future(ending)
     while not task.done():

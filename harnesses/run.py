@@ -19,16 +19,20 @@ _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIG
 
 
 def _outcome(exit_code: int | None) -> Outcome:
-    """Return the outcome of a command with this exit code, which is ``None`` if the command could
-    not be started."""
+    """Return the outcome of a command with this exit code.
+
+    The code is ``None`` if the command could not be started.
+    """
     if exit_code is None:
         return Outcome.INFRASTRUCTURE
     return Outcome.COMPLETED if exit_code == 0 else Outcome.AGENT_ERROR
 
 
 async def seal_session(client: Client, session: Session, exit_code: int | None) -> str:
-    """Seal the session. Return ``""``, or the reason if it cannot be sealed: the command's result
-    stands in either case."""
+    """Seal the session.
+
+    Return ``""``, or the reason if it cannot be sealed: the command's result stands in either case.
+    """
     try:
         await client.seal(session.id, _outcome(exit_code))
     except (ProxyUnreachable, ControlError) as error:
@@ -43,12 +47,12 @@ def session_variables(session: Session) -> dict[str, str]:
 
 
 def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run ``argv`` in our place, with the same terminal, directory and process group. Return its
-    exit code, or 128 + n if signal n ended it.
+    """Run ``argv`` in our place, and return its exit code, or 128 + n if signal n ended it.
 
-    The environment is the caller's with ``variables``. Signals to this process are forwarded,
-    except for Ctrl-C and Ctrl-\\ typed at the terminal, which the terminal sends to the command as
-    well. Only the main thread may call this.
+    The command has the same terminal, directory and process group. The environment is the caller's
+    with ``variables``. Signals to this process are forwarded, except for Ctrl-C and Ctrl-\\ typed
+    at the terminal, which the terminal sends to the command as well. Only the main thread may call
+    this.
 
     Raise :class:`NotLaunchable` if the command cannot be started.
     """
@@ -63,8 +67,10 @@ def run_command(argv: Sequence[str], variables: Mapping[str, str]) -> int:
 
 
 class _Forwarder:
-    """A context that forwards this process's signals to the command. Signals that arrive before the
-    command has started are forwarded afterwards."""
+    """A context that forwards this process's signals to the command.
+
+    Signals that arrive before the command has started are forwarded afterwards.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,8 +101,10 @@ class _Forwarder:
 
 
 def _owns_terminal() -> bool:
-    """Return whether our process group, which includes the command, is the terminal's foreground
-    group."""
+    """Return whether our process group is the terminal's foreground group.
+
+    Our group includes the command.
+    """
     for stream in (0, 1, 2):
         try:
             return os.tcgetpgrp(stream) == os.getpgrp()

@@ -75,8 +75,10 @@ class Throughput:
     def of(
         cls, sessions: Iterable[Mapping[str, float]], seconds: float, parallel: int
     ) -> Throughput:
-        """Return the throughput of ``sessions``, which are seconds by stage. They took ``seconds``
-        in all, with ``parallel`` slots per stage."""
+        """Return the throughput of ``sessions``, which are seconds by stage.
+
+        They took ``seconds`` in all, with ``parallel`` slots per stage.
+        """
         found = list(sessions)
         spent: dict[str, float] = {
             name: sum(one.get(name, 0.0) for one in found) for name in (*STAGES, "clean")

@@ -17,8 +17,11 @@ _GIT_S = 5.0
 def how_started(
     argv: Sequence[str], folder: str, environment: Mapping[str, str], secrets: Sequence[str] = ()
 ) -> StartFacts:
-    """Return the facts of a start. ``secrets`` are replaced in ``argv``. The environment gives
-    ``HOME``, ``TZ`` and the names of its variables, but no other value."""
+    """Return the facts of a start.
+
+    ``secrets`` are replaced in ``argv``. The environment gives ``HOME``, ``TZ`` and the names of
+    its variables, but no other value.
+    """
     shown = list(argv)
     for secret in filter(None, secrets):
         shown = [one.replace(secret, "[redacted:session_key]") for one in shown]

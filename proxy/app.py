@@ -122,8 +122,10 @@ class App:
             await client.refuse(openai_error(failure))
 
     async def _controlled(self, scope: Scope, client: Client, receive: Receive, send: Send) -> None:
-        """Authenticate the request and read its body, then pass it to the control framework. The
-        framework itself would read a body of any length before it authenticates."""
+        """Authenticate the request and read its body, then pass it to the control framework.
+
+        The framework itself would read a body of any length before it authenticates.
+        """
         try:
             services = self._running()
             if scope["path"].startswith(_CLOSED):
@@ -149,8 +151,10 @@ class App:
         await (await self._control_api())(scope, read, send)
 
     async def _control_api(self) -> FastAPI:
-        """Return the control API, which is made at its first use: it takes a fifth of the proxy's
-        memory, and many proxies only get data requests."""
+        """Return the control API, which is made at its first use.
+
+        It takes a fifth of the proxy's memory, and many proxies only get data requests.
+        """
         if self._control is None:
             making = asyncio.to_thread(_control_api, self._running, self._routers)
             self._control = asyncio.ensure_future(making)

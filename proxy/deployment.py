@@ -114,8 +114,10 @@ class Deployment:
     # -- reading ---------------------------------------------------------------------------------
 
     async def is_sealed(self, session_id: str) -> bool:
-        """Return whether a session is sealed, wherever that was done. Raise ``ApiError`` if the
-        store cannot be read."""
+        """Return whether a session is sealed, wherever that was done.
+
+        Raise ``ApiError`` if the store cannot be read.
+        """
         if self._store.local:
             read = self._store.is_sealed
             try:
@@ -132,8 +134,11 @@ class Deployment:
             self._set_fresh(time.monotonic())
 
     async def _patiently(self, read: Callable[[], Awaitable[Result]], instead: Result) -> Result:
-        """Return what ``read`` returns; a store that is away is tried again for as long as a
-        record would wait for it. If calls are forwarded without a store, return ``instead``."""
+        """Return the result of ``read``.
+
+        A store that is away is tried again for as long as a record would wait for it. If calls are
+        forwarded without a store, return ``instead``.
+        """
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -189,8 +194,10 @@ class Deployment:
             self._store_failed = False
 
     async def _note(self) -> None:
-        """Note in this process's row what has been read, and the running calls: at once if others
-        may wait for them."""
+        """Note in this process's row what has been read, and the running calls.
+
+        Do so at once if others may wait for them.
+        """
         gates = [pool.gate for pool in self._pools.values()]
         report = {
             "running": sum(gate.running for gate in gates),
@@ -234,8 +241,11 @@ class Deployment:
             await self._change(lambda: self._store.set_fingerprints(name, published, found))
 
     async def pause(self, drain_s: float | None) -> None:
-        """Hold new calls back everywhere. Return when no call runs any more, or after ``drain_s``
-        seconds; with ``None`` do not wait for the running calls."""
+        """Hold new calls back everywhere.
+
+        Return when no call runs any more, or after ``drain_s`` seconds; with ``None`` do not wait
+        for the running calls.
+        """
         revision = await self._change(lambda: self._store.set_paused(True))
         if drain_s is not None:
             deadline = time.monotonic() + drain_s
@@ -300,8 +310,10 @@ class Deployment:
     async def _others(
         self, revision: int, done: Callable[[Member], bool], deadline: float = math.inf
     ) -> None:
-        """Wait until every other live process has read ``revision`` and is ``done`` by its report,
-        or until the ``deadline`` on the monotonic clock."""
+        """Wait until every other live process has read ``revision`` and is ``done`` by its report.
+
+        Wait no longer than until the ``deadline`` on the monotonic clock.
+        """
         while True:
             members = await self._in_store(lambda: self._store.others(self._writer.id))
             if all(member.seen >= revision and done(member) for member in members):

@@ -69,9 +69,12 @@ class ProxyServer:
         pages: Pages | None = None,
         grace_s: int = 5,
     ) -> None:
-        """``routers`` make further routes of the control API, and ``pages`` makes the application
+        """Create the server.
+
+        ``routers`` make further routes of the control API, and ``pages`` makes the application
         under ``/bridle/viewer``. :meth:`stop` cuts the calls that still run after ``grace_s``
-        seconds."""
+        seconds.
+        """
         self._app = create_app(settings, routers, pages)
         config = config_for(self._app, timeout_graceful_shutdown=grace_s, log_level="warning")
         self.settings = settings
@@ -113,8 +116,10 @@ class ProxyServer:
         raise ProxyStartFailed(self._app.refusal or "the proxy did not start; see the log")
 
     def stop(self) -> None:
-        """Stop the proxy. Return when running calls have finished or been cut, and all queued
-        records are written."""
+        """Stop the proxy.
+
+        Return when running calls have finished or been cut, and all queued records are written.
+        """
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

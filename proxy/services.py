@@ -187,9 +187,11 @@ def _open_store(settings: ProxySettings) -> Writer:
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:
-    """Return the continuer, or ``None`` without a tokenizer. The model's template is probed, which
-    takes a moment. The imports are here because a proxy without a tokenizer needs neither the
-    tokenizers nor the template engine."""
+    """Return the continuer, or ``None`` without a tokenizer.
+
+    The model's template is probed, which takes a moment. The imports are here because a proxy
+    without a tokenizer needs neither the tokenizers nor the template engine.
+    """
     if settings.tokenizer_dir is None:
         return None
     from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead

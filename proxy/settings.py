@@ -28,8 +28,10 @@ LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "testserver"})
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
-    """Return whether ``host`` is a name or address of this machine that no other machine can
-    reach."""
+    """Return whether ``host`` is this machine and no other machine can reach it.
+
+    ``host`` is a name or an address.
+    """
     if not host:
         return False
     if host in LOOPBACK_NAMES:
@@ -118,8 +120,10 @@ def shown_limits() -> str:
 
 
 def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Limits:
-    """Return the limits with these ``values`` by name. Raise ``ValueError`` for an unknown name and
-    an invalid value."""
+    """Return the limits with these ``values`` by name.
+
+    Raise ``ValueError`` for an unknown name and an invalid value.
+    """
     names = [one.name for one in fields(Limits)]
     for name, value in values.items():
         if name not in names:
@@ -141,8 +145,10 @@ _ROUTES: Final = (
 
 
 def engine_base(url: str) -> str:
-    """Return an engine's base URL: ``url`` without a route, such as ``/v1/chat/completions``, and
-    without ``/v1``."""
+    """Return an engine's base URL.
+
+    It is ``url`` without a route, such as ``/v1/chat/completions``, and without ``/v1``.
+    """
     base = url.rstrip("/")
     for route in _ROUTES:
         base = base.removesuffix(route)
@@ -151,8 +157,10 @@ def engine_base(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OtherModel:
-    """A model other than the policies: frozen, or of another provider. It is recorded, never
-    trained."""
+    """A model other than the policies: frozen, or of another provider.
+
+    It is recorded, never trained.
+    """
 
     urls: tuple[str, ...]
     """Base URLs of the engines that serve the model, without ``/v1``."""
@@ -286,8 +294,10 @@ class ProxySettings:
 
     @property
     def deployment(self) -> str:
-        """The name that proxies with the same first engine share. A loopback URL is a different
-        engine on each machine, so the name then includes the machine."""
+        """The name that proxies with the same first engine share.
+
+        A loopback URL is a different engine on each machine, so the name then includes the machine.
+        """
         url = engine_base(self.upstream_url)
         return f"{url} of {processes.host()}" if is_loopback(urlsplit(url).hostname) else url
 

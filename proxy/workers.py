@@ -33,8 +33,11 @@ class WorkerPool:
         routers: Routers = (),
         pages: Pages | None = None,
     ) -> None:
-        """``routers`` and ``pages`` must be module-level functions, or partial ones: each worker
-        calls them."""
+        """Create the pool.
+
+        ``routers`` and ``pages`` must be module-level functions, or partial ones: each worker calls
+        them.
+        """
         self._settings = settings
         self._count = count
         self._routers = tuple(routers)
@@ -59,8 +62,10 @@ class WorkerPool:
         self._socket.close()
 
     def serve(self) -> None:
-        """Serve until a signal ends it; call it from the main thread. Raise
-        :class:`ProxyStartFailed` when a worker does not start."""
+        """Serve until a signal ends it; call it from the main thread.
+
+        Raise :class:`ProxyStartFailed` when a worker does not start.
+        """
         settings = replace(self._settings, workers=True)
         config = config_for(
             partial(_app, settings, self._routers, self._pages),
@@ -79,8 +84,11 @@ class WorkerPool:
 
 class _Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
-        """Close the workers' ends of the pipes in this process. Otherwise the supervisor would wait
-        until the time-out for a worker that dies during a health check."""
+        """Close the workers' ends of the pipes in this process.
+
+        Otherwise the supervisor would wait until the time-out for a worker that dies during a
+        health check.
+        """
         for process in self.processes:
             process.child_conn.close()
         super().keep_subprocess_alive()

@@ -1,8 +1,8 @@
-"""Token accounts: the fate of every sampled token, for the report of a run, ``bridle audit``, the
-viewer and exports.
+"""The token accounts: the fate of every sampled token.
 
-The fates of tokens that training has taken are read from the store (``store/schema/accounts.py``).
-Tokens that no training has taken and that the rules allow are ``trainable``.
+They serve the report of a run, ``bridle audit``, the viewer and exports. The fates of tokens that
+training has taken are read from the store (``store/schema/accounts.py``). Tokens that no training
+has taken and that the rules allow are ``trainable``.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ class AccountLine:
 
     @property
     def label(self) -> str:
-        """The fate and its reason, such as ``dropped: zero_variance``, or the fate alone
-        (``trained``)."""
+        """The fate with its reason, or the fate alone.
+
+        Examples are ``dropped: zero_variance`` and ``trained``.
+        """
         return f"{self.fate.fate}: {self.fate.reason}" if self.fate.reason else self.fate.fate
 
 
 def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
-    """Return the table of an account, ordered by fate and then by number of tokens, largest
-    first. Its first line is ``trained`` if a training run has taken any of the tokens, else
-    ``trainable``."""
+    """Return the table of an account, ordered by fate and then by number of tokens, largest first.
+
+    Its first line is ``trained`` if a training run has taken any of the tokens, else ``trainable``.
+    """
     first = Fate("trained") if any(one.fate == "trained" for one in fates) else TRAINABLE
     shown = {first: 0, **fates}
     ordered = sorted(shown.items(), key=lambda one: (_ORDER.get(one[0].fate, 5), -one[1]))
@@ -63,11 +66,11 @@ def session_fates(
     *,
     by_rules: bool = False,
 ) -> dict[Fate, int]:
-    """Return one session's account: ``written`` if the store has one, else ``ruled``, the account
-    that the rules give.
+    """Return one session's account.
 
-    With ``by_rules``, a written account counts only if training wrote it or the session is held
-    out. The account that earlier samples left is then ignored.
+    It is ``written`` if the store has one, else ``ruled``, the account that the rules give. With
+    ``by_rules``, a written account counts only if training wrote it or the session is held out. The
+    account that earlier samples left is then ignored.
     """
     if written is not None and written.tokens:
         is_final = written.trained_by is not None or HELD_OUT in written.tokens
@@ -102,12 +105,12 @@ def token_account(
     *,
     most: int | None = None,
 ) -> TokenAccount:
-    """Return the account of the sessions that match; with ``wanted.run``, of all that belong to the
-    run.
+    """Return the account of the sessions that match.
 
-    Sessions without an account are counted by ``rules``, or by the rules of their own runs if it is
-    ``None``. At most ``most`` of their sampled tokens are counted, for a page that must load
-    quickly. The remaining tokens are ``uncounted``.
+    With ``wanted.run``, it is the account of all sessions that belong to the run. Sessions without
+    an account are counted by ``rules``, or by the rules of their own runs if it is ``None``. At
+    most ``most`` of their sampled tokens are counted, for a page that must load quickly. The
+    remaining tokens are ``uncounted``.
     """
     account = stored_account(reader, wanted)
     left = uncounted_sessions(reader, wanted)
@@ -132,8 +135,10 @@ def account_of_sessions(
 
 
 def _first(left: Mapping[str, int], most: int | None) -> list[str]:
-    """Return the first sessions that together have at most ``most`` tokens; all if it is
-    ``None``."""
+    """Return the first sessions that together have at most ``most`` tokens.
+
+    If ``most`` is ``None``, return all.
+    """
     if most is None:
         return list(left)
     found, total = [], 0

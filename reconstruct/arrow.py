@@ -15,8 +15,10 @@ class ArrowMissing(BridleError):
 
 @contextmanager
 def needs_arrow() -> Iterator[None]:
-    """Guard imports that need pyarrow. Raise :class:`ArrowMissing`, which names the extra to
-    install."""
+    """Guard imports that need pyarrow.
+
+    Raise :class:`ArrowMissing`, which names the extra to install.
+    """
     try:
         yield
     except ImportError as error:

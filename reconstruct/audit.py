@@ -127,8 +127,11 @@ def audit_loaded(
     bodies: bool = False,
     accounts: Mapping[str, WrittenAccount | None] | None = None,
 ) -> SessionAudit:
-    """Audit one session. With ``bodies``, every recorded body is read and verified as well.
-    ``accounts`` are those of the store, which are read if they are not given."""
+    """Audit one session.
+
+    With ``bodies``, every recorded body is read and verified as well. ``accounts`` are those of the
+    store, which are read if they are not given.
+    """
     judged = rules or StatedRules(session.reader).of(session.record.run_id)
     if accounts is None:
         accounts = written_accounts(session.reader, SessionFilter(session=session.id))
@@ -210,8 +213,10 @@ def check_spans(session: LoadedSession, found: Findings) -> None:
 
 
 def check_calls(session: LoadedSession, found: Findings) -> None:
-    """Check each call against its spans: their number, positions and tokens, and the call's
-    usage."""
+    """Check each call against its spans.
+
+    The check covers their number, positions and tokens, and the call's usage.
+    """
     spans_of: dict[str, list[SpanRow]] = {}
     for row in session.spans:
         spans_of.setdefault(row.span.call_id, []).append(row)
@@ -281,8 +286,10 @@ def _last_version(span: Span, take: int) -> int:
 def check_samples(
     session: LoadedSession, rules: SampleRules, samples: Sequence[Sample], found: Findings
 ) -> None:
-    """Check samples against the spans that they show: each allowed token is trained exactly
-    once."""
+    """Check samples against the spans that they show.
+
+    Each allowed token must be trained exactly once.
+    """
     sampled = {row.span.id: row for row in session.tree.sampled()}
     trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
     for number, sample in enumerate(samples):
@@ -341,6 +348,7 @@ def check_training(
     session: LoadedSession, rules: SampleRules, table: Conservation, found: Findings
 ) -> None:
     """Check the accounts that training runs have written of the session against its record.
+
     ``table`` is the account that ``rules`` give.
 
     A run accounts for every token that was sampled when it took the session, and it trains no more
@@ -370,9 +378,11 @@ def check_training(
 def _allowed(
     session: LoadedSession, account: SessionFates, rules: SampleRules, table: Conservation
 ) -> int | None:
-    """Return the number of tokens of the session that the run's rules allow to train. Return
-    ``None`` if the run has stated no rules, or if they may have allowed others when it took the
-    session."""
+    """Return the number of tokens of the session that the run's rules allow to train.
+
+    Return ``None`` if the run has stated no rules, or if they may have allowed others when it took
+    the session.
+    """
     try:
         stated = session.reader.run(account.run_id).config.get("samples")
     except NotFound:

@@ -54,8 +54,11 @@ def _with_reasons(call: CallRow, found: Sequence[BreakReason]) -> CallRow:
 def reasons(
     call: CallRow, calls: Mapping[str, CallRow], tree: TokenTree
 ) -> tuple[BreakReason, ...]:
-    """Return the reasons why the prompt of ``call`` leaves the path of its base: that of the first
-    difference, then those of others in the same reply. ``tree`` is the session's."""
+    """Return the reasons why the prompt of ``call`` leaves the path of its base.
+
+    The reason of the first difference comes first, then those of others in the same reply. ``tree``
+    is the session's.
+    """
     continued = base(call)
     tip = None if continued is None else _node(tree, continued)
     prompt = tree.nodes.get(call.prompt_span_id)
@@ -87,8 +90,10 @@ def _node(tree: TokenTree, reply: ReplyId) -> Node | None:
 def _parted_reply(
     last: ReplyId, call: CallRow, parted: int, calls: Mapping[str, CallRow], tree: TokenTree
 ) -> tuple[ReplyId, CallRow]:
-    """Return the first reply on the path up to ``last`` that ends after the place where the ids
-    part, and the call whose request echoed it first."""
+    """Return the reply at which the ids part, and the call whose request echoed it first.
+
+    The reply is the first on the path up to ``last`` that ends after the place where the ids part.
+    """
     reply, echo = last, call
     while True:
         asked = calls[reply.call_id]
@@ -104,9 +109,12 @@ def _parted_reply(
 def _of_reply(
     reply: Message, differs: Collection[str], sampled: TokenIds, written: TokenIds
 ) -> tuple[BreakReason, ...]:
-    """Return the reasons for ids that part within a reply, in the order in which a template writes
-    its parts. ``differs`` names what the harness changed, ``sampled`` are the reply's ids, and
-    ``written`` are the prompt's from there on."""
+    """Return the reasons for ids that part within a reply.
+
+    They are in the order in which a template writes the reply's parts. ``differs`` names what the
+    harness changed, ``sampled`` are the reply's ids, and ``written`` are the prompt's from there
+    on.
+    """
     kept = common_prefix(sampled, written)
     if kept == len(sampled) - 1:
         return (BreakReason.TEMPLATE_REWROTE_HISTORY,)  # only the token that ended the reply

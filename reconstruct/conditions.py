@@ -53,8 +53,10 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse the text of a condition. Raise :class:`BadCondition` if its form or column is
-        unknown."""
+        """Parse the text of a condition.
+
+        Raise :class:`BadCondition` if its form or column is unknown.
+        """
         found = _FORM.fullmatch(text)
         if found is None:
             raise BadCondition(f"{text!r} is no condition: write NAME=VALUE, or !=, >=, <=, >, <")

@@ -23,8 +23,10 @@ class RecordedMessage:
 
 
 def whole_conversation(calls: Mapping[str, CallRow], last: ReplyId) -> tuple[RecordedMessage, ...]:
-    """Return the messages up to and including one reply. Raise
-    :class:`bridle.store.reading.conversation.IncompleteConversation` if any are not known."""
+    """Return the messages up to and including one reply.
+
+    Raise :class:`bridle.store.reading.conversation.IncompleteConversation` if any are not known.
+    """
     pieces: list[list[RecordedMessage]] = []
     for call, asked, reply in walk_back(last, calls.get):
         piece = [RecordedMessage(message.to_chat()) for message in asked.tail]
@@ -58,8 +60,10 @@ _TEXT_PARTS: Final = frozenset(
 
 
 def holds_media(message: Message) -> bool:
-    """Whether a message has a part that is not text: an image, sound, a file, or one of a type that
-    is not known here."""
+    """Whether a message has a part that is not text.
+
+    Such a part is an image, sound, a file, or one of a type that is not known here.
+    """
     parts = message.content if isinstance(message.content, list) else ()
     return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
 

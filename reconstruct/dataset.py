@@ -61,16 +61,21 @@ class RecordedStore:
         self.reader.close()
 
     def session(self, wanted: str) -> RecordedSession:
-        """Return the session with this id or name. Raise :class:`bridle.store.errors.NotFound` if
-        there is none."""
+        """Return the session with this id or name.
+
+        Raise :class:`bridle.store.errors.NotFound` if there is none.
+        """
         named = self.reader.session_by_name(wanted)
         record = self.reader.session(wanted if named is None else named.id)
         counted = CountedRewards(self.reader)
         return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
     def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """Yield the sessions that match ``filters`` (those of ``Reader.sessions``), oldest first,
-        with the rewards that count (:class:`bridle.reconstruct.rewards.CountedRewards`)."""
+        """Yield the sessions that match ``filters``, oldest first, with the rewards that count.
+
+        The filters are those of ``Reader.sessions``. The rewards that count are those of
+        :class:`bridle.reconstruct.rewards.CountedRewards`.
+        """
         return RecordedSession.stream(
             self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
         )

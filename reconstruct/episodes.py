@@ -45,8 +45,10 @@ def _turn(call: CallRow) -> Turn:
 
 
 def broken_episode(session: LoadedSession) -> Episode:
-    """Return the episode of a session whose tree is broken. It has no samples, and all of its
-    tokens are dropped."""
+    """Return the episode of a session whose tree is broken.
+
+    It has no samples, and all of its tokens are dropped.
+    """
     return Episode(session.record, (), tuple(session.all_rewards), not_built(session))
 
 

@@ -75,8 +75,9 @@ class Evaluation:
 def evaluated(
     attempts: Iterable[Attempt], ks: Sequence[int] = (1,), success: float = 1.0
 ) -> Evaluation:
-    """Return the figures of ``attempts``. An attempt succeeds if its reward is at least
-    ``success``.
+    """Return the figures of ``attempts``.
+
+    An attempt succeeds if its reward is at least ``success``.
 
     Raise ``ValueError`` if there are no attempts.
     """
@@ -106,8 +107,10 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def over_tasks(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per task, with its interval. The order of the values does not
-    change a bit of the result."""
+    """Return the mean of one value per task, with its interval.
+
+    The order of the values does not change a bit of the result.
+    """
     total = math.fsum(values)
     mean = total / len(values)
     if all(0 <= value <= 1 for value in values):
@@ -119,8 +122,10 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 
 
 def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
-    """Return the interval of a share (Wilson, 1927), by default of 95%. It contains the share and
-    lies within [0, 1]."""
+    """Return the interval of a share (Wilson, 1927), by default of 95%.
+
+    It contains the share and lies within [0, 1].
+    """
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
@@ -129,8 +134,10 @@ def wilson(successes: float, trials: int, z: float = _Z) -> tuple[float, float]:
 
 
 def split_by(attempts: Iterable[Attempt], by: By) -> dict[str, list[Attempt]]:
-    """Group the attempts by harness, task or policy version. The keys are text, in the order of the
-    values; ``–`` stands for a missing value."""
+    """Group the attempts by harness, task or policy version.
+
+    The keys are text, in the order of the values; ``–`` stands for a missing value.
+    """
     key: Callable[[Attempt], Any] = {
         "harness": lambda one: one.harness,
         "task": lambda one: one.task,
@@ -151,10 +158,10 @@ def task_key(session: SessionRecord) -> str:
 def attempt_reward(
     outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
 ) -> float | None:
-    """Return the reward of one attempt, or ``None`` if it has none or its outcome is not in
-    ``MEASURED``.
+    """Return the reward of one attempt, or ``None``.
 
-    The reward of a quarantined session is at most 0.
+    The result is ``None`` if the attempt has no reward or its outcome is not in ``MEASURED``. The
+    reward of a quarantined session is at most 0.
     """
     value = aggregation.value(rewards) if outcome in MEASURED else None
     return min(0.0, value) if value is not None and outcome == QUARANTINED else value
@@ -169,11 +176,11 @@ def attempts_of(
     wanted: Callable[[SessionRecord], bool] = lambda _session: True,
     notice: Callable[[Aggregation, Sequence[Reward]], None] = lambda _rule, _rewards: None,
 ) -> list[Attempt]:
-    """Return the recorded attempts: sealed sessions on a task, with a reward and a measured
-    outcome.
+    """Return the recorded attempts.
 
-    A session's reward is its number by the rules of its run; ``sources`` replace the run's sources.
-    ``notice`` is called with the rule and the rewards of each attempt.
+    They are sealed sessions on a task, with a reward and a measured outcome. A session's reward is
+    its number by the rules of its run; ``sources`` replace the run's sources. ``notice`` is called
+    with the rule and the rewards of each attempt.
     """
     counted = CountedRewards(reader, sources)
     sessions = [

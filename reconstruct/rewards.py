@@ -55,8 +55,11 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
-    """Return the latest score ``name`` of each call that has one, in the order in which they were
-    given. No value is above 0 in a session that a finding zeroes."""
+    """Return the latest score ``name`` of each call that has one.
+
+    The scores are in the order in which they were given. No value is above 0 in a session that a
+    finding zeroes.
+    """
     given = list(rewards)
     limit = _limit(given)
     latest = _scores(one for one in given if one.name == name)
@@ -64,8 +67,10 @@ def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
 
 
 def call_scores(rewards: Iterable[Reward]) -> list[Reward]:
-    """Return the latest score of each name and call or turn. No value is above 0 in a session that
-    a finding zeroes."""
+    """Return the latest score of each name and call or turn.
+
+    No value is above 0 in a session that a finding zeroes.
+    """
     given = list(rewards)
     limit = _limit(given)
     return [replace(one, value=limit(one.value)) for one in _scores(given) if not one.whole]
@@ -82,8 +87,10 @@ def quarantined(rewards: Iterable[Reward]) -> bool:
 
 
 def zeroed(rewards: Iterable[Reward]) -> bool:
-    """Whether a finding zeroes the session, so that none of its numbers is above 0. A quarantine
-    does so too."""
+    """Whether a finding zeroes the session, so that none of its numbers is above 0.
+
+    A quarantine does so too.
+    """
     return any(one.mode is not FindingMode.WARN for one in findings_in(rewards))
 
 
@@ -108,8 +115,10 @@ class Numbers:
 
     @property
     def episode(self) -> float | None:
-        """The return of the whole episode: the sum of ``own`` and all ``calls``. ``None`` if there
-        is neither, or if a name in the weights is missing."""
+        """The return of the whole episode: the sum of ``own`` and all ``calls``.
+
+        ``None`` if there is neither, or if a name in the weights is missing.
+        """
         if not self.complete or (self.own is None and not self.calls):
             return None
         return math.fsum([self.own or 0.0, *self.calls.values()])
@@ -180,11 +189,10 @@ class Aggregation:
         return self.numbers(rewards).value
 
     def role(self, rewards: Iterable[Reward], name: str, factor: float | None) -> float | None:
-        """Return the session's reward ``name`` as the number of one role, or ``None`` if it has
-        none.
+        """Return the session's reward ``name`` as the number of one role.
 
-        ``factor`` applies if there are weights that do not name the reward. If it is ``None``, such
-        a reward does not count.
+        The result is ``None`` if the session has none. ``factor`` applies if there are weights that
+        do not name the reward. If it is ``None``, such a reward does not count.
         """
         given = list(rewards)
         named = _whole(self.counted(given))
@@ -205,8 +213,10 @@ class Aggregation:
         return {MAIN: named[MAIN]} if MAIN in named else dict(named)
 
     def stated(self, rewards: Iterable[Reward]) -> str:
-        """Return one line that states which of the session's rewards make up its number. It is
-        empty for a session without any."""
+        """Return one line that states which of the session's rewards make up its number.
+
+        It is empty for a session without any.
+        """
         named = _whole(self.counted(rewards))
         if not named:
             return ""
@@ -232,8 +242,10 @@ class Aggregation:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Aggregation:
-        """Return the aggregation that :meth:`as_data` wrote. Raise ``TypeError`` for unknown
-        settings."""
+        """Return the aggregation that :meth:`as_data` wrote.
+
+        Raise ``TypeError`` for unknown settings.
+        """
         sources = data.get("sources")
         return cls(**{**data, "sources": None if sources is None else tuple(sources)})
 
@@ -249,9 +261,11 @@ class Aggregation:
 
 
 class CountedRewards:
-    """A selection of the rewards that count. Each run states its sources in its configuration; the
-    verifier's rewards alone count if it states none. For a session of no run, those of the verifier
-    and of the operator count."""
+    """A selection of the rewards that count.
+
+    Each run states its sources in its configuration; the verifier's rewards alone count if it
+    states none. For a session of no run, those of the verifier and of the operator count.
+    """
 
     def __init__(self, reader: Reader, sources: Sequence[str] | None = None) -> None:
         """Read the runs' rules from ``reader``. ``sources`` replace those that runs state."""
@@ -296,8 +310,10 @@ class CountedRewards:
 
 
 class RewardNotice:
-    """A callback that reports which rewards make up a session's number, each different statement
-    once."""
+    """A callback that reports which rewards make up a session's number.
+
+    Each different statement is reported once.
+    """
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -311,8 +327,10 @@ class RewardNotice:
 
 
 def _limit(rewards: Iterable[Reward]) -> Callable[[float], float]:
-    """Return a function that caps numbers at 0 if a finding zeroes the session, else the
-    identity."""
+    """Return a function that caps numbers at 0 if a finding zeroes the session.
+
+    Otherwise, return the identity.
+    """
     return (lambda value: min(0.0, value)) if zeroed(rewards) else (lambda value: value)
 
 

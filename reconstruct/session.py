@@ -150,8 +150,10 @@ class LoadedSession:
 
     @cached_property
     def with_media(self) -> frozenset[str]:
-        """Ids of the calls whose conversation holds a part that is not text, in new messages or in
-        those of the calls that they continue."""
+        """The ids of the calls whose conversation holds a part that is not text.
+
+        The part is in new messages or in those of the calls that they continue.
+        """
         found: set[str] = set()
         for call in self.calls:
             continued = base(call)
@@ -172,8 +174,10 @@ class LoadedSession:
 
     @cached_property
     def turn_rewards(self) -> Callable[[str], dict[str, float]]:
-        """A cached function: ``turn_rewards(name)`` returns the latest reward of this name for each
-        call that has one."""
+        """A cached function that returns the latest rewards of a name.
+
+        ``turn_rewards(name)`` returns the latest reward of this name for each call that has one.
+        """
         return cache(lambda name: turn_rewards(self.all_rewards, name))
 
     @cached_property
@@ -198,8 +202,10 @@ class LoadedSession:
         return self.reader.request_body(call.id)
 
     def response(self, call: CallRow) -> bytes | None:
-        """Return the reply that the client received, byte for byte, or ``None`` if there is
-        none."""
+        """Return the reply that the client received, byte for byte.
+
+        The result is ``None`` if there is none.
+        """
         return None if call.response_sha256 is None else self.reader.response_body(call.id)
 
 

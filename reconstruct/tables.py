@@ -43,9 +43,11 @@ SAMPLE_COLUMNS: Final = (
 
 
 def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
-    """Return the schema of a row per sample: its fields, its session's, and a float64 column
-    ``reward.NAME`` for each name. Raise :class:`bridle.reconstruct.arrow.ArrowMissing` without
-    pyarrow."""
+    """Return the schema of a row per sample.
+
+    It has the sample's fields, its session's, and a float64 column ``reward.NAME`` for each name.
+    Raises :class:`bridle.reconstruct.arrow.ArrowMissing` without pyarrow.
+    """
     with needs_arrow():
         import pyarrow as pa
 

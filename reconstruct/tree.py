@@ -87,23 +87,29 @@ class SessionTree:
         return [SpanPiece(self.rows[step.id or ""], take) for step, take in steps][::-1]
 
     def prompt(self, call: CallRow) -> TokenIds | None:
-        """Return the prompt of a call, ``uint32[P]``, or ``None`` if the engine did not report
-        it."""
+        """Return the prompt of a call, ``uint32[P]``.
+
+        The result is ``None`` if the engine did not report it.
+        """
         if call.prompt_tokens is None:
             return None
         return path_ids(self._node(call.prompt_span_id), call.prompt_tokens)
 
     def sampled(self) -> list[SpanRow]:
-        """Return every sampled span with tokens, detached ones included, in the order of calls and
-        choices."""
+        """Return every sampled span with tokens, in the order of calls and choices.
+
+        Detached spans are included.
+        """
         found = [row for row in self.rows.values() if row.span.kind is SpanKind.SAMPLED]
         order = {call_id: index for index, call_id in enumerate(self.calls)}
         found = [row for row in found if len(row.span.token_ids)]
         return sorted(found, key=lambda r: (order.get(r.span.call_id, -1), r.choice or 0))
 
     def attached(self) -> list[SpanRow]:
-        """Return the sampled spans that a branch can end with: those in the tree whose call is
-        known."""
+        """Return the sampled spans that a branch can end with.
+
+        They are the spans in the tree whose call is known.
+        """
         found = (row for row in self.sampled() if row.span.start != DETACHED)
         return [row for row in found if row.span.call_id in self.calls]
 

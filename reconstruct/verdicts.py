@@ -15,8 +15,10 @@ from bridle.store.schema.tables import call_kinds, calls
 
 
 def judge(reader: Reader, session_id: str) -> None:
-    """Judge the calls of a session and store the verdicts. Raise
-    :class:`bridle.store.errors.NotFound` if there is no such session."""
+    """Judge the calls of a session and store the verdicts.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is no such session.
+    """
     session = LoadedSession.load(reader, session_id)
     with transaction(reader.engine) as connection:
         store_verdicts(connection, session)

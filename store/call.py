@@ -156,8 +156,10 @@ class DerivedFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DecidedFacts:
-    """The purpose of a call as a person decided it. It takes precedence over everything
-    recorded."""
+    """The purpose of a call as a person decided it.
+
+    It takes precedence over everything recorded.
+    """
 
     kind_set: Annotated[
         CallKind | None, Fact("The kind that a person decided", size=16, shown=False)
@@ -222,8 +224,11 @@ class CallRow(BegunFacts, WrittenFacts, EndedFacts, DerivedFacts, DecidedFacts):
         return any(note.name == CONSTRAINED for note in self.notes)
 
     def with_kind(self, kind: CallKind, role: str | None) -> CallRow:
-        """Return this call with another kind and role. ``dataclasses.replace`` takes three times as
-        long, and every call of every session is classified."""
+        """Return this call with another kind and role.
+
+        ``dataclasses.replace`` takes three times as long, and every call of every session is
+        classified.
+        """
         values = dict(zip(_FIELDS, _values(self), strict=True))
         return CallRow(**values | {"kind": kind, "role": role})
 

@@ -35,8 +35,11 @@ or a reward."""
 
 
 class Codec(NamedTuple):
-    """The two ways between a field's value and that of its column. Both raise ``ValueError``,
-    ``LookupError`` or :class:`msgspec.MsgspecError` for a value that is none."""
+    """The two ways between a field's value and that of its column.
+
+    Both raise ``ValueError``, ``LookupError`` or :class:`msgspec.MsgspecError` for a value that is
+    none.
+    """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -125,8 +128,10 @@ class Part:
         ]
 
     def row(self, *records: object) -> list[Any]:
-        """Return the driver's values of the columns, given a record of each class. ``None`` in
-        place of a record stands for NULL in all of its columns."""
+        """Return the driver's values of the columns, given a record of each class.
+
+        ``None`` in place of a record stands for NULL in all of its columns.
+        """
         row: list[Any] = []
         for (values, nulls), record in zip(self._owned, records, strict=True):
             row += nulls if record is None else values(record)
@@ -140,9 +145,11 @@ class Part:
         return row
 
     def fields(self, row: Sequence[Any]) -> dict[str, Any]:
-        """Return the fields of a row that begins with the columns. JSON is its text there. A NULL
-        of a column with a codec is left out, because it stands for the field's default. Raise as
-        :class:`Codec` does, and ``TypeError``, for a damaged value."""
+        """Return the fields of a row that begins with the columns.
+
+        JSON is its text there. A NULL of a column with a codec is left out, because it stands for
+        the field's default. Raise as :class:`Codec` does, and ``TypeError``, for a damaged value.
+        """
         fields = dict(zip(self.names, row, strict=False))
         for _, name, nullable, _, codec in self._codecs:
             value = fields[name]

@@ -6,13 +6,17 @@ from bridle.errors import BridleError
 
 
 class StoreUnavailable(BridleError):
-    """A record is not in the store, because its transaction failed or was never tried, or data of
-    the store cannot be read."""
+    """A record is not in the store, or data of the store cannot be read.
+
+    The record's transaction failed or was never tried.
+    """
 
 
 class StoreBusy(StoreUnavailable):
-    """The writer's queue is full and nothing was queued. Try again, or refuse the client's
-    request."""
+    """The writer's queue is full and nothing was queued.
+
+    Try again, or refuse the client's request.
+    """
 
     retryable = True
 

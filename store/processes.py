@@ -12,16 +12,20 @@ from sqlalchemy import Row
 
 
 def alive(row: Row[Any]) -> bool:
-    """Return whether the process of a row of ``writers`` still runs: its lease is valid and, if it
-    is on this machine, the process exists."""
+    """Return whether the process of a row of ``writers`` still runs.
+
+    It runs if its lease is valid and, if it is on this machine, the process exists.
+    """
     if row.seen_at + row.lease < time.time():
         return False
     return bool(row.host != host() or process(row.pid) == row.process)
 
 
 def host() -> str:
-    """Return a name of this machine and process-id namespace, within which a process id is
-    unique."""
+    """Return a name of this machine and process-id namespace.
+
+    A process id is unique within it.
+    """
     namespace = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()}/{os.readlink(namespace) if namespace.exists() else ''}"
 

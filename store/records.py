@@ -34,11 +34,10 @@ def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
 
 
 def new_id(prefix: str) -> str:
-    """Return a unique identifier: ``prefix_`` and 24 characters, which hold 50 bits of milliseconds
-    and 70 random bits.
+    """Return a unique identifier: ``prefix_`` and 24 characters.
 
-    The alphabet is lower-case base 32, so that the identifier can travel inside tool-call ids,
-    headers and paths of every provider.
+    The characters hold 50 bits of milliseconds and 70 random bits. The alphabet is lower-case base
+    32, so that the identifier can travel inside tool-call ids, headers and paths of every provider.
     """
     now = int(time.time() * 1000)
     when = "".join([_PAIRS[now >> shift & 1023] for shift in (40, 30, 20, 10, 0)])
@@ -59,17 +58,21 @@ MISSING_LOGPROB: Final = -9999.0
 
 
 def logprob_array(logprobs: Sequence[float]) -> Logprobs:
-    """Return the logprobs as ``float32[T]``, rounded as IEEE 754 does. NaN stands for a token
-    without a usable logprob, which includes logprobs that are infinite or at most
-    :data:`MISSING_LOGPROB`."""
+    """Return the logprobs as ``float32[T]``, rounded as IEEE 754 does.
+
+    NaN stands for a token without a usable logprob, which includes logprobs that are infinite or at
+    most :data:`MISSING_LOGPROB`.
+    """
     scores = np.frombuffer(array("f", logprobs), dtype=np.float32)
     usable = (scores > MISSING_LOGPROB) & (scores < np.inf)
     return scores if _all(usable) else np.where(usable, scores, np.float32(np.nan))
 
 
 class Continuation(StrEnum):
-    """The way in which a session's prompts are made: from recorded ids, or by rendering the
-    messages again."""
+    """The way in which a session's prompts are made.
+
+    They are made from recorded ids, or by rendering the messages again.
+    """
 
     EXACT = "exact"
     RENDERED = "rendered"
@@ -195,8 +198,11 @@ def is_frozen(notes: Iterable[Note]) -> bool:
 
 
 class VersionRun(msgspec.Struct, frozen=True, gc=False):
-    """A run of sampled tokens of one policy version: ``version`` sampled the tokens from ``start``
-    (0-based, within the sampled ids) up to the next run."""
+    """A run of sampled tokens of one policy version.
+
+    ``version`` sampled the tokens from ``start`` (0-based, within the sampled ids) up to the next
+    run.
+    """
 
     start: int
     version: int
@@ -316,8 +322,10 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     them while the request is admitted; they are not stored."""
 
     def to_chat(self) -> dict[str, Any]:
-        """Return this message as an engine's chat template expects it (arguments stay JSON
-        text)."""
+        """Return this message as an engine's chat template expects it.
+
+        Arguments stay JSON text.
+        """
         chat: dict[str, Any] = {"role": self.role}
         if self.content is not None or not self.tool_calls:
             chat["content"] = self.content if self.content is not None else ""
@@ -372,8 +380,10 @@ _PACKED_DIGESTS: Final = Codec(
 
 
 class LineageState(msgspec.Struct, frozen=True, gc=False):
-    """The recorded reply that a request continues, as lineage found it when the request was
-    admitted. Its fields are columns of ``calls``."""
+    """The recorded reply that a request continues.
+
+    Lineage found it when the request was admitted. Its fields are columns of ``calls``.
+    """
 
     digests: Annotated[
         RequestDigests,
@@ -605,8 +615,10 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class SessionFates:
-    """A training run's account of a session's sampled tokens. A later account of the same session
-    by the same run replaces the earlier one."""
+    """A training run's account of a session's sampled tokens.
+
+    A later account of the same session by the same run replaces the earlier one.
+    """
 
     session_id: str
     run_id: str

@@ -17,8 +17,10 @@ from bridle.store.declaration import SHORT_TEXT, Fact
 
 
 class RewardSource(StrEnum):
-    """The authority under which a reward was recorded. The server assigns it; a client cannot claim
-    one."""
+    """The authority under which a reward was recorded.
+
+    The server assigns it; a client cannot claim one.
+    """
 
     VERIFIER = "verifier"
     """The session's verifier key, which the code that scores a run's sessions uses."""
@@ -50,8 +52,10 @@ class FindingMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A named reward of a session, or of one call or turn in it. It may arrive at any later
-    time."""
+    """A named reward of a session, or of one call or turn in it.
+
+    It may arrive at any later time.
+    """
 
     session_id: Annotated[str, Fact("The session's id", size=64, references="sessions.id")]
     name: Annotated[str, Fact("The name of the reward", size=SHORT_TEXT)]

@@ -68,15 +68,19 @@ class TokenTree:
                 self._insert(span, self.nodes[span.parent_id])
 
     def dissolve(self) -> None:
-        """Remove all nodes, which refer to each other, so that memory is freed. The paths of nodes
-        that are referenced elsewhere stay."""
+        """Remove all nodes, which refer to each other, so that memory is freed.
+
+        The paths of nodes that are referenced elsewhere stay.
+        """
         for node in self.nodes.values():
             node.children.clear()
         self.nodes = {None: self.root}
 
     def find(self, prompt: TokenIds, near: Node | None = None, known: int = 0) -> tuple[Point, int]:
-        """Return the longest recorded prefix of ``prompt`` (``uint32[P]``), and the number of
-        tokens that the prompt shares with the path of ``near``.
+        """Return the longest recorded prefix of ``prompt`` and the length shared with ``near``.
+
+        ``prompt`` is ``uint32[P]``. The shared length is the number of tokens that the prompt
+        shares with the path of ``near``.
 
         ``near`` is the node whose path the prompt probably continues; if it does, only the spans
         attached to it are compared. ``known`` is a number of leading tokens that are known to be on
@@ -99,7 +103,9 @@ class TokenTree:
         known: int = 0,
     ) -> Growth:
         """Add a call: the unrecorded tokens of its prompt, and the sampled tokens of every choice.
-        ``near`` and ``known`` are those of :meth:`find`."""
+
+        ``near`` and ``known`` are those of :meth:`find`.
+        """
         if prompt is None:
             sampled = self._sampled(call_id, choices, None, DETACHED)
             return Growth(None, tuple(sampled))
@@ -171,8 +177,10 @@ class TokenTree:
         return node
 
     def _descend(self, start: Point, prompt: TokenIds) -> Point:
-        """Return the farthest point below ``start`` that ``prompt`` matches. It is known to match
-        up to ``start``."""
+        """Return the farthest point below ``start`` that ``prompt`` matches.
+
+        It is known to match up to ``start``.
+        """
         best, open_points = start, [start]
         while open_points:
             point = open_points.pop()
@@ -190,8 +198,10 @@ class TokenTree:
 
 
 def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
-    """Yield the nodes of a path of ``length`` tokens from its end to the root, each with the number
-    of its tokens that are on the path."""
+    """Yield the nodes of a path of ``length`` tokens from its end to the root.
+
+    Each comes with the number of its tokens that are on the path.
+    """
     step: Node = node
     while step.parent is not None:
         if step.start < length:
@@ -201,8 +211,10 @@ def path_nodes(node: Node, length: int) -> Iterator[tuple[Node, int]]:
 
 
 def path_ids(node: Node, length: int, more: TokenIds = _NONE, first: int = 0) -> TokenIds:
-    """Return the tokens from ``first`` to ``length`` along ``node``'s path, then ``more``, as
-    ``uint32``. Raise ``ValueError`` if the path is shorter."""
+    """Return the tokens from ``first`` to ``length`` along ``node``'s path, then ``more``.
+
+    They are ``uint32``. Raise ``ValueError`` if the path is shorter.
+    """
     if node.end < length:
         raise ValueError(f"the path of span {node.id} has {node.end} tokens, not {length}")
     pieces, step = [more], node
@@ -215,9 +227,11 @@ def path_ids(node: Node, length: int, more: TokenIds = _NONE, first: int = 0) ->
 
 
 def parting(node: Node, length: int, tip: Node) -> int:
-    """Return the number of leading tokens that ``length`` tokens along ``node``'s path share with
-    the whole path of ``tip``. The cost grows with the tokens after the span that both paths have,
-    not with the paths."""
+    """Return the number of leading tokens that two paths share.
+
+    The one is ``length`` tokens along ``node``'s path, the other the whole path of ``tip``. The
+    cost grows with the tokens after the span that both paths have, not with the paths.
+    """
     one, other, shared = node, tip, min(length, tip.end)
     while one is not other:
         # A span starts after its parent, so the one that starts later is not on the other's path.

@@ -172,8 +172,10 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def warm_start(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that the test starts as ``sys.executable -m bridle`` are forks of the warm process,
-    and so are those that they start."""
+    """Fork the warm process for commands that the test starts as ``sys.executable -m bridle``.
+
+    The commands that they start are forks too.
+    """
     monkeypatch.setattr(sys, "executable", warm_python)
 
 

@@ -70,11 +70,13 @@ class GrpoLoop:
         others: Sequence[TrainedPolicy] = (),
         account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
-        """``groups`` returns what checkpoints keep of the groups that have been taken. ``teacher``
-        adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a session of
-        an earlier step by its id, for success replay. ``name`` is the policy whose tokens
-        ``learner`` trains. ``account`` records where the tokens of steps went whose checkpoint is
-        on disk; after a crash it may receive the same steps again."""
+        """``groups`` returns what checkpoints keep of the groups that have been taken.
+
+        ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
+        session of an earlier step by its id, for success replay. ``name`` is the policy whose
+        tokens ``learner`` trains. ``account`` records where the tokens of steps went whose
+        checkpoint is on disk; after a crash it may receive the same steps again.
+        """
         first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
         self.policies = (first, *others)
         """The trained policies, with ``learner``'s first."""
@@ -112,11 +114,11 @@ class GrpoLoop:
         """Whether the weights may be between two versions."""
 
     def resume(self) -> Progress:
-        """Resume from the newest checkpoint in ``directory``, and from the other policies'
-        checkpoints of that step.
+        """Resume from the newest checkpoint in ``directory``.
 
-        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError` if there is none or it
-        does not fit.
+        The other policies resume from their checkpoints of the same step. Raises
+        :class:`bridle.trainer.learner.checkpoint.CheckpointError` if there is none or it does not
+        fit.
         """
         first, *others = self.policies
         found = checkpoints(first.directory)
@@ -141,12 +143,11 @@ class GrpoLoop:
         self.version = version
 
     def run(self, on_step: Callable[[StepReport], bool | None] = lambda _report: None) -> None:
-        """Run steps until ``config.steps`` are complete, ``config.seconds`` are over, or
-        ``on_step`` returns true.
+        """Run steps until the configured steps or time are over, or ``on_step`` returns true.
 
-        On ``KeyboardInterrupt``, or any other error, checkpoint the last completed step if the
-        weights still are that step's. Otherwise the newest checkpoint on disk is the one to resume
-        from.
+        The limits are ``config.steps`` and ``config.seconds``. On ``KeyboardInterrupt``, or any
+        other error, checkpoint the last completed step if the weights still are that step's.
+        Otherwise the newest checkpoint on disk is the one to resume from.
         """
         saved = self.step
         try:
@@ -249,8 +250,10 @@ class GrpoLoop:
         return update
 
     def _replay(self, sessions: int) -> Replay | None:
-        """Draw the replayed sessions of a step with ``sessions`` of its own. Return ``None`` if
-        replay is off."""
+        """Draw the replayed sessions of a step with ``sessions`` of its own.
+
+        Return ``None`` if replay is off.
+        """
         if self._load is None or not self.config.replay.share:
             return None
         return self.replay_buffer.draw(
@@ -258,8 +261,10 @@ class GrpoLoop:
         )
 
     def _steps_in_all(self) -> int:
-        """Return the number of steps that the run will have at its end: the configured number, or
-        fewer if its time allows no more at the pace so far."""
+        """Return the number of steps that the run will have at its end.
+
+        It is the configured number, or fewer if the run's time allows no more at the pace so far.
+        """
         if self.config.seconds is None or self.seconds == 0:
             return self.config.steps
         pace = self.seconds / self.step

@@ -73,8 +73,10 @@ class StepReport:
         return self.update.gap.mean if self.update else None
 
     def metrics(self) -> dict[str, float]:
-        """Return the report as named numbers, without those that were not measured. The numbers of
-        another policy begin with its name."""
+        """Return the report as named numbers, without those that were not measured.
+
+        The numbers of another policy begin with its name.
+        """
         others = {
             f"{name}/{metric}": value
             for name, other in self.others.items()

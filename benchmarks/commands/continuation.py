@@ -20,8 +20,7 @@ def continuation(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure the time to prompt ids and to the first token of long sessions, exact against
-    rendered."""
+    """Measure the time to prompt ids and first token of long sessions, exact against rendered."""
     require("torch", "train", "this bench serves a small policy on torch")
     from bridle.bench.continuation import measure
 

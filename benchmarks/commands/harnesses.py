@@ -23,8 +23,10 @@ def harnesses(
     keep: Annotated[Path | None, typer.Option(help="Leave the recordings in this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run every installed harness, exact and rendered; exit with 1 if an exact conversation
-    breaks."""
+    """Run every installed harness, exact and rendered.
+
+    Exit with 1 if an exact conversation breaks.
+    """
     from bridle.bench.harnesses import bench_harnesses, chosen, markdown
 
     try:

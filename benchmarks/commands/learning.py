@@ -1,5 +1,7 @@
-"""``bridle bench learning``: the sessions that estimators, losses and settings need to learn a
-task."""
+"""``bridle bench learning``: the sessions that it takes to learn a task.
+
+They are counted for estimators, losses and settings.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ def learning(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the sessions that each case needs to learn either a sparse task of ten steps, made by
-    rule, or the demo's questions."""
+    """Count the sessions that each case needs to learn.
+
+    They learn either a sparse task of ten steps, made by rule, or the demo's questions.
+    """
     require("torch", "train", "what learns is the trainer's")
     from bridle.recipes.learning.sparse import LearningSettings, bench_learning, cases, compared
 

@@ -38,8 +38,10 @@ def staleness(
     ] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Train a tiny policy on three tool turns with sessions that lag behind by some versions, and
-    count the runs whose reward collapses."""
+    """Train a tiny policy with sessions that lag behind by some versions.
+
+    The task is three tool turns. Count the runs whose reward collapses.
+    """
     require("torch", "train", "what learns is the trainer's")
     from bridle.bench.staleness import StalenessSettings, bench_staleness, jobs_of, losses_of
 

@@ -21,8 +21,7 @@ def store(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure bytes per unique token, growth with the session's length, and durable commits per
-    second."""
+    """Measure bytes per unique token, growth with session length, and durable commits a second."""
     from bridle.bench.store import TURNS, bench
 
     with err.status("Recording sessions."):
@@ -34,8 +33,7 @@ def reconstruct(
     sessions: Annotated[int, typer.Option(min=1, help="Sessions in the store.")] = 1000,
     json: JsonOption = False,
 ) -> None:
-    """Measure unique tokens per second from the store to samples, and the memory that this
-    takes."""
+    """Measure unique tokens per second from the store to samples, and the memory this takes."""
     from bridle.bench.reconstruct import bench
 
     with err.status("Filling a store."):

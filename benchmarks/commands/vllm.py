@@ -25,8 +25,7 @@ def vllm(
     ] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Measure tokens per second of vLLM through the recording proxy, compared with direct
-    requests."""
+    """Measure tokens per second of vLLM through the recording proxy, against direct requests."""
     from bridle.bench.vllm import Plan, measure
 
     if model is None or publishes:

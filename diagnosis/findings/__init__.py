@@ -1,6 +1,6 @@
-"""Diagnoses from the record, such as why nothing trains, why a conversation became several rows or
-why a run is slow. Each has its evidence and a remedy.
+"""Diagnoses from the record, each with its evidence and a remedy.
 
+Examples are why nothing trains, why a conversation became several rows or why a run is slow.
 :func:`findings` is a pure function of :class:`bridle.diagnosis.facts.Facts`. Causes come before
 their consequences: a call without token ids has no trainable token, whatever else is wrong.
 """
@@ -53,15 +53,19 @@ def findings(facts: Facts) -> list[Finding]:
 
 
 def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
-    """Return the findings of a session. Raise :class:`bridle.store.errors.NotFound` if there is
-    none."""
+    """Return the findings of a session.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
     reader.session(session_id)
     return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
 
 
 def findings_of_run(reader: Reader, run_id: str) -> list[Finding]:
-    """Return the findings of a run. Raise :class:`bridle.store.errors.NotFound` if there is
-    none."""
+    """Return the findings of a run.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
     return findings(read_facts(reader, CountedRewards(reader).number, run=reader.run(run_id)))
 
 

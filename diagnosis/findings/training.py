@@ -153,8 +153,10 @@ def equal_rewards(facts: Facts) -> Finding | None:
 
 
 def _no_spread(facts: Facts) -> Finding | None:
-    """Report groups without spread in a run that trained the sessions of other runs, from the
-    groups that the trainer counted."""
+    """Report groups without spread in a run that trained the sessions of other runs.
+
+    The groups are those that the trainer counted.
+    """
     equal, taken = summed(facts, "groups/zero_variance"), summed(facts, "groups/collected")
     if not taken or equal / taken < MOST:
         return None
@@ -169,8 +171,7 @@ def _no_spread(facts: Facts) -> Finding | None:
 
 
 def stale(facts: Facts) -> Finding | None:
-    """Report stale tokens by the rules' account, and by what the trainer itself masked and
-    dropped."""
+    """Report stale tokens by the rules' account and by what the trainer masked and dropped."""
     stale = sum(
         tokens for (_, reason), tokens in facts.account.fates.items() if reason == "version_stale"
     )
@@ -209,8 +210,10 @@ def stale(facts: Facts) -> Finding | None:
 
 
 def nothing_trained(facts: Facts) -> Finding | None:
-    """Report excluded tokens. Held-out sessions are no loss, and stale tokens and equal rewards
-    have findings of their own."""
+    """Report excluded tokens.
+
+    Held-out sessions are no loss, and stale tokens and equal rewards have findings of their own.
+    """
     account = facts.account
     left_out = {
         fate.reason: tokens

@@ -40,8 +40,9 @@ class EngineRefused(EngineError):
 
 
 def connection(base_url: str, *, timeout: float, api_key: str | None) -> httpx.Client:
-    """Return an HTTP client of one engine that uses no environment proxies and a new connection for
-    each request.
+    """Return an HTTP client of one engine.
+
+    It uses no environment proxies and a new connection for each request.
 
     vLLM drops the connection after an error that it did not foresee. The next request, often the
     resume after a failed reload, must not be sent on that connection.
@@ -122,11 +123,10 @@ class EngineClient:
         self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
     def score(self, token_ids: Sequence[int], *, model: str | None = None) -> NDArray[np.float32]:
-        """Return the logprob of each id given its predecessors: ``float32[T-1]`` for ``T`` ids (T ≥
-        2).
+        """Return the logprob of each id given its predecessors: ``float32[T-1]`` for ``T`` ids.
 
-        ``T`` must leave room for one more token in the model's context. ``model`` is a served name,
-        by default the first one.
+        There must be at least two ids. ``T`` must leave room for one more token in the model's
+        context. ``model`` is a served name, by default the first one.
         """
         ids = [int(token_id) for token_id in token_ids]
         if len(ids) < 2:
@@ -142,8 +142,10 @@ class EngineClient:
         return _prompt_logprobs(reply, ids)
 
     def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        """Send a request and return the engine's reply. Raise :class:`EngineError` if there is
-        none, or if it is an error."""
+        """Send a request and return the engine's reply.
+
+        Raise :class:`EngineError` if there is none, or if it is an error.
+        """
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:

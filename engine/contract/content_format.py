@@ -14,8 +14,10 @@ from jinja2 import nodes
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Whether the parsed ``template`` iterates over the parts of a message's content. As in vLLM,
-    it does not if its variables cannot be followed."""
+    """Whether the parsed ``template`` iterates over the parts of a message's content.
+
+    As in vLLM, it does not if its variables cannot be followed.
+    """
     messages = _followed(template, "messages")
     if messages is None:
         return False
@@ -35,8 +37,10 @@ def takes_parts(template: nodes.Template) -> bool:
 
 
 def _followed(template: nodes.Template, first: str) -> set[str] | None:
-    """Return the variables that are set to ``first`` or to a part of it, or ``None`` if anything
-    but a variable is."""
+    """Return the variables that are set to ``first`` or to a part of it.
+
+    Return ``None`` if anything but a variable is set to such a value.
+    """
     names, waiting = {first}, [first]
     while waiting:
         name = waiting.pop()
@@ -54,8 +58,10 @@ def _followed(template: nodes.Template, first: str) -> set[str] | None:
 def _content_in_macros(
     template: nodes.Template, message_names: set[str]
 ) -> dict[int, frozenset[str]]:
-    """Return the parameters of macros that are given a content, for each loop in a macro (by the
-    loop's ``id``)."""
+    """Return the parameters of macros that are given a content, for each loop in a macro.
+
+    The key is the loop's ``id``.
+    """
     found: dict[int, frozenset[str]] = {}
     calls = list(template.find_all(nodes.Call))
     for macro in template.find_all(nodes.Macro):
@@ -75,8 +81,10 @@ def _content_in_macros(
 
 
 def _is_any(node: nodes.Node | None, names: Iterable[str], key: str | None = None) -> bool:
-    """Whether ``node`` is a variable of one of ``names``, or its attribute or item ``key``; filters
-    and slices make no difference."""
+    """Whether ``node`` is a variable of one of ``names``, or its attribute or item ``key``.
+
+    Filters and slices make no difference.
+    """
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

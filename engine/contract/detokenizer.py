@@ -58,8 +58,10 @@ class Vocabulary:
 
 
 class _ByteLevelDetokenizer:
-    """A decoder for byte-level BPE (GPT-2, Qwen, Llama 3 …). Tokens are bytes, so it decodes UTF-8
-    as they come."""
+    """A decoder for byte-level BPE (GPT-2, Qwen, Llama 3 …).
+
+    Tokens are bytes, so it decodes UTF-8 as they come.
+    """
 
     def __init__(self, vocabulary: Vocabulary, skip: Collection[int]) -> None:
         self._vocabulary = vocabulary
@@ -76,8 +78,9 @@ class _ByteLevelDetokenizer:
 
 
 class _WindowDetokenizer:
-    """A decoder for any other tokenizer. It emits the text that a window of ids has beyond the text
-    of the window's start.
+    """A decoder for any other tokenizer.
+
+    It emits the text that a window of ids has beyond the text of the window's start.
 
     The window begins at the last boundary where the text was certain, so that spaces that a decoder
     adds or strips at the beginning of a text cancel out.

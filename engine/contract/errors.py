@@ -12,8 +12,10 @@ class TemplateError(BridleError, ValueError):
 
 
 class RequestRefused(BridleError):
-    """The engine refuses this request. The client gets ``status`` and :meth:`body`, in vLLM's
-    wording and shape."""
+    """The engine refuses this request.
+
+    The client gets ``status`` and :meth:`body`, in vLLM's wording and shape.
+    """
 
     def __init__(
         self,

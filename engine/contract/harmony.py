@@ -130,8 +130,11 @@ def _developer(instructions: str | None, tools: Sequence[Mapping[str, Any]] | No
 
 
 def _turns(message: Mapping[str, Any], names: Mapping[Any, str]) -> list[Any]:
-    """Return a chat message as Harmony messages. An assistant's message becomes one for its
-    reasoning, one for its text and one for each of its calls."""
+    """Return a chat message as Harmony messages.
+
+    An assistant's message becomes one for its reasoning, one for its text and one for each of its
+    calls.
+    """
     import openai_harmony as harmony
 
     role, text = message["role"], _text(message.get("content")) or ""

@@ -33,8 +33,11 @@ class ToolMarkup:
     """All texts that may be special tokens; a reader needs to see them in the text."""
 
     def is_in(self, text: str) -> bool:
-        """Whether all signs stand in ``text`` in their order. Each is searched for after the first
-        match of the one before it, so that the cost is linear in the text's length."""
+        """Whether all signs stand in ``text`` in their order.
+
+        Each is searched for after the first match of the one before it, so that the cost is linear
+        in the text's length.
+        """
         at = 0
         for sign in self.signs:
             found = sign.search(text, at)
@@ -148,8 +151,10 @@ THINK: Final = REASONING_MARKUP[-1]
 
 
 def tool_markup(tokenizer: Tokenizer) -> ToolMarkup | None:
-    """Return the markup in which the model's template writes tool calls, or ``None`` if there is
-    none or it is not known."""
+    """Return the markup in which the model's template writes tool calls.
+
+    Return ``None`` if there is none or it is not known.
+    """
     for text in _evidence(tokenizer):
         for markup in TOOL_MARKUP:
             if markup.is_in(text):
@@ -158,8 +163,9 @@ def tool_markup(tokenizer: Tokenizer) -> ToolMarkup | None:
 
 
 def reasoning_markup(tokenizer: Tokenizer) -> ReasoningMarkup | None:
-    """Return the markup with which the model's template sets reasoning apart, or ``None`` if there
-    is none or it is not known.
+    """Return the markup with which the model's template sets reasoning apart.
+
+    Return ``None`` if there is none or it is not known.
 
     Markup in a rendered reply or at the prompt's end takes precedence over markup in the source. A
     tag in the source that is not a token of the model counts only if it is ``<think>``, which
@@ -187,8 +193,10 @@ def _is_token(markup: ReasoningMarkup, tokenizer: Tokenizer) -> bool:
 
 
 def prompt_end(tokenizer: Tokenizer) -> str:
-    """Return the text that the template writes between a question and the reply. It is empty if the
-    template refuses."""
+    """Return the text that the template writes between a question and the reply.
+
+    It is empty if the template refuses.
+    """
     try:
         prompt = tokenizer.render(_ASKED)
     except TemplateError:
@@ -197,10 +205,10 @@ def prompt_end(tokenizer: Tokenizer) -> str:
 
 
 def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
-    """Return the id with which the template ends a reply, or ``None`` if it ends none with an id
-    that ends replies. The id may be another one after tool calls (``called``).
+    """Return the id with which the template ends a reply.
 
-    A template may leave the end out until another turn follows.
+    Return ``None`` if it ends none with an id that ends replies. The id may be another one after
+    tool calls (``called``). A template may leave the end out until another turn follows.
     """
     said = _CALL if called else {"role": "assistant", "content": _VALUE}
     follows = {"role": "tool", "content": "a", "tool_call_id": "abcdefgh1"} if called else _ASKED[0]
@@ -219,8 +227,10 @@ def end_of_turn(tokenizer: Tokenizer, *, called: bool) -> int | None:
 
 
 def unread_calls(content: str) -> str | None:
-    """Return the name of the markup in which ``content`` opens a call, or ``None``. No parser took
-    calls from ``content``."""
+    """Return the name of the markup in which ``content`` opens a call, or ``None``.
+
+    No parser took calls from ``content``.
+    """
     opened = [each for each in TOOL_MARKUP if each.opening and each.opening in content]
     matching = (each for each in opened if each.is_in(content))
     found = next(matching, opened[-1] if opened else None)
@@ -271,8 +281,7 @@ def _evidence(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _reply(tokenizer: Tokenizer) -> str:
-    """Return a reply that reasons and calls a tool, as the template writes it after the
-    question."""
+    """Return a reply that reasons and calls a tool, as the template has it after the question."""
     try:
         text = tokenizer.render((*_ASKED, _CALL), _TOOLS, add_generation_prompt=False)
     except TemplateError:

@@ -62,8 +62,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of ``text``; special tokens in the text are recognised.
+
         ``add_special_tokens`` adds those, if any, that the tokenizer itself puts around a bare
-        text."""
+        text.
+        """
         # Unlike encode, this neither finds offsets nor keeps other threads waiting.
         (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return found.ids
@@ -88,8 +90,7 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """The special tokens by name (``bos_token``, ``eos_token`` …), as the template sees
-        them."""
+        """The special tokens by name (``bos_token``, ``eos_token`` …) as the template sees them."""
         names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
         found = {}
         for name in names:
@@ -102,8 +103,11 @@ class Tokenizer:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a reply, as for vLLM: the tokenizer's own, and those that
-        ``generation_config.json`` names, or ``config.json`` if that file is missing."""
+        """The ids that end a reply, as for vLLM.
+
+        They are the tokenizer's own, and those that ``generation_config.json`` names, or
+        ``config.json`` if that file is missing.
+        """
         token = self.special_tokens.get("eos_token")
         found = {self.token_id(token)} if token else set()
         for name in ("generation_config.json", "config.json"):
@@ -119,8 +123,10 @@ class Tokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Number of token ids: the larger of the tokenizer's own number and the model's, which is
-        padded, if ``config.json`` has it."""
+        """The number of token ids: the larger of the tokenizer's own number and the model's.
+
+        The model's number is padded. It counts if ``config.json`` has it.
+        """
         size: int = self.backend.get_vocab_size(with_added_tokens=True)
         for part in (self._model_config, self._model_config.get("text_config") or {}):
             size = max(size, part.get("vocab_size") or 0)
@@ -128,8 +134,10 @@ class Tokenizer:
 
     @cached_property
     def _model_config(self) -> Mapping[str, Any]:
-        """The model's ``config.json``. It is empty if it cannot be read, which is left to the
-        loader of the model to report."""
+        """The model's ``config.json``.
+
+        It is empty if it cannot be read, which is left to the loader of the model to report.
+        """
         try:
             config = json.loads((self.directory / "config.json").read_text())
         except (OSError, ValueError):
@@ -195,8 +203,10 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """Return the prompt text of ``messages`` (chat shape, as clients send them). With
-        ``continue_final_message``, it ends with the text of the last one, whose turn stays open.
+        """Return the prompt text of ``messages`` (chat shape, as clients send them).
+
+        With ``continue_final_message``, it ends with the text of the last one, whose turn stays
+        open.
 
         gpt-oss is rendered as vLLM renders it (:mod:`bridle.engine.contract.harmony`), not by its
         template.
@@ -238,10 +248,10 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def token_bytes(backend: BackendTokenizer) -> list[bytes]:
-    """Return the bytes of every token id, from the pieces of a byte-level or a SentencePiece
-    vocabulary.
+    """Return the bytes of every token id.
 
-    Added tokens stand for their own text; an id that is not in use is empty.
+    They come from the pieces of a byte-level or a SentencePiece vocabulary. Added tokens stand for
+    their own text; an id that is not in use is empty.
     """
     added = {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
     pieces = {id: piece for piece, id in backend.get_vocab(with_added_tokens=True).items()}
@@ -319,9 +329,11 @@ def template_message(message: Mapping[str, Any], parts: bool = False) -> dict[st
 
 
 def template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as vLLM passes it to the template: the fields of
-    ``ChatCompletionToolsParam.model_dump`` in its order, description and parameters also if they
-    are missing."""
+    """Return a tool as vLLM passes it to the template.
+
+    It has the fields of ``ChatCompletionToolsParam.model_dump`` in the order of that method. The
+    description and the parameters are included even if they are missing.
+    """
     function, deferred = tool.get("function"), tool.get("defer_loading")
     if not isinstance(function, Mapping):
         raise TemplateError("a tool without a function")
@@ -392,8 +404,10 @@ def compile_chat_template(source: str) -> jinja2.Template:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The tag ``{% generation %}…{% endgeneration %}``, which marks assistant text for training
-    masks."""
+    """The tag ``{% generation %}…{% endgeneration %}``.
+
+    It marks assistant text for training masks.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance-level set
 

@@ -44,8 +44,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The composition of the row of tokens: first one token of each decoding sequence, then the
-    chunks of the sequences whose prompts are being computed."""
+    """The composition of the row of tokens.
+
+    First comes one token of each decoding sequence. The chunks of the sequences whose prompts are
+    being computed follow.
+    """
 
     decoding: tuple[SequenceKV, ...]
     chunks: tuple[Chunk, ...]
@@ -62,8 +65,9 @@ def ragged_attention(
     ragged: RaggedBatch | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with ``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]``. Return
-    ``[1, N, H, D]``.
+    """Attend with ``query [1, H, N, D]``, ``key`` and ``value [1, KH, N, D]``.
+
+    Return ``[1, N, H, D]``.
 
     The new keys and values are written into the sequences' buffers, which must have room for them.
     """

@@ -51,8 +51,10 @@ class _Reader:
         self._news = asyncio.Event()
 
     def deliver(self, outcome: StepOutcome) -> None:
-        """Take an outcome, on the event loop. Outcomes that the reader has not taken yet are one
-        step."""
+        """Take an outcome, on the event loop.
+
+        Outcomes that the reader has not taken yet are one step.
+        """
         if outcome.token is not None:
             self._step.tokens.append(outcome.token)
         self._step.finish = outcome.finish
@@ -71,8 +73,10 @@ class _Reader:
 
 
 class EmbeddedBackend:
-    """A backend for the Transformers causal LM in ``model_dir``. Start it before use, and stop it
-    after."""
+    """A backend for the Transformers causal LM in ``model_dir``.
+
+    Start it before use, and stop it after.
+    """
 
     samples = True
 
@@ -154,8 +158,9 @@ class EmbeddedBackend:
             raise RequestRefused(str(error), param="weights_path") from error
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> int:
-        """Serve ``state`` (by the model's own names) from the next step on. It is for callers in
-        the same process, but not on the event loop.
+        """Serve ``state`` (by the model's own names) from the next step on.
+
+        It is for callers in the same process, but not on the event loop.
 
         Return the new policy version. Raise :class:`WeightsMismatch` if the weights do not fit.
         """
@@ -231,8 +236,10 @@ class EmbeddedBackend:
         self.scheduler = Scheduler(model, self.tokenizer.eos_token_ids, self.settings.limits)
 
     def _turn(self) -> None:
-        """Do the work that the event loop has queued, then one step. Sleep if there is nothing to
-        do."""
+        """Do the work that the event loop has queued, then one step.
+
+        Sleep if there is nothing to do.
+        """
         works = self.scheduler.busy and not self._gate.frozen
         try:
             while True:
@@ -303,8 +310,10 @@ class EmbeddedBackend:
 
 
 class _Gate:
-    """The switch that decides whether sequences may start and steps may run. Only the engine's
-    thread changes it."""
+    """The switch that decides whether sequences may start and steps may run.
+
+    Only the engine's thread changes it.
+    """
 
     def __init__(self) -> None:
         self.closed = False

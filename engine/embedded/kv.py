@@ -92,12 +92,11 @@ class PrefixCache:
     def take(
         self, prompt: NDArray[np.int64], limit: int, *, longer_than: int = 0
     ) -> SequenceKV | None:
-        """Return keys and values of the longest kept beginning of ``prompt``, at most ``limit``
-        tokens.
+        """Return keys and values of the longest kept beginning of ``prompt``.
 
-        A sequence that the prompt extends is handed over. The shared part of a longer one is
-        copied, so that others can still use it. Return ``None`` if none is longer than
-        ``longer_than``.
+        They are of at most ``limit`` tokens. A sequence that the prompt extends is handed over. The
+        shared part of a longer one is copied, so that others can still use it. Return ``None`` if
+        none is longer than ``longer_than``.
         """
         best, best_length = None, longer_than
         for key, entry in self._entries.items():

@@ -57,8 +57,9 @@ class PackedModel:
         chunks: Sequence[Chunk],
         wanted: Sequence[int],
     ) -> torch.Tensor:
-        """Compute a row of tokens. Return logits ``[len(wanted), V]`` of the row positions
-        ``wanted``.
+        """Compute a row of tokens.
+
+        Return logits ``[len(wanted), V]`` of the row positions ``wanted``.
 
         ``token_ids`` are one new token of each of ``decoding``, then the tokens of each chunk. The
         sequences' keys and values are extended, and count the new tokens afterwards.
@@ -112,8 +113,10 @@ class PackedModel:
                 served[name].copy_(tensor)
 
     def _probe(self) -> None:
-        """Compare the packed forward pass with the model's own, once, at load time. Raise
-        :class:`UnservableModel` if they differ."""
+        """Compare the packed forward pass with the model's own, once, at load time.
+
+        Raise :class:`UnservableModel` if they differ.
+        """
         ids = [index % self.vocab_size for index in range(3, 3 + _PROBE_TOKENS)]
         with torch.inference_mode():
             row = torch.tensor([ids], device=self.device)
@@ -135,8 +138,10 @@ class PackedModel:
             )
 
     def _probe_packed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits of ``ids``, computed as two chunks and single tokens, beside another
-        sequence."""
+        """Return the logits of ``ids``, computed in parts beside another sequence.
+
+        The parts are two chunks and single tokens.
+        """
         kv, other = SequenceKV(0), SequenceKV(0)
         first, second = len(ids) // 2, len(ids) // 4
         rows = [self.forward(ids[:first], [], [Chunk(kv, first)], range(first))]
@@ -150,8 +155,10 @@ class PackedModel:
 
 
 def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
-    """Return the causal LM in ``directory``, in evaluation mode. Raise :class:`UnservableModel` if
-    it cannot be loaded."""
+    """Return the causal LM in ``directory``, in evaluation mode.
+
+    Raise :class:`UnservableModel` if it cannot be loaded.
+    """
     # A bar per reload would fill the trainer's terminal.
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -171,15 +178,19 @@ def load_model(directory: str | Path, dtype: torch.dtype) -> Any:
 
 
 def not_loadable(directory: str | Path, error: Exception) -> str:
-    """Return the message for ``error`` in one line. Transformers raises many errors for the values
-    in a ``config.json``, some with several lines."""
+    """Return the message for ``error`` in one line.
+
+    Transformers raises many errors for the values in a ``config.json``, some with several lines.
+    """
     told = " ".join(str(error).split()) or type(error).__name__
     return f"no loadable causal LM in {directory}: {told}"
 
 
 def load_state(directory: str | Path, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """Return the weights in ``directory`` by the names of the loaded model. Raise
-    :class:`WeightsMismatch` if they cannot be loaded."""
+    """Return the weights in ``directory`` by the names of the loaded model.
+
+    Raise :class:`WeightsMismatch` if they cannot be loaded.
+    """
     try:
         state: Mapping[str, torch.Tensor] = load_model(directory, dtype).state_dict()
     except UnservableModel as error:

@@ -74,8 +74,7 @@ def _processed(scores: torch.Tensor, settings: Sequence[SamplingParams]) -> torc
 
 
 def _penalised(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Apply the penalties: presence and frequency to sampled ids, repetition also to those of the
-    prompt."""
+    """Apply presence and frequency penalties to sampled ids, repetition also to prompt ids."""
     scores = logits
     for index, row in enumerate(rows):
         sampling = row.sampling

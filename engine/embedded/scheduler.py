@@ -132,8 +132,7 @@ class Scheduler:
         return outcomes
 
     def new_version(self) -> None:
-        """Start a policy version after the weights have changed, and drop everything kept for
-        reuse."""
+        """Start a policy version after a change of weights, and drop everything kept for reuse."""
         self.version += 1
         self.cache.clear()
 
@@ -169,8 +168,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(held))
 
     def _waits(self, sequence: Generation) -> bool:
-        """Whether a running prompt is computing a prefix that this sequence would otherwise compute
-        again."""
+        """Whether a running prompt computes a prefix that this sequence would compute again."""
         if sequence.scores is not None:
             return False
         leader = sequence.waits_for
@@ -218,8 +216,10 @@ class Scheduler:
         )
 
     def _share_budget(self) -> tuple[list[Generation], list[tuple[Generation, int]]]:
-        """Return the sequences that decode in this step, and the others with the number of their
-        prompt tokens that are computed in it."""
+        """Return the sequences that decode in this step, and the others with a number of tokens.
+
+        The number is that of a sequence's prompt tokens that are computed in this step.
+        """
         decoding = [sequence for sequence in self.running if sequence.pending == 1]
         prompts = [sequence for sequence in self.running if sequence.pending > 1]
         budget = max(self.limits.step_tokens - len(decoding), 1)
@@ -260,8 +260,10 @@ class Scheduler:
         chunks: Sequence[tuple[Generation, int]],
         logits: torch.Tensor,
     ) -> list[StepOutcome]:
-        """Score prompts and sample. ``logits`` are those of the positions that :meth:`_row`
-        wanted."""
+        """Score prompts and sample.
+
+        ``logits`` are those of the positions that :meth:`_row` wanted.
+        """
         ready = list(decoding)
         rows = list(range(len(ready)))
         at = len(ready)

@@ -37,8 +37,10 @@ class Truncation:
         return bool(((self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)).any())
 
     def apply(self, scores: Tensor) -> Tensor:
-        """Return ``float[R, V]``: ``scores`` over the temperature, ``-inf`` outside the set that
-        may be drawn. The scores have a gradient; the choice of the set has none."""
+        """Return ``scores`` over the temperature, ``-inf`` outside the set that may be drawn.
+
+        The result is ``float[R, V]``. The scores have a gradient. The choice of the set has none.
+        """
         scores = scores / self.temperature[:, None].to(scores.dtype)
         if not self.truncates:
             return scores
@@ -46,15 +48,15 @@ class Truncation:
 
     @torch.no_grad()
     def kept(self, scores: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return ``bool[R, V]``: the tokens that may be drawn, of scores that are over the
-        temperature.
+        """Return ``bool[R, V]``: the tokens that may be drawn.
 
-        Min-p, top-k and top-p apply in this order, as in vLLM; the likeliest token is always kept.
-        Ties are frequent in bfloat16. All tokens that are as likely as the k-th are kept, as vLLM's
-        PyTorch sampler and FlashInfer keep them. Among the tokens as likely as the last one that
-        top-p keeps, the number of kept ones is fixed, and their order decides which are kept.
-        ``targets`` (``int64[R]``), the tokens that were drawn, come first in that order: they were
-        kept, so the set is as large as the engine's and has them in it.
+        The scores are over the temperature already. Min-p, top-k and top-p apply in this order, as
+        in vLLM; the likeliest token is always kept. Ties are frequent in bfloat16. All tokens that
+        are as likely as the k-th are kept, as vLLM's PyTorch sampler and FlashInfer keep them.
+        Among the tokens as likely as the last one that top-p keeps, the number of kept ones is
+        fixed, and their order decides which are kept. ``targets`` (``int64[R]``), the tokens that
+        were drawn, come first in that order: they were kept, so the set is as large as the engine's
+        and has them in it.
         """
         probabilities = scores.double().softmax(-1)
         least = self.min_p[:, None] * probabilities.max(-1, keepdim=True).values

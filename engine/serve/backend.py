@@ -111,8 +111,7 @@ class Backend(Protocol):
 
     @property
     def weights_fingerprint(self) -> str:
-        """A text that identifies the served weights, the same in every process that serves the same
-        ones."""
+        """A text that identifies the served weights, the same in every process that serves them."""
         ...
 
     @property
@@ -128,8 +127,11 @@ class Backend(Protocol):
         ...
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
-        """Stop sampling: freeze running replies (``keep``), let them end (``wait``), or end them
-        with finish reason ``abort``. New requests queue until :meth:`resume`."""
+        """Stop sampling, and let new requests queue until :meth:`resume`.
+
+        Freeze running replies (``keep``), let them end (``wait``), or end them with finish reason
+        ``abort``.
+        """
         ...
 
     async def resume(self) -> None: ...
@@ -138,8 +140,10 @@ class Backend(Protocol):
     def paused(self) -> bool: ...
 
     async def reload_weights(self, directory: str) -> None:
-        """Serve the weights in ``directory``. Raise ``RequestRefused`` if they do not fit; the old
-        ones are then still served, untouched."""
+        """Serve the weights in ``directory``.
+
+        Raise ``RequestRefused`` if they do not fit; the old ones are then still served, untouched.
+        """
         ...
 
     async def reset_prefix_cache(self) -> None: ...

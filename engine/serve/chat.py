@@ -180,8 +180,10 @@ def chat_reply(
 
 
 def visible(deltas: Iterable[Delta], body: ChatBody) -> Iterable[Delta]:
-    """Return ``deltas``, but only the first call if ``parallel_tool_calls`` is false, as in
-    vLLM."""
+    """Return ``deltas``, without calls after the first if ``parallel_tool_calls`` is false.
+
+    vLLM does the same.
+    """
     if body.parallel_tool_calls is not False:
         return deltas
     return [

@@ -55,8 +55,10 @@ def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
 def render(
     tokenizer: Tokenizer, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
 ) -> str:
-    """Return ``messages``, which are the body's, rendered by the model's template with the body's
-    settings. Raise :class:`RequestRefused` if the template refuses them."""
+    """Return the body's ``messages``, rendered by the model's template with the body's settings.
+
+    Raise :class:`RequestRefused` if the template refuses them.
+    """
     if body.add_generation_prompt and body.continue_final_message:
         raise RequestRefused(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
@@ -142,8 +144,9 @@ def plan_completion(
 async def running(
     plans: Sequence[ChoicePlan], backend: Backend
 ) -> AsyncIterator[AsyncIterator[GenerationProgress]]:
-    """Admit all plans and iterate over their pieces as they come. Leaving the context frees
-    everything.
+    """Admit all plans and iterate over their pieces as they come.
+
+    Leaving the context frees everything.
 
     Raise :class:`RequestRefused` on entry if the backend refuses one of them.
     """

@@ -68,8 +68,7 @@ async def completion_events(
     backend: Backend,
     vocabulary: Vocabulary,
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a streamed text completion, after an empty one that signals its
-    admission."""
+    """Yield the events of a streamed text completion, after an empty one that signals admission."""
     folds = _completion_folds(body, plans, vocabulary)
     cached: dict[int, int] = {}
     async with running(plans, backend) as progress:

@@ -129,8 +129,10 @@ class RpcBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_body(kind: type[Body], body: bytes) -> Body:
-    """Parse ``body``; numbers may be spelled as strings, as in vLLM's validation. Raise
-    :class:`RequestRefused` if it is not valid."""
+    """Parse ``body``; numbers may be spelled as strings, as in vLLM's validation.
+
+    Raise :class:`RequestRefused` if it is not valid.
+    """
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
@@ -204,8 +206,10 @@ def sampling_of(
     top_logprobs: int,
     choice: int,
 ) -> SamplingParams:
-    """Return the sampling of the request's ``choice``-th sequence. Raise :class:`RequestRefused` if
-    it overflows the context."""
+    """Return the sampling of the request's ``choice``-th sequence.
+
+    Raise :class:`RequestRefused` if it overflows the context.
+    """
     if prompt_tokens > max_model_len:
         raise context_overflow(prompt_tokens, max_model_len)
     if limit is not None and limit > max_model_len:

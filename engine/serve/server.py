@@ -223,8 +223,10 @@ class EngineFace:
 
 
 async def _primed(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Wait until the backend has admitted the request, so that a refusal keeps its status. Return
-    ``events``."""
+    """Wait until the backend has admitted the request, so that a refusal keeps its status.
+
+    Return ``events``.
+    """
     await anext(events)
     return events
 
@@ -257,8 +259,10 @@ def _guarded(handler: RouteHandler, api_key: str | None) -> RouteHandler:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Report a bug in the contract's shape. It is logged here, and raised again by the
-    framework."""
+    """Report a bug in the contract's shape.
+
+    It is logged here, and raised again by the framework.
+    """
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     refusal = RequestRefused(repr(error), status=500, kind="InternalServerError")
     return JsonResponse(refusal.body(), status_code=refusal.status)

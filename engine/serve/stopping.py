@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 
 def partial_suffix(text: str, *tags: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper beginning of one of
-    ``tags``."""
+    """Return the length of the longest end of ``text`` that is a proper prefix of a tag."""
     longest = min(len(text), max((len(tag) for tag in tags), default=1) - 1)
     for length in range(longest, 0, -1):
         end = text[-length:]

@@ -51,8 +51,10 @@ def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dic
 def completion_logprobs(
     tokens: Iterable[SampledToken], vocabulary: Vocabulary, offset: int
 ) -> dict[str, Any]:
-    """Return ``choices[i].logprobs`` of a text completion; ``offset`` is the number of characters
-    before these tokens."""
+    """Return ``choices[i].logprobs`` of a text completion.
+
+    ``offset`` is the number of characters before these tokens.
+    """
     texts, values, offsets, tops = [], [], [], []
     for token in tokens:
         text = vocabulary.token_text(token.id)
@@ -77,8 +79,7 @@ def completion_logprobs(
 def prompt_logprobs(
     entries: Iterable[PromptLogprob | None], vocabulary: Vocabulary
 ) -> list[dict[str, Any] | None]:
-    """Return vLLM's ``prompt_logprobs``: one ``{id: {logprob, rank, decoded_token}}`` per prompt
-    id."""
+    """Return vLLM's ``prompt_logprobs``, ``{id: {logprob, rank, decoded_token}}`` per prompt id."""
 
     def describe(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {

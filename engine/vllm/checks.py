@@ -78,8 +78,7 @@ class _Unknown(Exception):
 def check_engine(
     base_url: str, *, expect: Expectation | None = None, api_key: str | None = None
 ) -> list[Check]:
-    """Return all checks of the engine at ``base_url`` (no ``/v1``), in the order they are best read
-    in.
+    """Return all checks of the engine at ``base_url`` (no ``/v1``), in the best reading order.
 
     No behaviour of the engine raises an error. If it does not serve at all, that is the only
     result.
@@ -124,8 +123,7 @@ class _Subject:
 
     @cached_property
     def parsers(self) -> Parsers | None:
-        """The parsers that it should have; ``None`` if its model's files are not on this
-        machine."""
+        """The parsers it should have, or ``None`` if its model's files are not on this machine."""
         root = Path(str(self.card.get("root")))
         if not (root / "tokenizer.json").exists():
             return None
@@ -338,8 +336,10 @@ def _tool_calls(subject: _Subject) -> str:
 
 
 def _answering_prompt(subject: _Subject) -> list[int]:
-    """Return a prompt after which no reasoning is expected. Otherwise vLLM would not force the
-    reply yet."""
+    """Return a prompt after which no reasoning is expected.
+
+    Otherwise vLLM would not force the reply yet.
+    """
     ids = list(subject.greedy.prompt_ids or [])
     if subject.parsers and subject.parsers.reasoning:
         ids += subject.probe.tokenize("<think>\n\n</think>\n\n")
@@ -436,8 +436,10 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _reloads(subject: _Subject) -> str:
-    """Check for known faults of reloads. Scoring after each publish proves that a reload was
-    right."""
+    """Check for known faults of reloads.
+
+    Scoring after each publish proves that a reload was right.
+    """
     if not subject.config:
         raise _Unknown("its settings are not to be seen here; each publish is verified by scoring")
     if subject.setting("device_config", "device") != "cpu":

@@ -52,8 +52,7 @@ class VllmControl(EngineClient):
         self._send("POST", ANNOUNCE_WEIGHTS, json={"init_info": announcement})
 
     def require_weights(self) -> None:
-        """Raise ``EngineRefused`` unless all workers have received the announced weights
-        completely."""
+        """Raise ``EngineRefused`` unless all workers have received all of the announced weights."""
         start, update = TAKE_WEIGHTS
         self._send("POST", start)
         self._send("POST", update, json={"update_info": {}})
@@ -66,15 +65,19 @@ class VllmControl(EngineClient):
         self._send("POST", LOAD_WEIGHTS, json={"weight_version": str(version)})
 
     def remember_directory(self, directory: str | Path, version: int) -> None:
-        """Record in our worker that ``directory`` holds the transferred weights that it serves, so
-        that a restart begins with them. Raise ``EngineRefused`` if it serves others."""
+        """Record in our worker that ``directory`` holds the transferred weights that it serves.
+
+        A restart then begins with them. Raise ``EngineRefused`` if the worker serves others.
+        """
         path = str(Path(directory).absolute())
         body = {"method": REMEMBER_DIRECTORY, "args": [path, str(version)]}
         self._send("POST", contract.COLLECTIVE_RPC, json=body)
 
     def server_info(self) -> dict[str, Any]:
-        """Return vLLM's whole configuration. Raise ``EngineRefused`` outside its development
-        mode."""
+        """Return vLLM's whole configuration.
+
+        Raise ``EngineRefused`` outside its development mode.
+        """
         info = self._send("GET", SERVER_INFO, params={"config_format": "json"})
         config = info.get("vllm_config")
         if not isinstance(config, dict):

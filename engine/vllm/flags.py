@@ -75,8 +75,11 @@ def command(
     *,
     guarded: bool = False,
 ) -> list[str]:
-    """Return the command that serves ``model_dir``. With ``guarded``, only clients with the key are
-    served. Raise :class:`VllmError` for options that are not allowed."""
+    """Return the command that serves ``model_dir``.
+
+    With ``guarded``, only clients with the key are served. Raise :class:`VllmError` for options
+    that are not allowed.
+    """
     if not (is_loopback(options.host) or options.private_network or guarded):
         raise VllmError(
             f"vLLM on {options.host} would let anyone there replace its weights: set "
@@ -109,8 +112,10 @@ def environment(
     base: Mapping[str, str],
     api_key: str | None = None,
 ) -> dict[str, str]:
-    """Return ``base`` with the variables that vLLM needs: control routes, our worker, its key, and
-    no usage reports."""
+    """Return ``base`` with the variables that vLLM needs.
+
+    They are for control routes, our worker, its key, and no usage reports.
+    """
     chosen = {
         "PYTHONPATH": str(INSIDE),
         LAUNCHER_VARIABLE: str(os.getpid()),
@@ -131,8 +136,10 @@ def environment(
 
 
 def _worker(options: VllmOptions) -> list[str]:
-    """Return the flags for our worker and its end of weight transfers. Another worker does not know
-    that end, so there are none if ``extra`` chooses one."""
+    """Return the flags for our worker and its end of weight transfers.
+
+    Another worker does not know that end, so there are none if ``extra`` chooses one.
+    """
     if any(argument.partition("=")[0] == "--worker-cls" for argument in options.extra):
         return []
     transfers = json.dumps({"backend": TRANSFER_BACKEND})
@@ -173,8 +180,7 @@ def _model_context(model_dir: Path) -> int:
 
 
 def _require_kernels(model_dir: Path) -> None:
-    """Raise :class:`VllmError` for attention heads of a size that would end vLLM at the first
-    request."""
+    """Raise :class:`VllmError` for attention head sizes that end vLLM at the first request."""
     config = _config(model_dir)
     size = config.get("head_dim")
     if size is None and config.get("hidden_size") and config.get("num_attention_heads"):

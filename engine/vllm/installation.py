@@ -37,8 +37,10 @@ except metadata.PackageNotFoundError:
 
 
 class VllmError(BridleError):
-    """vLLM could not be started, or is not the one that is needed. The message states the
-    remedy."""
+    """vLLM could not be started, or is not the one that is needed.
+
+    The message states the remedy.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,7 @@ class VllmServer:
 
     @property
     def refusal(self) -> VllmError | None:
-        """The reason for which vLLM will not be started again; ``None`` while it serves or is being
-        started."""
+        """The reason why vLLM will not be started again, or ``None`` while it serves or starts."""
         return self._refusal
 
     def __enter__(self) -> Self:
@@ -155,8 +154,10 @@ class VllmServer:
             self._watcher = None
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when vLLM serves, also again after a death. Raise :class:`VllmError` if it will
-        not serve, or not within ``timeout`` seconds."""
+        """Return when vLLM serves, also again after a death.
+
+        Raise :class:`VllmError` if it will not serve, or not within ``timeout`` seconds.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         # Python's handler of a signal that comes just before a wait runs only after it.
         while not self._settled.wait(min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
@@ -300,8 +301,10 @@ class VllmServer:
 
 
 def noted(directory: Path, version: str | None) -> Served:
-    """Return ``directory`` as it is on disk now. Raise :class:`VllmError` if it holds no
-    weights."""
+    """Return ``directory`` as it is on disk now.
+
+    Raise :class:`VllmError` if it holds no weights.
+    """
     files = weight_files(directory)
     if not files:
         raise VllmError(f"{directory} holds no *.safetensors: give a model directory")
@@ -330,8 +333,11 @@ def _free_port(host: str) -> int:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Raise :class:`VllmError` if something listens there. Its answers would be taken for those of
-    the vLLM to come, and it would be sent that one's policy version."""
+    """Raise :class:`VllmError` if something listens there.
+
+    Its answers would be taken for those of the vLLM to come, and it would be sent that one's policy
+    version.
+    """
     with _socket(host) as listener:
         # As vLLM does; else what was there a moment ago would still count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,5 +1,4 @@
-"""The choice of vLLM's parsers for a model's replies, by the markup that its chat template
-writes."""
+"""The choice of vLLM's parsers for replies, by the markup that a model's chat template writes."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ OWN_CALLS: Final = "bridle_calls"
 
 
 def own_parser(markup: str) -> str:
-    """Return the name of our own parser of a markup for which vLLM has none, or one that misreads
-    it."""
+    """Return the name of our own parser of a markup for which vLLM has none or a wrong one."""
     return f"bridle_{markup}"
 
 
@@ -52,8 +50,11 @@ def choose_parsers(model_dir: Path) -> Parsers:
 
 
 def _misread(tokenizer: Tokenizer) -> bool:
-    """Whether vLLM's Mistral parser misreads the model's calls. It takes an id before the arguments
-    for a part of the name, and an array of calls for a name if ``[ARGS]`` is a token."""
+    """Whether vLLM's Mistral parser misreads the model's calls.
+
+    It takes an id before the arguments for a part of the name, and an array of calls for a name if
+    ``[ARGS]`` is a token.
+    """
     source = tokenizer.tools_template_source
     return "[CALL_ID]" in source or (
         "[ARGS]" not in source and tokenizer.token_id("[ARGS]") is not None
@@ -61,8 +62,10 @@ def _misread(tokenizer: Tokenizer) -> bool:
 
 
 def parsers_for(model_dir: Path, tool: str | None, reasoning: str | None) -> Parsers:
-    """Return the parsers named ``tool`` and ``reasoning``; ``auto`` selects the one for the model's
-    template."""
+    """Return the parsers named ``tool`` and ``reasoning``.
+
+    ``auto`` selects the one for the model's template.
+    """
     if AUTO not in (tool, reasoning):
         return Parsers(tool, reasoning)
     chosen = choose_parsers(model_dir)

@@ -36,8 +36,10 @@ class ProbeReply:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens taken from the prefix cache; ``None`` if the engine does not report
-        them."""
+        """The number of prompt tokens taken from the prefix cache.
+
+        It is ``None`` if the engine does not report them.
+        """
         details = self.usage.get("prompt_tokens_details")
         return details.get("cached_tokens") if isinstance(details, dict) else None
 
@@ -62,8 +64,10 @@ class LaunchProbe:
         self._http.close()
 
     def get(self, path: str) -> httpx.Response:
-        """Return the reply to ``GET``, whatever its status. Raise :class:`ProbeFailed` if there is
-        none."""
+        """Return the reply to ``GET``, whatever its status.
+
+        Raise :class:`ProbeFailed` if there is none.
+        """
         return self._request("GET", path)
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -73,8 +77,10 @@ class LaunchProbe:
         return self._request("POST", path, json=body)
 
     def chat(self, *, stream: bool = False, **fields: Any) -> ProbeReply:
-        """Request a chat completion with ids and logprobs: 8 greedy tokens, unless ``fields``
-        change that."""
+        """Request a chat completion with ids and logprobs.
+
+        It has 8 greedy tokens, unless ``fields`` change that.
+        """
         body = {
             "model": self.model,
             "messages": QUESTION,

@@ -67,8 +67,7 @@ class VllmTransfer(VllmControl):
         self.route = route or TransferRoute()
 
     def require_transfers(self) -> None:
-        """Raise ``EngineError`` if this engine, or this machine, cannot do transfers by this
-        route."""
+        """Raise ``EngineError`` if this engine or machine cannot do transfers by this route."""
         backend = (self._info.get("weight_transfer_config") or {}).get("backend")
         if backend != TRANSFER_BACKEND:
             raise EngineRefused(
@@ -121,9 +120,11 @@ class VllmTransfer(VllmControl):
         return self.server_info()
 
     def _wire_type(self, tensor: Tensor) -> torch.dtype:
-        """Return the type in which a tensor is sent: the type in which the engine serves it, since
-        more bits would be dropped. Vectors keep their own, since they are small and some models
-        keep theirs in float32."""
+        """Return the type in which a tensor is sent: the type in which the engine serves it.
+
+        The reason is that more bits would be dropped. Vectors keep their own type, since they are
+        small and some models keep theirs in float32.
+        """
         if tensor.dim() < 2 or not tensor.is_floating_point():
             return tensor.dtype
         name = str(self._info["model_config"]["dtype"]).removeprefix("torch.")

@@ -1,5 +1,8 @@
-"""The adapters: how each harness is launched on a task, connected to a session, and asked for its
-answer."""
+"""The adapters of the harnesses.
+
+An adapter states how its harness is launched on a task, connected to a session, and asked for its
+answer.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -41,8 +44,10 @@ PROGRAMS: Final = {
 
 
 def configurable(program: str) -> Configurable | None:
-    """Return the adapter of the harness that a program is, or ``None`` if there is none that
-    configures it. Its name is the program's unless :data:`PROGRAMS` has another."""
+    """Return the adapter that configures the harness that a program is, or ``None`` without one.
+
+    Its name is the program's unless :data:`PROGRAMS` has another.
+    """
     name = PROGRAMS.get(program, program)
     adapter = ADAPTERS.get(name)() if name in ADAPTERS.names() else None
     return adapter if isinstance(adapter, Configurable) else None

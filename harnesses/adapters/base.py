@@ -23,8 +23,10 @@ DEFAULT_MODEL = "policy"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access of a harness to the model: a session of the proxy, and the model name to
-    request."""
+    """The access of a harness to the model.
+
+    It is a session of the proxy, and the model name to request.
+    """
 
     session: Session
     model: str = DEFAULT_MODEL
@@ -85,8 +87,9 @@ class Adapter(Protocol):
         """The name of the harness, as it is recorded with the session."""
 
     def plan(self, task: Task, access: Access, place: Place) -> LaunchPlan:
-        """Return the process to start for ``task``. Raise ``NotLaunchable`` if the harness is not
-        installed.
+        """Return the process to start for ``task``.
+
+        Raise ``NotLaunchable`` if the harness is not installed.
 
         It is called twice. The first call comes before the session is opened, with a session whose
         id, key and URLs are empty, only for the error that it may raise. The second call has the

@@ -32,8 +32,10 @@ minutes after a permanent error such as a spent budget."""
 
 @dataclass(frozen=True)
 class MiniSweAgent:
-    """``mini`` with a task and without confirmations: the pinned one, or ``command`` on
-    ``PATH``."""
+    """The program ``mini`` with a task and without confirmations.
+
+    It is the pinned one, or ``command`` on ``PATH``.
+    """
 
     name: str = "mini-swe-agent"
     command: str = "mini"
@@ -81,8 +83,10 @@ class MiniSweAgent:
         return str(trajectory.get("info", {}).get("submission") or "").strip()
 
     def sandboxes(self) -> SandboxProvider:
-        """Return sandboxes whose sessions are forked from a process that has imported LiteLLM,
-        which takes seconds. If the harness's Python is not known, sessions are plain processes.
+        """Return sandboxes whose sessions are forked from a process that has imported LiteLLM.
+
+        The import takes seconds. If the harness's Python is not known, sessions are plain
+        processes.
 
         mini-swe-agent itself is not imported there: at its import it reads the location of its
         configuration, which differs between sessions.

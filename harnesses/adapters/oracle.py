@@ -1,5 +1,7 @@
-"""An adapter that runs the solution of a Harbor task in place of an agent; the task's tests must
-accept it."""
+"""An adapter that runs the solution of a Harbor task in place of an agent.
+
+The task's tests must accept the solution.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,10 @@ from bridle.harnesses.tasks.task import Task
 
 @dataclass(frozen=True)
 class PythonAgent:
-    """A harness that runs ``python script *arguments prompt``. The answer is the last line that it
-    prints."""
+    """A harness that runs ``python script *arguments prompt``.
+
+    The answer is the last line that it prints.
+    """
 
     script: Path
     arguments: Sequence[str] = ()

@@ -1,7 +1,7 @@
-"""Fleets, which run many sessions at once: in this machine's processes, or with Ray on any number
-of nodes.
+"""The fleets, which run many sessions at once.
 
-``base`` has the protocol and a session's plan, ``local`` and ``ray`` the two fleets.
+Sessions run in this machine's processes, or with Ray on any number of nodes. ``base`` has the
+protocol and a session's plan, ``local`` and ``ray`` the two fleets.
 """
 
 from bridle.harnesses.fleet.base import Fleet as Fleet

@@ -86,8 +86,9 @@ class LocalFleet:
 
 @contextlib.contextmanager
 def _place(directory: Path, session_id: str) -> Iterator[Path]:
-    """Take the first free place, and yield its folder. Afterwards, the folder is kept under the
-    session's id.
+    """Take the first free place, and yield its folder.
+
+    Afterwards, the folder is kept under the session's id.
 
     A place is taken while its directory exists, also for other processes. The directory of a killed
     process stays.

@@ -84,8 +84,10 @@ class RayFleet:
         self.host = _own_address(address)
 
     def require_launchable(self, adapter: Adapter, task: Task, directory: Path, model: str) -> None:
-        """Accept every task, because only the machine that runs a session knows its installed
-        harnesses."""
+        """Accept every task.
+
+        Only the machine that runs a session knows its installed harnesses.
+        """
 
     async def run(self, plan: SessionPlan) -> EpisodeResult:
         running = self._run.options(max_retries=0, **self._needs(plan.task)).remote(

@@ -1,5 +1,7 @@
-"""Places where a session's harness and verifier run. A :class:`SandboxProvider` opens a
-:class:`Sandbox` per session, which runs a :class:`Launch` and returns a :class:`ProcessResult`.
+"""Places where a session's harness and verifier run.
+
+A :class:`SandboxProvider` opens a :class:`Sandbox` per session, which runs a :class:`Launch` and
+returns a :class:`ProcessResult`.
 
 ``process`` starts processes in a folder of this machine. ``forked`` forks Python agents from a
 process that has imported their libraries once. ``container`` drives docker or podman.

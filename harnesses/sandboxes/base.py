@@ -1,5 +1,7 @@
-"""The protocol of sandboxes: a session's place, what can be done in it, and the provider that opens
-it."""
+"""The protocol of sandboxes.
+
+It covers a session's place, what can be done in it, and the provider that opens it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class SandboxLost(BridleError):
 
 
 class LaunchRefused(BridleError):
-    """This launch cannot be started, while others may: its prompt is too long for an argument or
-    contains a NUL, or its files cannot be written."""
+    """This launch cannot be started, while others may.
+
+    Its prompt is too long for an argument or contains a NUL, or its files cannot be written.
+    """
 
 
 class DirectoryGone(BridleError):
@@ -149,9 +153,11 @@ class Sandbox(Protocol):
         """
 
     async def read(self, path: PurePath) -> bytes:
-        """Return the content of a file of the session. Raise :class:`FileNotFoundError` also for
-        anything but a plain file of at most ``READ_BYTES``, and for a link that leads out of the
-        session."""
+        """Return the content of a file of the session.
+
+        Raise :class:`FileNotFoundError` also for anything but a plain file of at most
+        ``READ_BYTES``, and for a link that leads out of the session.
+        """
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
         """Write files and the directories above them. Raise :class:`LaunchRefused`."""

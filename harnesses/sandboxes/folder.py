@@ -55,8 +55,10 @@ class Folder:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the directories to the session's user while a launch runs. Afterwards nothing of
-        that user runs."""
+        """Give the directories to the session's user while a launch runs.
+
+        Afterwards nothing of that user runs.
+        """
         if self._user is None:
             yield
             return
@@ -88,8 +90,10 @@ class Folder:
         return url
 
     def outputs(self, role: Role) -> tuple[Path, Path]:
-        """Make two new files for the output streams of a process, in a folder that no process of
-        the session is given."""
+        """Make two new files for the output streams of a process.
+
+        No process of the session is given their folder.
+        """
         folder = self._directory / "outputs"
         folder.mkdir(parents=True, exist_ok=True)
         paths = folder / f"{role}.stdout", folder / f"{role}.stderr"
@@ -118,8 +122,10 @@ class Folder:
                 raise SandboxLost(problem) from error
 
     def _make_way(self, path: Path) -> None:
-        """Remove a link or a pipe at ``path``, and refuse a folder that leads elsewhere. An earlier
-        step of the session may have left either."""
+        """Remove a link or a pipe at ``path``, and refuse a folder that leads elsewhere.
+
+        An earlier step of the session may have left either.
+        """
         if not path.is_relative_to(self._directory):
             return
         if not path.parent.resolve().is_relative_to(self._directory.resolve()):

@@ -53,8 +53,10 @@ _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 class ForkedProvider:
-    """Opens sandboxes that run agents of the form ``(python, script, *arguments)`` in forks of one
-    warm process, or ``(script, *arguments)`` where the script's first line names that Python.
+    """A provider of sandboxes that run agents in forks of one warm process.
+
+    The agents have the form ``(python, script, *arguments)``, or ``(script, *arguments)`` where the
+    script's first line names that Python.
 
     The libraries to import ahead are those of the first script's own import statements and, after
     its first successful run, those that it imported late; ``preload`` names further ones. ``fresh``
@@ -127,8 +129,10 @@ class ForkedProvider:
 
 
 class ForkedSandbox(ProcessSandbox):
-    """A session whose agent is forked from its provider's warm process. Everything else in it runs
-    as a process of its own."""
+    """A session whose agent is forked from its provider's warm process.
+
+    Everything else in it runs as a process of its own.
+    """
 
     def __init__(self, directory: Path, provider: ForkedProvider, enclosure: Enclosure) -> None:
         super().__init__(directory, enclosure)
@@ -182,8 +186,7 @@ class ForkedSandbox(ProcessSandbox):
 
 
 def _walled(walls: Walls, status: Path) -> dict[str, Any]:
-    """Return the part of a request to the warm process that states the files that the child
-    sees."""
+    """Return the part of a request to the warm process that states the files the child sees."""
     return {"walls": asdict(walls), "status": str(status.absolute())}
 
 
@@ -232,8 +235,10 @@ class Zygote:
         *,
         numbers_are_ours: bool = False,
     ) -> None:
-        """``process`` is the warm process, if it is one of this machine's. ``numbers_are_ours`` is
-        whether the process numbers that it reports are this machine's."""
+        """``process`` is the warm process, if it is one of this machine's.
+
+        ``numbers_are_ours`` is whether the process numbers that it reports are this machine's.
+        """
         self._process = process
         self._numbers_are_ours = numbers_are_ours
         self._reader = reader
@@ -256,8 +261,10 @@ class Zygote:
         *,
         apart: bool,
     ) -> Zygote:
-        """Start a warm process. ``apart`` is whether its children are to have namespaces of their
-        own."""
+        """Start a warm process.
+
+        ``apart`` is whether its children are to have namespaces of their own.
+        """
         environment = {**scrubbed(os.environ), **environment}
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()

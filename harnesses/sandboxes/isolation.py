@@ -1,5 +1,4 @@
-"""Check whether this machine permits namespaces for a process, and build the command that makes
-them."""
+"""The check whether this machine permits a process namespaces, and the command to make them."""
 
 from __future__ import annotations
 
@@ -50,8 +49,10 @@ _BELOW_TMP: Final = re.compile(r"/tmp/[^/\s'\":;,=]+")  # noqa: S108 - what a la
 
 
 def below_tmp(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the existing files and folders directly below ``/tmp`` that ``texts`` name: scripts,
-    environments and search paths may lie there."""
+    """Return the existing files and folders directly below ``/tmp`` that ``texts`` name.
+
+    Scripts, environments and search paths may lie there.
+    """
     named = {path for text in texts for path in _BELOW_TMP.findall(text)}
     return tuple(sorted(path for path in named if os.path.exists(path)))
 
@@ -63,10 +64,12 @@ def namespaced(
     directory: str = "/",
     way_out: Path | None = None,
 ) -> tuple[str, ...]:
-    """Return the command that starts ``argv`` in namespaces of its own and reports to the file
-    descriptor ``status``, which it inherits. With ``walls`` the process starts in ``directory``;
-    without, it sees the machine's files. ``way_out`` is the Unix socket to which port
-    :data:`INNER_PORT` of its own network leads; ``None`` means the machine's network."""
+    """Return the command that starts ``argv`` in namespaces of its own.
+
+    It reports to the file descriptor ``status``, which it inherits. With ``walls`` the process
+    starts in ``directory``; without, it sees the machine's files. ``way_out`` is the Unix socket to
+    which port :data:`INNER_PORT` of its own network leads; ``None`` means the machine's network.
+    """
     settings: dict[str, Any] = {
         "walls": None if walls is None else asdict(walls),
         "directory": directory,
@@ -92,8 +95,10 @@ def started(said: bytes) -> None:
 
 @functools.cache
 def missing() -> str | None:
-    """Return the reason why processes cannot have namespaces of their own here, or ``None`` if they
-    can. The reason is logged once."""
+    """Return the reason why processes cannot have namespaces of their own here.
+
+    Return ``None`` if they can. The reason is logged once.
+    """
     why = _refused(None)
     if why is not None:
         log.warning(
@@ -107,8 +112,10 @@ def missing() -> str | None:
 
 @functools.cache
 def network_missing() -> str | None:
-    """Return the reason why processes cannot have a network of their own here, or ``None`` if they
-    can. The reason is logged once."""
+    """Return the reason why processes cannot have a network of their own here.
+
+    Return ``None`` if they can. The reason is logged once.
+    """
     if (why := missing()) is not None:
         return why  # that has been logged
     why = _refused(Path("/nothing"))

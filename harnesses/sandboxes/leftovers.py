@@ -66,8 +66,10 @@ def read_file(root: Path, path: Path, limit: int = READ_BYTES) -> bytes:
 
 
 def _open_below(root: Path, path: Path) -> int:
-    """Return a descriptor of the file at ``path``. Each part is opened by itself, so that no link
-    is followed unseen."""
+    """Return a descriptor of the file at ``path``.
+
+    Each part is opened by itself, so that no link is followed unseen.
+    """
     top = os.path.realpath(root)
     parts = deque(_relative(path, root, top).parts)
     opened = [os.open(top, _FOLDER)]
@@ -123,8 +125,10 @@ def _no_file(path: Path) -> FileNotFoundError:
 
 
 def read_tail(path: Path, limit: int) -> tuple[int, bytes]:
-    """Return the size and the last ``limit`` bytes of a regular file; 0 and nothing for anything
-    else."""
+    """Return the size and the last ``limit`` bytes of a regular file.
+
+    Return 0 and nothing for anything else.
+    """
     try:
         with os.fdopen(os.open(path, _FILE), "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -200,8 +204,7 @@ def _make_way(path: str) -> None:
 
 
 def _copy_file(source: str, target: str, limit: int) -> int | None:
-    """Return the number of bytes copied, or ``None`` for a file that is larger or cannot be
-    read."""
+    """Return the number of bytes copied, or ``None`` if the file is larger or cannot be read."""
     try:
         number = os.open(source, _FILE)
     except OSError:
@@ -220,9 +223,11 @@ def _copy_file(source: str, target: str, limit: int) -> int | None:
 
 
 def tidy(root: Path, *, strip: bool) -> None:
-    """Make a session's folder safe to read: all of it this process's own and readable, nothing
-    deeper than :data:`DEPTH`. ``strip`` also removes links that lead out of it, pipes, sockets and
-    devices, so that a program that opens a name in it neither blocks nor reads a foreign file.
+    """Make a session's folder safe to read.
+
+    All of it becomes this process's own and readable, and nothing is deeper than :data:`DEPTH`.
+    ``strip`` also removes links that lead out of it, pipes, sockets and devices, so that a program
+    that opens a name in it neither blocks nor reads a foreign file.
 
     No process of the session may still run.
     """

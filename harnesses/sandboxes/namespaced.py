@@ -56,8 +56,10 @@ def main() -> None:
 
 
 def enter(network: bool) -> None:
-    """Make namespaces for this process's children. Those of an ordinary user are in a user
-    namespace."""
+    """Make namespaces for this process's children.
+
+    Those of an ordinary user are in a user namespace.
+    """
     uid, gid = os.getuid(), os.getgid()
     wanted = walls.CLONE_NEWPID | walls.CLONE_NEWNS | walls.CLONE_NEWIPC
     wanted |= CLONE_NEWNET if network else 0

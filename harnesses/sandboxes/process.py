@@ -102,8 +102,10 @@ class ProcessSandbox(Folder):
         return finished
 
     def _walls(self, launch: Launch, further: Iterable[str] = ()) -> Walls | None:
-        """Return the files that a launch sees, or ``None`` if this machine has no namespaces for
-        it."""
+        """Return the files that a launch sees.
+
+        Return ``None`` if this machine has no namespaces for it.
+        """
         enclosure = self._enclosure
         if not enclosure.walled:
             return None
@@ -159,9 +161,11 @@ class ProcessSandbox(Folder):
 
 
 class ProcessProvider:
-    """Opens process sandboxes. ``hidden`` files and folders of this machine, and those that a
-    request names, are not visible inside. ``confined`` sandboxes reach their session's URL alone,
-    where the machine permits it."""
+    """Opens process sandboxes.
+
+    ``hidden`` files and folders of this machine, and those that a request names, are not visible
+    inside. ``confined`` sandboxes reach their session's URL alone, where the machine permits it.
+    """
 
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
         self._hidden = tuple(hidden)
@@ -220,8 +224,11 @@ async def apart(users: SessionUsers | None) -> bool:
 
 
 def _may_isolate(user: object | None) -> bool:
-    """Return whether namespaces are tried. A user namespace knows one user, so that only root gives
-    a session both a user and namespaces of its own."""
+    """Return whether namespaces are tried.
+
+    A user namespace knows one user, so that only root gives a session both a user and namespaces of
+    its own.
+    """
     return user is None or os.getuid() == 0
 
 

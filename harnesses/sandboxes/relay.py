@@ -84,13 +84,14 @@ class Relay:
         self._paths -= {_session_root(urlsplit(url).path) for url in urls}
 
     async def signal_all(self, number: int) -> None:
-        """Signal every process of the container but its first; do nothing if the container is
-        gone."""
+        """Signal every process of the container but its first, unless the container is gone."""
         await self.command({"do": "kill", "signal": number, "uid": None})
 
     async def command(self, asked: Mapping[str, Any]) -> None:
-        """Send a command to the container's first process and wait for it; do nothing if the
-        container is gone."""
+        """Send a command to the container's first process and wait for it.
+
+        Do nothing if the container is gone.
+        """
         async with self._turn:
             if self._control is None or self._answers is None or self.lost.is_set():
                 return
@@ -212,8 +213,10 @@ class Relay:
 
 
 class _Requests:
-    """A client's side of a connection to the proxy. It holds back heads until their path is
-    known."""
+    """A client's side of a connection to the proxy.
+
+    It holds back heads until their path is known.
+    """
 
     def __init__(self, paths: Collection[str], host: bytes) -> None:
         self._paths = paths

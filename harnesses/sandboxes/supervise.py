@@ -42,11 +42,11 @@ class Child(Protocol):
 
 
 async def supervise(child: Child, mark: str, timeout_s: float, grace_s: float) -> int | None:
-    """Wait for ``child`` and return its exit code (128 + n after signal n), or ``None`` at the time
-    limit.
+    """Wait for ``child`` and return its exit code, or ``None`` at the time limit.
 
-    On the time limit and on cancellation, the tree gets SIGTERM, and SIGKILL ``grace_s`` later. In
-    any case, everything of the tree that remains after the process has ended is killed.
+    The exit code is 128 + n after signal n. On the time limit and on cancellation, the tree gets
+    SIGTERM, and SIGKILL ``grace_s`` later. In any case, everything of the tree that remains after
+    the process has ended is killed.
     """
     ended = asyncio.ensure_future(child.wait())
     try:
@@ -73,8 +73,10 @@ async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: flo
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process with ``mark``, and repeat while there are some: they may be starting
-    others."""
+    """Kill every process with ``mark``, and repeat while there are some.
+
+    They may be starting others.
+    """
     for _ in range(5):
         if not signal_marked(mark, signal.SIGKILL):
             return

@@ -87,8 +87,11 @@ def as_user(user: int, argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def give(directory: Path, user: int) -> None:
-    """Give ``directory`` and all that is in it to the user, closed to others. This process's group
-    may enter it, so that a process of this user can start there before it becomes the other's."""
+    """Give ``directory`` and all that is in it to the user, closed to others.
+
+    This process's group may enter it, so that a process of this user can start there before it
+    becomes the other's.
+    """
     found, pending = [], [str(directory)]
     while pending:
         with os.scandir(pending.pop()) as entries:

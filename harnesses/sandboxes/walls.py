@@ -143,8 +143,10 @@ def new_tmpfs(path: str, options: bytes = b"mode=755,size=16m") -> None:
 
 
 def set_read_only(path: str, wanted: bool, *, recursive: bool = False) -> None:
-    """Make the mount at ``path`` read-only or writable; with ``recursive`` the mounts below it
-    too."""
+    """Make the mount at ``path`` read-only or writable.
+
+    With ``recursive``, the mounts below it become so too.
+    """
     bits = (MOUNT_ATTR_RDONLY, 0) if wanted else (0, MOUNT_ATTR_RDONLY)
     attributes = (ctypes.c_uint64 * 4)(*bits, 0, 0)
     result = libc.syscall(
@@ -187,8 +189,10 @@ def device_names() -> list[str]:
 
 
 def build_dev(devices: list[tuple[str, str]]) -> None:
-    """Build a ``/dev`` without the machine's disks. It has the usual devices, those of the GPUs,
-    and terminals and shared memory of its own."""
+    """Build a ``/dev`` without the machine's disks.
+
+    It has the usual devices, those of the GPUs, and terminals and shared memory of its own.
+    """
     new_tmpfs("/dev", b"mode=755,size=64k")
     for name, source in devices:
         put(source, f"/dev/{name}")
@@ -212,8 +216,7 @@ def kept_of_run() -> list[str]:
 
 
 def build_run(kept: list[tuple[str, str]]) -> None:
-    """Build an empty ``/run`` but for ``kept``, because the sockets there lead to programs
-    outside."""
+    """Build ``/run`` empty but for ``kept``, because its sockets lead to programs outside."""
     if not os.path.isdir("/run"):
         return
     new_tmpfs("/run")
@@ -222,8 +225,11 @@ def build_run(kept: list[tuple[str, str]]) -> None:
 
 
 def covered(hidden: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the folders to cover, outer ones first, each with the beginnings of the names that it
-    is covered for. A folder that is covered whole has none."""
+    """Return the folders to cover, outer ones first.
+
+    Each comes with the beginnings of the names that it is covered for. A folder that is covered
+    whole has none.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for path in hidden:
         real = os.path.realpath(path)

@@ -239,8 +239,10 @@ class LateImports:
         self.done = False
 
     def report_for_next(self) -> IO[bytes] | None:
-        """Return the file in which the next child is to list its modules, or ``None`` if it need
-        not."""
+        """Return the file in which the next child is to list its modules.
+
+        Return ``None`` if the child need not.
+        """
         if self.done or self.report is not None:
             return None
         self.report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in finished()
@@ -294,9 +296,11 @@ def starts_threads(modules: list[str]) -> bool:
 
 
 def enter(request: dict[str, Any]) -> None:
-    """Set up the other namespaces in the first process of a new PID namespace, and return in a
-    child of it, in which the script is to run. The first process passes signals on, reaps, and ends
-    with the script, which ends everything that is left."""
+    """Set up the other namespaces in the first process of a new PID namespace.
+
+    Return in a child of it, in which the script is to run. The first process passes signals on,
+    reaps, and ends with the script, which ends everything that is left.
+    """
     os.setsid()
     status = os.open(request["status"], os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -375,8 +379,10 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities. The kernel takes them from root that becomes another user, but not
-    from another user."""
+    """Drop all capabilities.
+
+    The kernel takes them from root that becomes another user, but not from another user.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL

@@ -1,5 +1,4 @@
-"""The loader of tasks from a function of the user's: ``FILE.py:FUNCTION`` or
-``MODULE:FUNCTION``."""
+"""The loader of tasks from a user's function, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
 
 from __future__ import annotations
 

@@ -23,8 +23,10 @@ the tasks."""
 
 
 def tasks_from(source: str, split: str | None = None) -> Iterator[Task]:
-    """Return the tasks of ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, or
-    ``SCHEME:REFERENCE`` with a scheme of :data:`SCHEMES`.
+    """Return the tasks of a source.
+
+    A source is ``FILE.jsonl``, ``FILE.py:FUNCTION``, ``MODULE:FUNCTION``, or ``SCHEME:REFERENCE``
+    with a scheme of :data:`SCHEMES`.
 
     With ``split`` only the tasks of that split are returned, with ``None`` all. Raise
     :class:`TaskError`; if the source fails in the middle of the tasks, it is raised there.

@@ -35,8 +35,10 @@ REWARD = "reward"
 
 
 class VerifierError(BridleError):
-    """The verifier could not reach a verdict. This is not the agent's fault, and not a score of
-    zero."""
+    """The verifier could not reach a verdict.
+
+    This is not the agent's fault, and not a score of zero.
+    """
 
     retryable = True
 
@@ -76,16 +78,20 @@ class Delivery:
 
 
 class Verifier(Protocol):
-    """A verifier, which scores a delivery. It raises :class:`VerifierError` if it reaches no
-    verdict."""
+    """A verifier, which scores a delivery.
+
+    It raises :class:`VerifierError` if it reaches no verdict.
+    """
 
     async def __call__(self, delivery: Delivery) -> Scores: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExactAnswer:
-    """A verifier that gives 1.0 if the answer equals ``payload[key]`` up to surrounding space and
-    letter case."""
+    """A verifier that gives 1.0 if the answer equals ``payload[key]``.
+
+    Surrounding space and letter case do not matter.
+    """
 
     key: str = "answer"
 
@@ -96,8 +102,7 @@ class ExactAnswer:
 
 @dataclass(frozen=True, slots=True)
 class NumberAnswer:
-    """A verifier that gives 1.0 if the answer contains exactly one number and it equals
-    ``payload[key]``.
+    """A verifier that gives 1.0 if the answer's only number equals ``payload[key]``.
 
     An answer that lists several numbers is wrong, so naming them all does not pay. Thousands
     separators (``1,250``) and a trailing ``.0`` do not matter.
@@ -119,8 +124,10 @@ class NumberAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegexAnswer:
-    """A verifier that gives 1.0 if ``pattern`` (or else ``payload["pattern"]``) matches in the
-    answer."""
+    """A verifier that gives 1.0 if a pattern matches in the answer.
+
+    The pattern is ``pattern`` or else ``payload["pattern"]``.
+    """
 
     pattern: str | None = None
 
@@ -135,12 +142,12 @@ class RegexAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CommandVerifier:
-    """A verifier that gives 1.0 if a shell command in the workspace, such as a test suite, exits
-    with 0.
+    """A verifier that gives 1.0 if a shell command in the workspace exits with 0.
 
-    Without ``command`` it runs ``payload["verify"]``. The command's environment contains no
-    provider key. The command and everything that it started are killed after ``timeout_s`` seconds,
-    which scores 0. A workspace that the agent has removed scores 0, too.
+    The command is, for example, a test suite. Without ``command`` it runs ``payload["verify"]``.
+    The command's environment contains no provider key. The command and everything that it started
+    are killed after ``timeout_s`` seconds, which scores 0. A workspace that the agent has removed
+    scores 0, too.
     """
 
     command: str | None = None
@@ -196,8 +203,10 @@ class FunctionVerifier:
 
 
 async def _with_copy(delivery: Delivery) -> Delivery:
-    """Return the delivery with a copy of its workspace on this machine. The copy is empty if there
-    is no workspace."""
+    """Return the delivery with a copy of its workspace on this machine.
+
+    The copy is empty if there is no workspace.
+    """
     copy = delivery.sandbox.directory / "workspace"
     copy.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -213,8 +222,11 @@ async def _judged(
 
 
 async def _in_thread(function: Callable[[Delivery], Returned], delivery: Delivery) -> Returned:
-    """Run a function in a daemon thread. A program waits at its end for the threads of
-    ``asyncio.to_thread``, so a function that hangs there would make Ctrl-C ineffective."""
+    """Run a function in a daemon thread.
+
+    A program waits at its end for the threads of ``asyncio.to_thread``, so a function that hangs
+    there would make Ctrl-C ineffective.
+    """
     judged: Future[Returned] = Future()
     judged.set_running_or_notify_cancel()
 

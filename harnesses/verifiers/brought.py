@@ -11,8 +11,11 @@ from bridle.harnesses.verifiers.harbor import HarborVerifier
 
 @dataclass(frozen=True, slots=True)
 class TaskVerifier:
-    """A verifier that uses the tests of a Harbor folder, the rewards of an environment, or the
-    command in ``payload["verify"]``."""
+    """A verifier that uses the tests, the rewards or the command that a task brings.
+
+    The tests are of a Harbor folder, the rewards of an environment, and the command is in
+    ``payload["verify"]``.
+    """
 
     async def __call__(self, delivery: Delivery) -> Scores:
         payload = delivery.task.payload

@@ -96,8 +96,10 @@ class _Run:
             return await self._verify(fresh, [] if bundled else self._test_folders())
 
     def _definition(self) -> tuple[Path, bool]:
-        """Return the build folder of the separate container, and whether its image contains the
-        tests."""
+        """Return the build folder of the separate container.
+
+        Return also whether its image contains the tests.
+        """
         candidates = []
         if self.step is not None:
             own = self.step.verifier.environment
@@ -109,8 +111,10 @@ class _Run:
         return self.folder / "environment", False
 
     async def _collect(self, sandbox: Sandbox) -> list[tuple[PurePosixPath, Path]]:
-        """Copy artifacts to this machine. Return each one's path in the container and its local
-        directory."""
+        """Copy artifacts to this machine.
+
+        Return each one's path in the container and its local directory.
+        """
         entries = (*self.config.artifacts, *(self.step.artifacts if self.step else ()))
         found = []
         for number, source in enumerate(dict.fromkeys((str(ARTIFACTS), *sources(entries)))):

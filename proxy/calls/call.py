@@ -134,8 +134,10 @@ class Call:
         await self._fail(CallFailure(error.kind, error))
 
     async def _converse(self) -> CallFailure | bytes:
-        """Pass the engine's events to the record and to the client. Return the client's last bytes,
-        not yet sent, if the reply is whole, else the failure."""
+        """Pass the engine's events to the record and to the client.
+
+        Return the client's last bytes, not yet sent, if the reply is whole, else the failure.
+        """
         watch, client, gate = self._services.watch, self._client, self._gate
         client_left = False
         try:
@@ -166,8 +168,10 @@ class Call:
             return CallFailure("internal", ApiError("internal", "the proxy failed", status=500))
 
     def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
-        """Pass ``events`` to the record, and to the client of a stream. Return a future to await if
-        the client reads slowly, else ``None``."""
+        """Pass ``events`` to the record, and to the client of a stream.
+
+        Return a future to await if the client reads slowly, else ``None``.
+        """
         engine = self._stream.engine
         assert engine is not None, "it answers"  # noqa: S101 - a programming error
         self._recording.take(events, engine.serves.version)
@@ -197,8 +201,10 @@ class Call:
         return [self._emitter.begin()]
 
     def _write(self, body: bytes) -> asyncio.Future[None] | None:
-        """Send ``body`` to the client of a stream, after the status line if that has not been sent
-        yet."""
+        """Send ``body`` to the client of a stream.
+
+        The status line is sent first if that has not been done yet.
+        """
         if not self._client.started:
             self._client.start_stream(self._content_type, self._headers)
         if not body:
@@ -207,8 +213,10 @@ class Call:
         return self._client.write(body)
 
     def _pack(self) -> None:
-        """Compress the recorded bytes of the stream. Raises :class:`ApiError` if they, or all bytes
-        that the running calls hold, are too many."""
+        """Compress the recorded bytes of the stream.
+
+        Raises :class:`ApiError` if they, or all bytes that the running calls hold, are too many.
+        """
         self._sent += self._unpacked
         self._unpacked = 0
         limit = self._services.settings.limits.reply_bytes
@@ -244,8 +252,10 @@ class Call:
         await client.finish(last)
 
     async def _compare_rendering(self) -> None:
-        """Compare the prompt of a call that continues no other with the local rendering. Engines of
-        other models have another template and are not compared."""
+        """Compare the prompt of a call that continues no other with the local rendering.
+
+        Engines of other models have another template and are not compared.
+        """
         check, engine = self._services.rendering_checks.get(self._to), self._stream.engine
         if check is None or engine is None:
             return

@@ -87,8 +87,10 @@ class DataPlane:
         await client.refuse(route.dialect.error(error), encoded(headers))
 
     async def _refuse_method(self, route: Route, client: Client) -> bool:
-        """Refuse WebSocket and a method that the route does not take. Return True if the request
-        was refused."""
+        """Refuse WebSocket and a method that the route does not take.
+
+        Return True if the request was refused.
+        """
         method = client.scope["method"]
         if client.headers.get("upgrade", "").lower() == "websocket":
             error = ApiError("invalid_request", "WebSocket is not served; use HTTP", status=426)
@@ -169,8 +171,7 @@ class DataPlane:
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[Session, Link]:
-        """Return the session of the request, and the request's link to the call that it
-        continues."""
+        """Return the session of the request, and its link to the call that it continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
@@ -249,8 +250,10 @@ class DataPlane:
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
     async def _stored(self, route: Route, client: Client) -> None:
-        """Reply with a stored response as its client got it, or delete it. A deleted response is
-        hidden from clients and stays in the record."""
+        """Reply with a stored response as its client got it, or delete it.
+
+        A deleted response is hidden from clients and stays in the record.
+        """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         response_id = dict(route.parameters)["response"]

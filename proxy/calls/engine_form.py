@@ -30,9 +30,11 @@ class EngineForm(NamedTuple):
 def engine_form(
     request: Request, link: Link, engine_ids: Mapping[str, str], rules: RoleRules | None
 ) -> EngineForm:
-    """Return ``request`` and ``link`` as the engine gets them. ``engine_ids`` has the engine's own
-    tool-call ids, by the ids that clients were sent. ``rules`` is ``None`` if the template's are
-    not known."""
+    """Return ``request`` and ``link`` as the engine gets them.
+
+    ``engine_ids`` has the engine's own tool-call ids, by the ids that clients were sent. ``rules``
+    is ``None`` if the template's are not known.
+    """
     notes: tuple[Note, ...] = ()
     if engine_ids:
         request = structs.replace(request, messages=with_engine_ids(request.messages, engine_ids))

@@ -15,8 +15,9 @@ def models_reply(
     aliases: Mapping[str, str],
     wanted: str | None,
 ) -> bytes:
-    """Return the engine's model ``cards`` and the ``aliases`` of them, or only the model ``wanted``
-    if it is given.
+    """Return the engine's model ``cards`` and the ``aliases`` of them.
+
+    Return only the model ``wanted`` if it is given.
 
     Raises :class:`ApiError` (404) if ``wanted`` is none of them.
     """

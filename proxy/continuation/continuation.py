@@ -59,8 +59,10 @@ class Continuer:
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
 
     def takes_long(self, link: Link) -> bool:
-        """Whether the tail takes so long to tokenise that other clients' streams should not wait
-        for it."""
+        """Whether the tail takes so long to tokenise that other streams should not wait for it.
+
+        The other streams are those of other clients.
+        """
         length = 0
         for message in () if link.base is None else link.tail:
             content = message.content
@@ -97,8 +99,11 @@ class Continuer:
         return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
 
     def _sampled_already(self, new: TokenIds, last: int) -> int:
-        """Return the number of new ids that repeat the reply's last token. In some templates, the
-        next turn's first token ends a reply; white space may stand before it."""
+        """Return the number of new ids that repeat the reply's last token.
+
+        In some templates, the next turn's first token ends a reply; white space may stand before
+        it.
+        """
         (found,) = np.nonzero(new[:_BEFORE_END] == last)
         if not len(found):
             return 0
@@ -106,8 +111,11 @@ class Continuer:
         return at + 1 if not self.tokenizer.decode(new[:at].tolist()).strip() else 0
 
     def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
-        """Return the tail that the request renders after ``reply``, or ``None`` if it cannot be
-        rendered on its own. The latest tails are remembered, for calls that ask the same again."""
+        """Return the tail that the request renders after ``reply``.
+
+        Return ``None`` if the tail cannot be rendered on its own. The latest tails are remembered,
+        for calls that ask the same again.
+        """
         for message in request.messages:
             if type(message.content) is list and not _only_text(message.content):
                 return None
@@ -142,9 +150,12 @@ class Continuer:
             return None
 
     def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
-        """Return True if the arguments of ``request`` make the template write another text before
-        the first user turn than the arguments ``before`` did: another reasoning effort, for
-        example."""
+        """Return True if the arguments of ``request`` make the template write another beginning.
+
+        The beginning is the text before the first user turn. It is compared with the one that the
+        arguments ``before`` made the template write: another reasoning effort changes it, for
+        example.
+        """
         now = link.seen.arguments
         head = [message.to_chat() for message in request.messages[: link.head]]
         try:

@@ -44,14 +44,18 @@ class Prober:
     # — tails —
 
     def proven(self, reply: Message, tail: Sequence[Message], setting: Setting) -> Shape | None:
-        """Return the shape of surrogate by which a tail like this renders on its own after such a
-        reply, or ``None`` if none is proven."""
+        """Return the shape of surrogate by which such a tail renders on its own after such a reply.
+
+        Return ``None`` if no shape is proven.
+        """
         found = self._tried(reply, tail, setting)
         return found if isinstance(found, Shape) else None
 
     def objection(self, reply: Message, tail: Sequence[Message], setting: Setting) -> str | None:
-        """Return the reason why a tail like this cannot be rendered on its own, or ``None`` if it
-        can."""
+        """Return the reason why a tail like this cannot be rendered on its own.
+
+        Return ``None`` if it can.
+        """
         found = self._tried(reply, tail, setting)
         return None if isinstance(found, Shape) else str(found)
 
@@ -75,8 +79,7 @@ class Prober:
     def _ladder(
         self, kind: str, roles: tuple[str, ...], setting: Setting, long_ids: bool
     ) -> Shape | _Objection:
-        """Return the first shape of surrogate that is proven, else the objection to the most likely
-        one."""
+        """Return the first proven shape of surrogate, else the objection to the most likely one."""
         objections = []
         for shape in shapes_for(_reply(kind, SHORT_ID)):
             found = self._try(kind, roles, setting, long_ids, shape)
@@ -176,8 +179,10 @@ class Prober:
             return None
 
     def _with_call(self, kind: str, results: str, id_form: str) -> str | None:
-        """Return a rendered conversation with a reply of that kind and its results, or ``None`` if
-        the template refuses it."""
+        """Return a rendered conversation with a reply of that kind and its results.
+
+        Return ``None`` if the template refuses it.
+        """
         reply = _reply(kind, id_form)
         new = _tail((results,), reply, id_form)
         try:
@@ -233,8 +238,10 @@ class Prober:
         return "stripped" if shown else "not rendered"
 
     def _rewrites(self, tools: bool, thinking: Thinking) -> tuple[str, ...]:
-        """Return the names of the replies that a growing conversation renders differently than when
-        they were last."""
+        """Return the names of the replies that a growing conversation renders differently.
+
+        The conversation rendered such a reply otherwise when the reply was last.
+        """
         found = []
         thought = None if thinking == "not rendered" else THOUGHT
         cases: list[tuple[str, tuple[Message, ...]]] = [

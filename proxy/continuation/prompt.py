@@ -21,10 +21,12 @@ class CallPrompt:
     notes: tuple[Note, ...] = ()
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
-        """Return the reason why the ids that the engine used do not continue those of the link's
-        base, or ``None`` if they do, and the notes. The ids differ from those that the engine was
-        sent; ``growth`` is their place in the token tree. The reason is ``UNEXPLAINED`` if only
-        the ids show the break; it is then found in the record."""
+        """Return the reason why the ids do not continue those of the link's base, and the notes.
+
+        The ids are the ones that the engine used, which differ from those that it was sent.
+        ``growth`` is their place in the token tree. The reason is ``None`` if they do continue. It
+        is ``UNEXPLAINED`` if only the ids show the break; it is then found in the record.
+        """
         if link.base is None:
             return link.break_reason, ()
         notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)

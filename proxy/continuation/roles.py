@@ -52,8 +52,10 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """The conversations that a template takes. It *takes* one if it renders every message of it, in
-    their order."""
+    """The conversations that a template takes.
+
+    It *takes* one if it renders every message of it, in their order.
+    """
 
     system: bool = True
     """A system message at the beginning."""
@@ -75,16 +77,14 @@ class RoleRules:
     """Whether declared tools are rendered."""
 
     def shape(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Note, ...]]:
-        """Return ``messages`` in a form that the template takes, and a note for each kind of
-        change."""
+        """Return ``messages`` in a form that the template takes, and a note per kind of change."""
         if self == TAKES_ALL:
             return tuple(messages), ()
         shaper = _Shaper(self)
         return shaper.whole(messages), tuple(shaper.notes)
 
     def shape_tail(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages after a reply as :meth:`shape` leaves them at the end of the
-        whole."""
+        """Return the messages after a reply as :meth:`shape` leaves them at the whole's end."""
         return tuple(messages) if self == TAKES_ALL else _Shaper(self).turns(messages)
 
     def in_words(self) -> tuple[str, ...]:
@@ -97,8 +97,10 @@ TAKES_ALL: Final = RoleRules()
 
 
 def is_ordinary(messages: Sequence[Message]) -> bool:
-    """Whether every template with a system role and tools takes the order of ``messages``: one
-    system message at most, then user turns and replies in turn."""
+    """Whether every template with a system role and tools takes the order of ``messages``.
+
+    The order is one system message at most, then user turns and replies in turn.
+    """
     before = "system"
     for message in messages[1:] if messages and messages[0].role == "system" else messages:
         if message.role not in _MAY_FOLLOW[before]:
@@ -116,8 +118,10 @@ _MAY_FOLLOW: Final[Mapping[str, frozenset[str]]] = {
 
 
 def refusal_hint(rules: RoleRules | None, messages: Sequence[Message]) -> str:
-    """Return a likely cause and the remedy, to be added to an engine's refusal of ``messages``; the
-    text is empty if there is none. ``rules`` is ``None`` if the template's are not known."""
+    """Return a likely cause and the remedy, to be added to an engine's refusal of ``messages``.
+
+    The text is empty if there is none. ``rules`` is ``None`` if the template's are not known.
+    """
     if rules is None:
         return "" if is_ordinary(messages) else _UNKNOWN_TEMPLATE
     if not rules.results and any(one.tool_calls or one.role == "tool" for one in messages):
@@ -178,8 +182,10 @@ class _Shaper:
         return (*head, *turns)
 
     def turns(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages after the leading system messages in a form that the template
-        takes."""
+        """Return the messages in a form that the template takes.
+
+        They are the messages after the leading system messages.
+        """
         rules = self._rules
         shaped: list[Message] = []
         for given in messages:
@@ -305,8 +311,10 @@ _DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user",
 
 
 def _variants(roles: Sequence[str], tools: bool) -> list[Question]:
-    """Return the conversation of these roles and, for each message, the same conversation with
-    other words there."""
+    """Return the conversation of these roles, and a variant of it for each message.
+
+    A variant is the same conversation with other words in that message.
+    """
     messages = tuple(_message(role, number) for number, role in enumerate(roles))
     found = [Question(messages, tools)]
     for at, message in enumerate(messages):
@@ -341,8 +349,10 @@ QUESTIONS: Final[tuple[Question, ...]] = (
 
 def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
     """Return the rules of a template, read from its renderings of :data:`QUESTIONS` in their order.
+
     A rendering is ``None`` if the template refused the conversation. A template that does not
-    render a plain conversation has no rules: its own refusal says more than ours could."""
+    render a plain conversation has no rules: its own refusal says more than ours could.
+    """
     bare, declared = renderings[: len(_DECLARED)]
     taken: dict[tuple[str, bool], bool] = {}
     refused: set[str] = set()
@@ -378,9 +388,11 @@ def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
 
 
 def _in_order(answers: Sequence[Rendering | None]) -> bool:
-    """Return True if the whole was rendered and each message's words stand after those of the
-    message before. The first answer is of the whole, each further one of the same with one message
-    changed."""
+    """Return True if the whole was rendered with the words of its messages in order.
+
+    The words of each message must stand after those of the message before. The first answer is of
+    the whole, each further one of the same with one message changed.
+    """
     whole = answers[0]
     if whole is None:
         return False

@@ -108,9 +108,11 @@ class TailRenderer:
         return Tail(after[end:], np.asarray(ids[1:], dtype=np.uint32), end_text, end_id)
 
     def closing(self, reply: Message, setting: Setting, shape: Shape = Shape.WHOLE) -> str | None:
-        """Return the text after the reply's last word in a conversation that ends with the reply,
-        or ``None`` if the template does not render such a conversation. A token that ends the
-        conversation and not the turn (an end-of-text token) is left out."""
+        """Return the text after the reply's last word in a conversation that ends with the reply.
+
+        Return ``None`` if the template does not render such a conversation. A token that ends the
+        conversation and not the turn (an end-of-text token) is left out.
+        """
         kwargs = orjson.dumps(setting.template_kwargs, option=orjson.OPT_SORT_KEYS)
         key = (len(reply.tool_calls), bool(reply.content), bool(setting.tools), kwargs, shape)
         if key not in self._closings:
@@ -126,8 +128,10 @@ class TailRenderer:
     def _of_the_turn(
         self, closing: str, conversation: list[dict[str, Any]], setting: Setting
     ) -> str:
-        """Return the part of ``closing`` that also stands there if the conversation goes on. Return
-        all of ``closing`` if that part has no special token."""
+        """Return the part of ``closing`` that also stands there if the conversation goes on.
+
+        Return all of ``closing`` if that part has no special token.
+        """
         more = [*conversation, {"role": "user", "content": "Xmore?"}]
         try:
             followed = _after(self._text(more, setting, ends=False), MARKER)
@@ -138,9 +142,11 @@ class TailRenderer:
         return shared if self._special.search(shared) else closing
 
     def ends_of(self, text: str) -> list[str]:
-        """Return the texts that may be a conversation up to the end of its last reply. The first is
-        all of it; if two special tokens end it, the second lacks the last token, which may end the
-        conversation instead."""
+        """Return the texts that may be a conversation up to the end of its last reply.
+
+        The first is all of it; if two special tokens end it, the second lacks the last token, which
+        may end the conversation instead.
+        """
         ends = [text.rstrip()]
         specials = list(self._special.finditer(text))
         if len(specials) > 1 and specials[-1].end() == len(ends[0]):
@@ -150,15 +156,20 @@ class TailRenderer:
         return ends
 
     def end_of_turn(self, closing: str) -> tuple[int, int] | None:
-        """Return the start and the end of the end-of-turn token in a closing, or ``None`` if it has
-        none."""
+        """Return the start and the end of the end-of-turn token in a closing.
+
+        Return ``None`` if the closing has none.
+        """
         found = list(self._special.finditer(closing))
         ends = [match for match in found if match.group() in self._eos] or found
         return ends[-1].span() if ends else None
 
     def _seam(self, after: str, closing: str | None) -> tuple[int, int]:
-        """Return the start and the end of the end-of-turn token in ``after``, which are equal if
-        there is none. Raises :class:`SeamError` if the end of the reply cannot be found."""
+        """Return the start and the end of the end-of-turn token in ``after``.
+
+        They are equal if there is no such token. Raises :class:`SeamError` if the end of the reply
+        cannot be found.
+        """
         end = self.end_of_turn(closing) if closing is not None else None
         if closing is not None and end is None:
             # The reply's own markup is behind the marker; white space after it is the template's.
@@ -195,8 +206,10 @@ def shapes_for(reply: Message) -> tuple[Shape, ...]:
 def surrogate(
     reply: Message, head: Sequence[Message], marker: str, shape: Shape = Shape.WHOLE
 ) -> list[dict[str, Any]]:
-    """Return a short conversation that ends in an assistant turn like ``reply``: it has as many
-    calls of the same names and ids, and its last word is ``marker``."""
+    """Return a short conversation that ends in an assistant turn like ``reply``.
+
+    The turn has as many calls of the same names and ids, and its last word is ``marker``.
+    """
     assistant: dict[str, Any] = {"role": "assistant"}
     if shape is Shape.TEXT or (reply.content and shape is Shape.WHOLE) or not reply.tool_calls:
         assistant["content"] = marker

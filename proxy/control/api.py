@@ -125,8 +125,10 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """Return the reply to an error of the framework: there is no such route, or it does not take
-    the method."""
+    """Return the reply to an error of the framework.
+
+    The error is that there is no such route, or that it does not take the method.
+    """
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     path = request.url.path
     if error.status_code == 404:
@@ -174,8 +176,10 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 
 async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
-    """Return the session in the path. The caller needs the admin key or the session's verifier
-    key."""
+    """Return the session in the path.
+
+    The caller needs the admin key or the session's verifier key.
+    """
     if not caller.admin and caller.scores is None:
         message = "this needs the admin key or the session's verifier key"
         raise ApiError("permission", message, status=403)
@@ -198,8 +202,11 @@ ScoredSession = Annotated[SessionRecord, Depends(_session)]
 async def create_session(
     new: NewSession, request: Request, services: Running, _: Admin
 ) -> OpenedSession:
-    """Open a session. The reply is the only place where its keys appear. Give ``key`` to the
-    harness, and ``verifier_key`` to the code that scores it, never to the harness."""
+    """Open a session.
+
+    The reply is the only place where its keys appear. Give ``key`` to the harness, and
+    ``verifier_key`` to the code that scores it, never to the harness.
+    """
     settings = services.settings
     try:
         check_settings(new.settings)
@@ -252,9 +259,11 @@ async def create_session(
 
 
 async def renew_verifier_key(session_id: str, services: Running, _: Admin) -> VerifierKey:
-    """Make a new verifier key for the session, for a worker that continues without the key that it
-    was given. The key before it becomes invalid. The reply is the only place where the new key
-    appears."""
+    """Make a new verifier key for the session.
+
+    It is for a worker that continues without the key that it was given. The key before it becomes
+    invalid. The reply is the only place where the new key appears.
+    """
     session = await _found(session_id, services)
     return VerifierKey(verifier_key=await services.sessions.renew_verifier_key(session.id))
 
@@ -297,8 +306,11 @@ async def get_session(session: ScoredSession, services: Running) -> SessionDetai
 
 
 def _fault(session: SessionRecord, services: Services) -> str | None:
-    """Return the value of :attr:`SessionDetail.fault`. A client that left while tokens came did so
-    on its own; one that left before the first may have waited for too long."""
+    """Return the value of :attr:`SessionDetail.fault`.
+
+    A client that left while tokens came did so on its own; one that left before the first may have
+    waited for too long.
+    """
     if session.sealed_at is None and session.created_at < services.started_at:
         return "proxy_restarted"
     status, reason = services.reader.latest_call(session.id) or (None, None)
@@ -323,8 +335,7 @@ async def get_calls(
 
 
 async def get_actions(session: ScoredSession, services: Running) -> list[SampledAction]:
-    """List the tool calls that the model sampled in the session, in the order of the session's
-    calls."""
+    """List the tool calls that the model sampled in the session, in the order of its calls."""
     calls = await asyncio.to_thread(services.reader.calls, session.id)
     return [
         SampledAction(turn=turn, name=tool.name, arguments=tool.arguments)
@@ -337,8 +348,10 @@ async def get_actions(session: ScoredSession, services: Running) -> list[Sampled
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
-    """Record a reward for the session, or for one call or turn of it. A sealed session may still
-    get rewards. The key of the request determines the reward's source."""
+    """Record a reward for the session, or for one call or turn of it.
+
+    A sealed session may still get rewards. The key of the request determines the reward's source.
+    """
     source = RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
     if new.call_id is not None or new.turn is not None:
         new = await asyncio.to_thread(_placed, services.reader, session.id, new)
@@ -355,8 +368,11 @@ async def add_reward(
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
-    """Return the reward with its call. Raise 404 for a call that is not in the session, and 422
-    when ``call_id`` and ``turn`` name different calls."""
+    """Return the reward with its call.
+
+    Raise 404 for a call that is not in the session, and 422 when ``call_id`` and ``turn`` name
+    different calls.
+    """
     recorded = reader.call_ids(session_id)
     if new.call_id is not None and new.call_id not in recorded:
         message = f"session {session_id} has no call {new.call_id}"
@@ -426,8 +442,10 @@ RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length
 
 
 async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> RunState:
-    """Begin a run, which sessions then name as their ``run_id``. If the run has begun, set how it
-    ended."""
+    """Begin a run, which sessions then name as their ``run_id``.
+
+    If the run has begun, set how it ended.
+    """
 
     def put() -> RunRecord:
         now = time.time()
@@ -445,14 +463,19 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
-    """Return the published version of each policy, and the running and waiting calls of all proxy
-    processes."""
+    """Return the published version of each policy, and the calls of all proxy processes.
+
+    The calls are the running and the waiting ones.
+    """
     return PolicyState(**msgspec.structs.asdict(await services.deployment.state()))
 
 
 async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> PolicyState:
-    """Publish a policy version: tokens of all engines of the policy, or of the named one, are
-    stamped with it from now on. Engines of another version than the newest get no new calls."""
+    """Publish a policy version.
+
+    From now on, tokens of all engines of the policy, or of the named one, are stamped with it.
+    Engines of another version than the newest get no new calls.
+    """
     name, pools = new.policy or DEFAULT_POLICY, services.models.policies
     if name not in pools:
         message = f"there is no policy {name}; there are: {', '.join(pools)}"
@@ -468,14 +491,19 @@ async def put_policy(new: PublishPolicy, services: Running, caller: Admin) -> Po
 
 
 async def list_engines(services: Running, _: Admin) -> list[EngineView]:
-    """List the engines of all policies as the process that replies knows them: each process counts
-    its own calls, and finds for itself whether an engine is healthy."""
+    """List the engines of all policies as the process that replies knows them.
+
+    Each process counts its own calls, and finds for itself whether an engine is healthy.
+    """
     return [engine_view(state) for state in services.models.states()]
 
 
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
-    """Add an engine for the default policy. A known engine stays as it is. The proxy's upstream key
-    is not sent to it; an engine that needs that key must be named when the proxy is started."""
+    """Add an engine for the default policy.
+
+    A known engine stays as it is. The proxy's upstream key is not sent to it; an engine that needs
+    that key must be named when the proxy is started.
+    """
     try:
         await asyncio.to_thread(require_engine_address, new.url)
         await services.deployment.add_engine(new.url, new.policy_version)
@@ -485,8 +513,10 @@ async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[Engine
 
 
 async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineView]:
-    """Remove an engine of the default policy: it gets no further calls. The reply follows when its
-    running calls have ended."""
+    """Remove an engine of the default policy: it gets no further calls.
+
+    The reply follows when its running calls have ended.
+    """
     try:
         await services.deployment.remove_engine(name)
     except NotFound as error:
@@ -497,8 +527,10 @@ async def remove_engine(name: str, services: Running, _: Admin) -> list[EngineVi
 
 
 async def pause(new: Pause, services: Running, caller: Admin) -> PolicyState:
-    """Hold new calls of all policies back. With ``drain`` the reply follows when no call runs, or
-    after ``timeout_s``."""
+    """Hold new calls of all policies back.
+
+    With ``drain`` the reply follows when no call runs, or after ``timeout_s``.
+    """
     await services.deployment.pause(new.timeout_s if new.mode == "drain" else None)
     return await get_policy(services, caller)
 

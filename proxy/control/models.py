@@ -30,8 +30,10 @@ class _Body(_Documented):
 
 
 def _declared(base: type[BaseModel], owner: type, without: Collection[str] = ()) -> Any:
-    """Return a model of the shown facts of a record (``store/declaration.py``). A model of a
-    request has their limits and defaults."""
+    """Return a model of the shown facts of a record (``store/declaration.py``).
+
+    A model of a request has their limits and defaults.
+    """
     fields: dict[str, Any] = {}
     for one in stored(owner):
         if not one.fact.shown or one.name in without:
@@ -155,8 +157,11 @@ _GIVEN: Final = {"session_id", "source", "created_at"}
 
 
 class NewReward(_declared(_Body, Reward, without=_GIVEN)):  # type: ignore[misc]
-    """A reward. Turns are the session's calls in the order of their start, as in ``bridle show``. A
-    call or turn must have begun; the ``call_id`` of a turn is stored too."""
+    """A reward.
+
+    Turns are the session's calls in the order of their start, as in ``bridle show``. A call or turn
+    must have begun; the ``call_id`` of a turn is stored too.
+    """
 
     @model_validator(mode="after")
     def _mode_of_findings(self) -> Self:
@@ -323,8 +328,10 @@ def recorded_reward(reward: Reward) -> RecordedReward:
 
 
 def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
-    """Return ``call`` as the API shows it. ``turns`` has the number of each call of the session, by
-    its id."""
+    """Return ``call`` as the API shows it.
+
+    ``turns`` has the number of each call of the session, by its id.
+    """
     asked = () if call.conversation is None else call.conversation.tail
     return RecordedCall(
         **_shown(call),

@@ -28,8 +28,10 @@ async def health(client: Client, _: Running) -> None:
 
 
 async def ready(client: Client, running: Running) -> None:
-    """Reply 503 while a policy has no usable engine or the last attempt to write to the store
-    failed. ``circuits`` has the state of each engine's circuit."""
+    """Reply 503 while a policy has no usable engine or the last write to the store failed.
+
+    ``circuits`` has the state of each engine's circuit.
+    """
     services = running()
     pools = services.models.policies.values()
     well = all(await asyncio.gather(*(pool.check() for pool in pools)))
@@ -42,8 +44,10 @@ async def ready(client: Client, running: Running) -> None:
 
 
 async def metrics(client: Client, running: Running) -> None:
-    """Reply with this process's metrics as Prometheus text. Raise :class:`ApiError` without the
-    admin key."""
+    """Reply with this process's metrics as Prometheus text.
+
+    Raise :class:`ApiError` without the admin key.
+    """
     services = running()
     caller = await services.sessions.authenticate(client.headers, client.address)
     if not caller.admin:

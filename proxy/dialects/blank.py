@@ -20,8 +20,10 @@ class BlankText:
         self._held: list[str] = []
 
     def opening(self, text: str) -> str:
-        """Return the beginning of a new block of text, or an empty string while all of it is
-        blank."""
+        """Return the beginning of a new block of text.
+
+        Return an empty string while all of it is blank.
+        """
         self._held.append(text)
         return self.rest() if text.strip() else ""
 

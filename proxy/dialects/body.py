@@ -66,8 +66,10 @@ def convert(value: Any, kind: type[T], field: str = "") -> T:
 def typed(
     value: Json, kind: type[T], required: Mapping[str, tuple[str, ...]], field: str
 ) -> tuple[str, T | None]:
-    """Return the type of ``value``, and ``value`` as a ``kind`` if ``required`` has that type. Its
-    entry names the fields that must be there. Raise :class:`ApiError` (400)."""
+    """Return the type of ``value``, and ``value`` as a ``kind`` if ``required`` has that type.
+
+    Its entry names the fields that must be there. Raise :class:`ApiError` (400).
+    """
     name = type_of(value, field)
     needed = required.get(name)
     if needed is None:
@@ -103,8 +105,10 @@ def integer(value: int | float | None, field: str) -> int | None:
 
 
 def sampling(wire: msgspec.Struct, place: str = "") -> Sampling:
-    """Return the sampling parameters among the fields of ``wire``, which stands at ``place``. Raise
-    :class:`ApiError` (400)."""
+    """Return the sampling parameters among the fields of ``wire``, which stands at ``place``.
+
+    Raise :class:`ApiError` (400).
+    """
     given: Json = {}
     for name, shown in zip(wire.__struct_fields__, wire.__struct_encode_fields__, strict=True):
         if name in _SAMPLING and (value := getattr(wire, name)) is not None:
@@ -122,8 +126,10 @@ def strings(value: str | list[str] | None) -> tuple[str, ...]:
 
 
 def json_text(value: Any, field: str) -> str:
-    """Return ``value`` as compact JSON text. Raise :class:`ApiError` (400) when it is nested too
-    deeply to be written."""
+    """Return ``value`` as compact JSON text.
+
+    Raise :class:`ApiError` (400) when it is nested too deeply to be written.
+    """
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -138,8 +144,10 @@ def writable(value: T, field: str) -> T:
 
 
 def embeddable(value: Any) -> bool:
-    """Return whether ``value`` can be written as a part of a larger JSON text. The twelve levels
-    around it are more than any engine request has."""
+    """Return whether ``value`` can be written as a part of a larger JSON text.
+
+    The twelve levels around it are more than any engine request has.
+    """
     try:
         orjson.dumps([[[[[[[[[[[[value]]]]]]]]]]]])
     except orjson.JSONEncodeError:
@@ -148,8 +156,10 @@ def embeddable(value: Any) -> bool:
 
 
 def _undecodable(body: bytes) -> str | None:
-    """Return the name of the field whose value cannot be decoded, or ``None`` if the body as a
-    whole cannot."""
+    """Return the name of the field whose value cannot be decoded.
+
+    Return ``None`` if the body as a whole cannot be decoded.
+    """
     name = None
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         for name, value in _RAW_FIELDS.decode(body).items():  # noqa: B007

@@ -113,8 +113,10 @@ class ModelList(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A provider's wire API. All but ``stored`` are pure functions: no I/O, no clocks, no
-    randomness."""
+    """A provider's wire API.
+
+    All but ``stored`` are pure functions: no I/O, no clocks, no randomness.
+    """
 
     name: str
     """The name in the record; at most 16 characters."""

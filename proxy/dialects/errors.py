@@ -124,8 +124,10 @@ def google_error_object(error: ApiError) -> dict[str, Any]:
 
 
 def http_error(error: ApiError, body: dict[str, Any]) -> HttpError:
-    """Return ``error`` as HTTP with the JSON ``body``, and the headers that clients obey on whether
-    and when to send the request again."""
+    """Return ``error`` as HTTP with the JSON ``body``.
+
+    Add the headers that clients obey on whether and when to send the request again.
+    """
     headers = [("content-type", "application/json")]
     if error.retry_after is not None:
         headers.append(("retry-after", str(math.ceil(error.retry_after))))

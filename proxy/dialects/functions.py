@@ -1,5 +1,7 @@
-"""Function tools and their arguments, between providers that use objects and engines that use
-text."""
+"""The function tools and their arguments, between providers and engines.
+
+The providers use objects, and the engines use text.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ def function_tool(
     *,
     strict: bool | None = None,
 ) -> Json:
-    """Return a tool in chat shape. ``parameters`` is the JSON schema in ``field``; a function
-    without one takes no parameters. ``strict`` is left out unless it is true, since templates show
-    the model every key."""
+    """Return a tool in chat shape.
+
+    ``parameters`` is the JSON schema in ``field``; a function without one takes no parameters.
+    ``strict`` is left out unless it is true, since templates show the model every key.
+    """
     function: Json = {"name": name}
     if description is not None:
         function["description"] = description
@@ -47,8 +51,10 @@ def json_schema_format(schema: Json, field: str, name: str = "output", **more: A
 
 
 def arguments_object(arguments: str) -> Json:
-    """Return a call's arguments as an object. Text that is not one is the value of
-    :data:`INVALID_JSON`."""
+    """Return a call's arguments as an object.
+
+    Text that is not one is the value of :data:`INVALID_JSON`.
+    """
     if not arguments.strip():
         return {}
     try:
@@ -61,8 +67,10 @@ def arguments_object(arguments: str) -> Json:
 
 
 def arguments_object_text(arguments: str) -> str:
-    """Return :func:`arguments_object` as JSON text, which is ``arguments`` itself if it is an
-    object."""
+    """Return :func:`arguments_object` as JSON text.
+
+    The text is ``arguments`` itself if it is an object.
+    """
     given = arguments_object(arguments)
     if not given or given.keys() == {INVALID_JSON}:
         return json_text(given, "arguments")
@@ -81,7 +89,9 @@ def arguments_text(given: Any, field: str) -> str:
 
 
 def call_in_pieces(index: int) -> ApiError:
-    """Return the error for an engine that returns to a tool call which it had left; no provider's
-    stream can express that."""
+    """Return the error for an engine that returns to a tool call which it had left.
+
+    No provider's stream can express that.
+    """
     message = f"The engine's tool call {index} did not come in one piece."
     return ApiError("upstream_error", message, status=502)

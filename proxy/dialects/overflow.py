@@ -104,8 +104,10 @@ def read(message: str) -> Overflow:
 
 
 def is_overflow(message: str, *, refusal: bool = True) -> bool:
-    """Return whether ``message`` reports a context overflow. ``refusal`` means that it refuses the
-    request, and is no failure of the upstream."""
+    """Return whether ``message`` reports a context overflow.
+
+    ``refusal`` means that it refuses the request, and is no failure of the upstream.
+    """
     return any(
         sentence.search(message, 0, _LONGEST) is not None
         for sentence in SENTENCES

@@ -25,8 +25,9 @@ for _dialect in BUILT_IN:
 
 
 def served(named: Iterable[str] = ()) -> tuple[Dialect, ...]:
-    """Return the built-in and installed dialects, and those ``named`` otherwise, in the order in
-    which their paths are tried. Chat is the last.
+    """Return the dialects in the order in which their paths are tried.
+
+    They are the built-in and installed dialects, and those ``named`` otherwise. Chat is the last.
 
     Raise :class:`bridle.errors.UsageError` for one that cannot be loaded, is no dialect, or has a
     name that another has or that is too long.

@@ -28,16 +28,21 @@ class Routes:
     """The routes of the dialects that a proxy serves."""
 
     def __init__(self, dialects: Iterable[Dialect]) -> None:
-        """Build the table. The first of the dialects that takes a request to a path gets it, and
-        the last one's errors are sent for paths that are no dialect's."""
+        """Build the table.
+
+        The first of the dialects that takes a request to a path gets it, and the last one's errors
+        are sent for paths that are no dialect's.
+        """
         self._dialects = tuple(dialects)
         self._table = [(d, at, re.compile(at.pattern)) for d in self._dialects for at in d.paths]
         # All calls of a session come by one path, which may be long.
         self._at = lru_cache(maxsize=256)(self._read)
 
     def find(self, path: str, method: str, headers: Mapping[str, str]) -> Route | None:
-        """Return the data route of a request, or ``None`` for any other path. The route may not
-        permit the method."""
+        """Return the data route of a request, or ``None`` for any other path.
+
+        The route may not permit the method.
+        """
         for route in self._at(path):
             takes = route.at.takes
             if takes is None or takes(method, headers):
@@ -70,8 +75,10 @@ class Routes:
         return tuple(routes)
 
     def _correction(self, path: str) -> str | None:
-        """Return the correction of the client's base URL, if ``path`` with or without ``/v1`` is a
-        route."""
+        """Return the correction of the client's base URL.
+
+        There is one if ``path`` with or without ``/v1`` is a route.
+        """
         session, rest = "", path
         if path.startswith(_SESSION):
             name, _, rest = path[len(_SESSION) :].partition("/")

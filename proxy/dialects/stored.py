@@ -56,7 +56,9 @@ class StoredReplies(ABC):
 
     async def whole(self, call: CallRow) -> bytes | None:
         """Return the reply as a client reads it later, or ``None`` if it was not sent completely.
-        Override it for a dialect that has a path of ``STORED``."""
+
+        Override it for a dialect that has a path of ``STORED``.
+        """
         return None
 
     def unknown(self, response_id: str) -> ApiError:
@@ -74,8 +76,10 @@ class StoredReplies(ABC):
             self._known.pop(call_id, None)
 
     async def find(self, response_id: str) -> CallRow | None:
-        """Return the call that made the reply, or ``None`` if there is none or it is not stored for
-        its client."""
+        """Return the call that made the reply.
+
+        Return ``None`` if there is none or it is not stored for its client.
+        """
         call_id = call_id_of(response_id)
         if call_id is None or response_id != f"{self.prefix}_{call_id.removeprefix('call_')}":
             return None
@@ -86,13 +90,18 @@ class StoredReplies(ABC):
         return None if self.is_gone(call) else call
 
     def is_gone(self, call: CallRow) -> bool:
-        """Return whether the call's reply is another dialect's, is not stored for clients, or was
-        deleted by one."""
+        """Return whether the reply of the call is gone for this dialect's clients.
+
+        It is gone if it is another dialect's, is not stored for clients, or was deleted by one.
+        """
         return call.dialect != self.dialect or any(note.name in _GONE for note in call.notes)
 
     async def conversation(self, call: CallRow) -> tuple[Message, ...] | None:
-        """Return the messages up to and including the call's reply, without instructions that a
-        continuation does not inherit, or ``None`` if a part of them is not stored."""
+        """Return the messages up to and including the call's reply.
+
+        Instructions that a continuation does not inherit are left out. Return ``None`` if a part of
+        the messages is not stored.
+        """
         return await asyncio.to_thread(self._locked, call.id)
 
     def _locked(self, call_id: str) -> tuple[Message, ...] | None:
@@ -100,8 +109,10 @@ class StoredReplies(ABC):
             return self._conversation(call_id)
 
     def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
-        """Return the messages up to and including the reply of ``call_id``, without instructions,
-        or ``None`` if a part of them is not stored."""
+        """Return the messages up to the reply of ``call_id`` and the reply, without instructions.
+
+        Return ``None`` if a part of them is not stored.
+        """
         if call_id in self._known:
             self._known.move_to_end(call_id)
             return self._known[call_id]

@@ -20,8 +20,9 @@ _EFFORTS: Final = {
 def apply_effort(
     effort: str | None, template_kwargs: Json | None, transcript: Transcript
 ) -> tuple[Json, Json | None]:
-    """Return the fields to forward and the template's arguments for a client's ``effort``. The
-    client's own ``template_kwargs`` are ``chat_template_kwargs`` of its body.
+    """Return the fields to forward and the template's arguments for a client's ``effort``.
+
+    The client's own ``template_kwargs`` are ``chat_template_kwargs`` of its body.
 
     ``"none"`` disables thinking in templates that can; unknown words are dropped with a note.
     """

@@ -19,8 +19,10 @@ Content = str | list[dict[str, Any]]
 
 
 def joined(parts: list[dict[str, Any]]) -> Content:
-    """Return content parts as plain text if all are text (line by line, as engines join them for
-    templates that know only text), else as they are."""
+    """Return content parts as plain text if all are text, else as they are.
+
+    The parts are joined line by line, as engines join them for templates that know only text.
+    """
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

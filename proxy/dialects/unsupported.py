@@ -32,8 +32,11 @@ class Unsupported:
 
 
 def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> None:
-    """Raise ``ApiError`` (400) for the first of ``fields``, which stand at ``place``, that is in
-    the ``table`` with a value that asks for something."""
+    """Raise ``ApiError`` (400) for the first of ``fields`` that asks for something unsupported.
+
+    Such a field is in the ``table`` with a value that asks for something. The fields stand at
+    ``place``.
+    """
     for name, field in table.items():
         if name not in fields:
             continue
@@ -43,13 +46,17 @@ def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> N
 
 
 def refuse_kind(kind: str, table: Mapping[str, str], field: str) -> None:
-    """Raise ``ApiError`` (400) if the ``kind`` of the value in ``field`` is in the ``table`` of
-    kinds and remedies."""
+    """Raise ``ApiError`` (400) if ``kind`` is in the ``table`` of kinds and remedies.
+
+    The ``kind`` is that of the value in ``field``.
+    """
     if kind in table:
         raise invalid(field, f"{kind} is not carried out here; {table[kind]}")
 
 
 def as_text(kind: str, value: Any, field: str) -> str:
-    """Return a part of a conversation that has no place in chat, as text that the model can
-    read."""
+    """Return a part of a conversation as text that the model can read.
+
+    The part is one that has no place in chat.
+    """
     return f"<{kind}>\n{json_text(value, field)}\n</{kind}>"

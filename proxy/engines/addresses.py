@@ -1,5 +1,7 @@
-"""The address of an engine, and the addresses that are no engine's: link-local ones, where clouds
-serve a machine's credentials."""
+"""The address of an engine, and the addresses that are no engine's.
+
+The latter are link-local addresses, where clouds serve a machine's credentials.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ class EngineAddress:
         return cls(url, url.hostname, port, tls, quote(url.path, safe="/%:@!$&'()*+,;=~"))
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers of every request. Raises ``ValueError`` for a key or an address with a
-        line end."""
+        """Return the headers of every request.
+
+        Raises ``ValueError`` for a key or an address with a line end.
+        """
         headers = {
             "host": self.url.netloc.rpartition("@")[2],
             "content-type": "application/json",
@@ -56,8 +60,11 @@ class EngineAddress:
 
 
 def require_engine_address(url: str) -> None:
-    """Raise ``ValueError`` for a URL that names or resolves to a link-local address or a cloud's
-    metadata service. The resolver is asked, so call this off the event loop."""
+    """Raise ``ValueError`` for a URL that cannot be an engine's.
+
+    Such a URL names or resolves to a link-local address or a cloud's metadata service. The resolver
+    is asked, so call this off the event loop.
+    """
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host in _METADATA:
         raise ValueError(f"{url} is a metadata service, not an engine")

@@ -26,9 +26,12 @@ class CircuitState(StrEnum):
 
 
 class Circuit:
-    """The circuit breaker of one engine. Each :meth:`begin` is followed by one of :meth:`answered`,
-    :meth:`failed` and :meth:`abandoned`. Each :meth:`answered` is followed by :meth:`succeeded` or
-    :meth:`failed`, unless the client left."""
+    """The circuit breaker of one engine.
+
+    Each :meth:`begin` is followed by one of :meth:`answered`, :meth:`failed` and :meth:`abandoned`.
+    Each :meth:`answered` is followed by :meth:`succeeded` or :meth:`failed`, unless the client
+    left.
+    """
 
     __slots__ = (
         "_clock",
@@ -78,14 +81,19 @@ class Circuit:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def begin(self) -> bool:
-        """Record that a call was sent. Return True if it is the half-open trial; pass the result to
-        :meth:`failed` or :meth:`abandoned`."""
+        """Record that a call was sent.
+
+        Return True if it is the half-open trial; pass the result to :meth:`failed` or
+        :meth:`abandoned`.
+        """
         self._trial = self._until is not None
         return self._trial
 
     def answered(self) -> None:
-        """Record that the engine took the call. After a cool-down, the next failure opens the
-        circuit again."""
+        """Record that the engine took the call.
+
+        After a cool-down, the next failure opens the circuit again.
+        """
         self._failures = min(self._failures, self._limit - 1)
         self._until = None
         self._trial = False
@@ -117,8 +125,11 @@ class Circuit:
             self._trial = False
 
     def checked(self, well: bool) -> None:
-        """Record the result of a health check. A bad one counts as a failed call, or restarts the
-        cool-down if the circuit is not closed. A good one lets the next call try."""
+        """Record the result of a health check.
+
+        A bad one counts as a failed call, or restarts the cool-down if the circuit is not closed. A
+        good one lets the next call try.
+        """
         if self._until is None:
             if not well:
                 self.failed()

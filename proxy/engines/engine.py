@@ -41,8 +41,10 @@ _NO_ROUTE: Final = frozenset({404, 405, 501})
 
 
 class EngineRendering:
-    """The results of comparing one engine's prompts with the local rendering
-    (:mod:`bridle.proxy.engines.rendering`)."""
+    """The results of comparing one engine's prompts with the local rendering.
+
+    See :mod:`bridle.proxy.engines.rendering`.
+    """
 
     __slots__ = ("_differed_in", "_period", "_shapes", "agrees", "difference")
 
@@ -59,8 +61,10 @@ class EngineRendering:
         self._differed_in: Hashable = None
 
     def due(self, period: Hashable, shape: Hashable) -> bool:
-        """Return True for the first prompt of a shape in a period. A period ends when the engine
-        may have got another template."""
+        """Return True for the first prompt of a shape in a period.
+
+        A period ends when the engine may have got another template.
+        """
         if period != self._period:
             self._period, self._shapes = period, set()
         seen = len(self._shapes)
@@ -68,8 +72,11 @@ class EngineRendering:
         return len(self._shapes) > seen
 
     def found(self, difference: str, period: Hashable) -> None:
-        """Record a comparison; ``difference`` is empty if the prompts are equal. After a
-        difference, equal prompts count only in another period."""
+        """Record a comparison.
+
+        ``difference`` is empty if the prompts are equal. After a difference, equal prompts count
+        only in another period.
+        """
         if difference:
             self.difference, self.agrees, self._differed_in = difference, False, period
         elif not self.difference or period != self._differed_in:
@@ -82,9 +89,11 @@ class PooledEngine:
     def __init__(
         self, settings: ProxySettings, base: str, *, api_key: str | None = None, version: int = 0
     ) -> None:
-        """Create the engine without a connection. ``base`` is its URL without ``/v1``; ``version``
-        is the policy version that it serves. Raises ``ValueError`` if ``base`` is not an HTTP
-        URL."""
+        """Create the engine without a connection.
+
+        ``base`` is its URL without ``/v1``; ``version`` is the policy version that it serves.
+        Raises ``ValueError`` if ``base`` is not an HTTP URL.
+        """
         limits = settings.limits
         self.base = base
         self.name = urlsplit(base).netloc.rpartition("@")[2]
@@ -142,8 +151,10 @@ class PooledEngine:
         await self.transport.close()
 
     def report(self, cause: ApiError | str | None = None) -> None:
-        """Log that the circuit has opened or closed since the last report, if it has. ``cause`` is
-        the latest failure; it is kept as the engine's ``fault``."""
+        """Log that the circuit has opened or closed since the last report, if it has.
+
+        ``cause`` is the latest failure; it is kept as the engine's ``fault``.
+        """
         self.fault = cause
         closed = self.circuit.state is CircuitState.CLOSED
         if closed and self._ejected:
@@ -206,8 +217,10 @@ class PooledEngine:
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:
-        """Return the ids that the engine makes of ``messages`` and the beginning of a reply, or
-        ``None`` if it refuses them or does not report ids. Raises :class:`ApiError`."""
+        """Return the ids that the engine makes of ``messages`` and the beginning of a reply.
+
+        Return ``None`` if the engine refuses them or does not report ids. Raises :class:`ApiError`.
+        """
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
         if tools:
             body["tools"] = tools
@@ -222,9 +235,11 @@ class PooledEngine:
             return ids
 
     async def check_health(self) -> ApiError | str | None:
-        """Return the reason why the engine is not healthy, or ``None`` if it is. An engine whose
-        health route is missing or closed is healthy while it answers at all: its calls show what it
-        cannot do."""
+        """Return the reason why the engine is not healthy, or ``None`` if it is.
+
+        An engine whose health route is missing or closed is healthy while it answers at all: its
+        calls show what it cannot do.
+        """
         try:
             response = await self.transport.request("GET", HEALTH, timeout_s=_HEALTH_TIMEOUT_S)
             await response.read()
@@ -235,8 +250,10 @@ class PooledEngine:
         return None
 
     async def read_fingerprint(self) -> tuple[str | None, int]:
-        """Return the fingerprint of the weights that the engine serves, or ``None`` if it has none,
-        and the connection epoch in which it was read.
+        """Return the fingerprint of the weights that the engine serves, and the connection epoch.
+
+        The fingerprint is ``None`` if the engine has none. The epoch is the one in which it was
+        read.
 
         Raises :class:`ApiError` if it could not be read.
         """
@@ -253,8 +270,10 @@ class PooledEngine:
         return self._sampling_epoch == self.transport.connection_epoch
 
     async def read_sampling(self) -> None:
-        """Read how the engine samples. If the engine reports nothing, or not in time, its sampling
-        is unknown."""
+        """Read how the engine samples.
+
+        If the engine reports nothing, or not in time, its sampling is unknown.
+        """
         found = None
         with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_SAMPLING_TIMEOUT_S):

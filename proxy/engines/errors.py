@@ -188,8 +188,10 @@ def _text(value: Any) -> str:
 
 
 def _unread(given: Any, body: bytes, status: int) -> str:
-    """Return the reason in a body that is no error object. A plain text is the reason; a page of
-    markup is not."""
+    """Return the reason in a body that is no error object.
+
+    A plain text is the reason; a page of markup is not.
+    """
     if isinstance(given, Mapping):
         return "the engine gave no reason"
     text = given if isinstance(given, str) else body[:_LONGEST].decode(errors="replace").strip()
@@ -201,8 +203,10 @@ def _unread(given: Any, body: bytes, status: int) -> str:
 
 
 def connection_error(error: Exception) -> ApiError:
-    """Return the error for a failed connection, in neutral terms and without the engine's
-    address."""
+    """Return the error for a failed connection, in neutral terms.
+
+    The engine's address is left out.
+    """
     if isinstance(error, TimeoutError):
         return ApiError("upstream_timeout", "the engine did not answer in time", status=504)
     if isinstance(error, ConnectionFailed):
@@ -211,16 +215,20 @@ def connection_error(error: Exception) -> ApiError:
 
 
 def without_keys(body: bytes, keys: Iterable[bytes]) -> bytes:
-    """Remove the proxy's own ``keys`` from a body that an engine sent: some engines quote in a
-    refusal the key that they were sent."""
+    """Remove the proxy's own ``keys`` from a body that an engine sent.
+
+    Some engines quote in a refusal the key that they were sent.
+    """
     for key in keys:
         body = body.replace(key, REMOVED)
     return body
 
 
 async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
-    """Return the engine's error response as an :class:`ApiError`, without the proxy's own
-    ``keys``."""
+    """Return the engine's error response as an :class:`ApiError`.
+
+    The proxy's own ``keys`` are left out.
+    """
     try:
         body = without_keys(await response.read(), keys)
     except CONNECTION_ERRORS as error:
@@ -233,8 +241,11 @@ async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds to wait, or ``None`` for a date and for a value that is no duration:
-    ``inf`` and ``nan`` are floats, too."""
+    """Return the seconds to wait.
+
+    Return ``None`` for a date and for a value that is no duration: ``inf`` and ``nan`` are floats,
+    too.
+    """
     try:
         seconds = float(retry_after or "nan")
     except ValueError:

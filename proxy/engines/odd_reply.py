@@ -134,8 +134,10 @@ class OddReply:
                 text[name] = thought + said
 
     def _parts(self, parts: Sequence[Any]) -> tuple[str, str]:
-        """Return the text and the thoughts of content parts. Raises ``ApiError`` for other
-        parts."""
+        """Return the text and the thoughts of content parts.
+
+        Raises ``ApiError`` for other parts.
+        """
         said: list[str] = []
         thought: list[str] = []
         for part in parts:
@@ -218,8 +220,10 @@ class OddReply:
         return usage
 
     def _joined(self, place: tuple[Any, ...], text: str, over: bool) -> str:
-        """Return ``text`` after the half of a character that was held of this place. A half at its
-        own end is held in turn, unless the text is ``over``."""
+        """Return ``text`` after the half of a character that was held of this place.
+
+        A half at its own end is held in turn, unless the text is ``over``.
+        """
         if place in self._held:
             text = self._held.pop(place) + text
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")

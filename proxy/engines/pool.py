@@ -118,9 +118,10 @@ class EnginePool:
     def choose(
         self, session_id: str, homes: Homes, avoid: Collection[PooledEngine] = ()
     ) -> PooledEngine:
-        """Return the engine for the session's next call: the one in ``homes`` while it is usable,
-        else another one, which is put into ``homes``. An engine in ``avoid`` is chosen only if no
-        other is left.
+        """Return the engine for the session's next call.
+
+        It is the one in ``homes`` while that is usable, else another one, which is put into
+        ``homes``. An engine in ``avoid`` is chosen only if no other is left.
 
         Raises :class:`ApiError` (503) if none is usable.
         """
@@ -164,9 +165,11 @@ class EnginePool:
     # -- what the engines serve ------------------------------------------------------------------
 
     def set_engines(self, served: Mapping[str, Served]) -> list[PooledEngine]:
-        """Set the version that was published to each engine; ``served`` has the engines' rows by
-        base URL. Take the engines without a row out of the pool, and return them. An engine that is
-        not in the pool yet has to be added (:meth:`add`)."""
+        """Set the version that was published to each engine, and return the removed engines.
+
+        ``served`` has the engines' rows by base URL. The engines without a row are taken out of the
+        pool. An engine that is not in the pool yet has to be added (:meth:`add`).
+        """
         removed = [one for url, one in self._engines.items() if url not in served]
         for engine in removed:
             del self._engines[engine.base]
@@ -180,9 +183,11 @@ class EnginePool:
         return set(self._engines)
 
     async def learn_fingerprints(self, engine: str | None = None) -> Fingerprints:
-        """Ask ``engine`` (every engine if ``None``) for the fingerprint of the weights that were
-        just published. Return the fingerprints by base URL. Raises :class:`NotFound` for an unknown
-        engine."""
+        """Return the engines' fingerprints of the just published weights, by base URL.
+
+        Ask ``engine`` (every engine if ``None``) for them. Raises :class:`NotFound` for an unknown
+        engine.
+        """
         meant = self._meant(engine)
         fingerprints = await asyncio.gather(*(one.serves.learn() for one in meant))
         return {one.base: fingerprint for one, fingerprint in zip(meant, fingerprints, strict=True)}
@@ -191,15 +196,19 @@ class EnginePool:
         return list(self._engines.values()) if engine is None else [self._named(engine)]
 
     async def models(self) -> tuple[dict[str, Any], ...]:
-        """Return the model cards of one engine, a usable one if there is any. Raises
-        :class:`ApiError`."""
+        """Return the model cards of one engine, a usable one if there is any.
+
+        Raises :class:`ApiError`.
+        """
         return await self._any(lambda one: one.models())
 
     async def model_name(self, engine: PooledEngine, requested: str) -> str:
-        """Return the engine's name for the model that a client asked for. A name that the engine
-        does not know stands for the policy. If the engine's list of models is needed and cannot be
-        read, return ``requested``: the call itself will meet the same fault and is recorded with
-        it. Raises :class:`ApiError` if the engine serves no model yet."""
+        """Return the engine's name for the model that a client asked for.
+
+        A name that the engine does not know stands for the policy. If the engine's list of models
+        is needed and cannot be read, return ``requested``: the call itself will meet the same fault
+        and is recorded with it. Raises :class:`ApiError` if the engine serves no model yet.
+        """
         if self.external:
             return self.model or requested
         named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
@@ -219,8 +228,11 @@ class EnginePool:
         return requested if requested in names else names[0]
 
     async def count_tokens(self, request: Request) -> tuple[int, str]:
-        """Return the number of prompt tokens that the engines' own template makes of ``request``,
-        and the model name that the engine was asked for."""
+        """Return the number of prompt tokens of ``request``, and the model name.
+
+        The number is by the engines' own template. The name is the one that the engine was asked
+        for.
+        """
 
         async def count(engine: PooledEngine) -> tuple[int, str]:
             model = await self.model_name(engine, request.model)
@@ -243,8 +255,11 @@ class EnginePool:
         return await self._any(ids)
 
     async def _any(self, ask: Callable[[PooledEngine], Awaitable[Answer]]) -> Answer:
-        """Return the answer of the first engine that can be reached. The first engine is asked a
-        second time at the end, because a pooled connection to it may have died."""
+        """Return the answer of the first engine that can be reached.
+
+        The first engine is asked a second time at the end, because a pooled connection to it may
+        have died.
+        """
         engines = self.usable_engines() or list(self._engines.values())
         for engine in (*engines, engines[0]):
             try:
@@ -303,8 +318,10 @@ class EnginePool:
         self._engines[url] = engine
 
     def url_of(self, name: str) -> str:
-        """Return the base URL of an engine. Raises :class:`NotFound` for an unknown
-        name."""
+        """Return the base URL of an engine.
+
+        Raises :class:`NotFound` for an unknown name.
+        """
         return self._named(name).base
 
     def _made(self, url: str, version: int) -> PooledEngine:
@@ -324,7 +341,9 @@ def _is_unreachable(fault: ApiError | str | None) -> bool:
 
 
 def _rank(engine: PooledEngine, session_id: str) -> bytes:
-    """Return the engine's rank in the session's own order of engines, which settles ties alike in
-    every process."""
+    """Return the engine's rank in the session's own order of engines.
+
+    The order settles ties alike in every process.
+    """
     text = f"{session_id} {engine.base}"
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -75,8 +75,10 @@ class RenderingCheck:
         started_at: float,
     ) -> Note | None:
         """Compare the ``prompt`` of a complete call that continues no other, if that is due.
+
         ``ask`` is the request that the engine was sent. Return the note of a difference, or of a
-        prompt that cannot be rendered here."""
+        prompt that cannot be rendered here.
+        """
         if prompt is None or not _comparable(ask, started_at):
             return None
         sent, rendering = ask.fields, engine.rendering
@@ -105,10 +107,12 @@ class RenderingCheck:
     async def objection(
         self, home: PooledEngine | None, engines: EnginePool, model: str
     ) -> str | None:
-        """Return the name of the reason against continuing a session's call exactly, or ``None`` if
-        there is none. ``home`` is the engine that the session stays with; ``model`` is the name
-        that the client gave. An engine that cannot be asked, or cannot be asked just now, is
-        trusted."""
+        """Return the name of the reason against continuing a session's call exactly.
+
+        Return ``None`` if there is no reason. ``home`` is the engine that the session stays with;
+        ``model`` is the name that the client gave. An engine that cannot be asked, or cannot be
+        asked just now, is trusted.
+        """
         async with self._one_at_a_time:
             if home is not None and home.rendering.difference:
                 return RENDERS_OTHERWISE
@@ -120,9 +124,11 @@ class RenderingCheck:
         return TOKENIZER_DIFFERS if self._probe_differs else None
 
     def _difference(self, sent: Mapping[str, Any], theirs: TokenIds) -> tuple[int, str] | None:
-        """Return the index of the first id at which the engine's prompt and the local rendering
-        differ, and a text that shows both sides there; ``None`` if they are equal. Raises
-        :class:`TemplateError`."""
+        """Return the first index at which the engine's ids differ from the local ones, and a text.
+
+        The ids are those of the engine's prompt and of the local rendering. The text shows both
+        sides at the index. Return ``None`` if they are equal. Raises :class:`TemplateError`.
+        """
         arguments = sent.get("chat_template_kwargs") or {}
         text = self._tokenizer.render(sent["messages"], sent.get("tools"), **arguments)
         ours = token_array(self._tokenizer.encode(text))
@@ -148,8 +154,11 @@ class RenderingCheck:
 
 
 def _comparable(ask: EngineRequest, started_at: float) -> bool:
-    """Return True if the engine's rendering can be repeated here: a chat request of text alone that
-    was rendered today, because a template may contain the date."""
+    """Return True if the engine's rendering can be repeated here.
+
+    It can for a chat request of text alone that was rendered today, because a template may contain
+    the date.
+    """
     fields = ask.fields
     if ask.path != CHAT_COMPLETIONS or not _RENDERING.isdisjoint(fields):
         return False

@@ -79,8 +79,10 @@ case."""
 
 
 class ReplyDecoder:
-    """A decoder of one reply, which turns its payloads into events and knows when the reply is
-    whole."""
+    """A decoder of one reply.
+
+    It turns the reply's payloads into events and knows when the reply is whole.
+    """
 
     def __init__(
         self,
@@ -92,8 +94,11 @@ class ReplyDecoder:
         read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Create the decoder. ``read_prompt`` turns the text of a long array of prompt ids into
-        ids; ``tools`` are those of the request, in chat shape."""
+        """Create the decoder.
+
+        ``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are those
+        of the request, in chat shape.
+        """
         self._minted = minted
         self._choices = choices
         self._detail = detail
@@ -226,8 +231,10 @@ class ReplyDecoder:
         return self._odd
 
     def _check_id(self, identifier: str, has_choices: bool) -> None:
-        """Note another id than the reply's. Raises :class:`ApiError` for a chunk of another
-        reply."""
+        """Note another id than the reply's.
+
+        Raises :class:`ApiError` for a chunk of another reply.
+        """
         if has_choices:
             raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {str(self._id)[:64]!r}")
         self.notes[Note("id_changed", "in a chunk without choices")] = None
@@ -246,8 +253,10 @@ class ReplyDecoder:
             raise _mixed("two choices with the same index")
 
     def _prompt_events(self, prompt: Any, cut: TokenIds | None) -> list[Event]:
-        """Return the event that starts the reply. Raises :class:`ApiError` for the ids of another
-        prompt."""
+        """Return the event that starts the reply.
+
+        Raises :class:`ApiError` for the ids of another prompt.
+        """
         if isinstance(prompt, str):
             if cut is None or prompt != PLACEHOLDER:
                 raise malformed("prompt_token_ids is a text")
@@ -262,8 +271,10 @@ class ReplyDecoder:
         return [Started(None if prompt is None else len(prompt), prompt)]
 
     def _foreign(self, choice: Choice[Any]) -> bool:
-        """Record a choice that the request did not ask for, or output after a choice's end, as a
-        contradiction. Return True if it must not be merged into the reply so far."""
+        """Record a choice not asked for, or output after a choice's end, as a contradiction.
+
+        Return True if it must not be merged into the reply so far.
+        """
         text = choice.delta or choice.message
         if choice.index >= self._choices:
             found = f"choice_not_asked_for: number {choice.index} of {self._choices} choices"
@@ -306,8 +317,10 @@ class ReplyDecoder:
     def _add_other_parts(
         self, text: Text, choice: Choice[Any], events: list[Event], start: int
     ) -> None:
-        """Add the refusal and the tool calls of a text to ``events``, whose part from ``start`` on
-        is the text's own."""
+        """Add the refusal and the tool calls of a text to ``events``.
+
+        The part of ``events`` from ``start`` on is the text's own.
+        """
         if text.refusal:
             self.notes[Note("refusal_as_text")] = None
             events.append(TextDelta(text.refusal, choice.index))
@@ -360,8 +373,11 @@ class ReplyDecoder:
         return Opaque(fields, choice)
 
     def _finish(self, choice: Choice[Any]) -> list[Event]:
-        """Return the last events of a choice. A choice that the engine gave up (``abort``) has
-        none: its tokens are kept, and :meth:`last_events` raises."""
+        """Return the last events of a choice.
+
+        A choice that the engine gave up (``abort``) has none: its tokens are kept, and
+        :meth:`last_events` raises.
+        """
         word, index = choice.finish_reason or "", choice.index
         reason = _FINISH_REASONS.get(word)
         if reason is None:
@@ -394,8 +410,10 @@ _DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 
 
 def _mixed(found: str) -> ApiError:
-    """Return the error for a part that belongs to another reply and must not be merged into this
-    one."""
+    """Return the error for a part that belongs to another reply.
+
+    The part must not be merged into this one.
+    """
     return ApiError("upstream_error", f"the engine mixed replies: {found}", status=502)
 
 

@@ -61,8 +61,10 @@ class LogprobEntry(msgspec.Struct, gc=False):
 
 
 class Logprobs(msgspec.Struct, Generic[Entry], gc=False):
-    """The logprobs of a choice: chat has entries in ``content``, completions numbers in
-    ``token_logprobs``."""
+    """The logprobs of a choice.
+
+    Chat has entries in ``content``, completions numbers in ``token_logprobs``.
+    """
 
     content: list[Entry] | None = None
     token_logprobs: list[float | None] | None = None

@@ -65,8 +65,10 @@ class AssistantFields:
         self.taken |= set(names) - self._refused
 
     def learn(self, error: ApiError, offered: frozenset[str]) -> bool:
-        """Learn from the refusal of a request that had the ``offered`` fields to send. Return True
-        if other fields are sent from now on."""
+        """Learn from the refusal of a request that had the ``offered`` fields to send.
+
+        Return True if other fields are sent from now on.
+        """
         if error.kind != "invalid_request":
             return False
         text = f"{error.message} {error.param or ''}".lower()
@@ -161,8 +163,9 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
         return frozenset(name for one in self.opaque for name in one.names)
 
     def body(self, model: str, taken: set[str] | None = None) -> bytes:
-        """Return the JSON for an engine that calls the model ``model`` and takes the ``taken``
-        opaque fields of assistant messages.
+        """Return the JSON for an engine that calls the model ``model``.
+
+        The engine takes the ``taken`` opaque fields of assistant messages.
 
         Raises :class:`ApiError` if a value cannot be written (an integer beyond 64 bits).
         """
@@ -244,8 +247,10 @@ def _reshaping(request: Request) -> tuple[str, ...]:
 
 
 def constraint(request: Request) -> str:
-    """Return the names of the request fields that make the engine use constrained decoding, or an
-    empty text if there are none."""
+    """Return the names of the request fields that make the engine use constrained decoding.
+
+    Return an empty text if there are none.
+    """
     extra = request.extra
     shapes: list[str] = []
     if extra:

@@ -75,16 +75,20 @@ class ModelRoutes:
         return [state for pool in self.policies.values() for state in pool.states()]
 
     def find(self, model: str, role: str | None) -> EnginePool:
-        """Return the engines for a role; if none are set, those for the model's name, else those of
-        the default policy."""
+        """Return the engines for a role.
+
+        If none are set, return those for the model's name, else those of the default policy.
+        """
         to = None
         if role is not None:
             to = self._by_role.get(role) or self._by_role.get(SUBAGENT)
         return to or self._named(model) or self._default
 
     def _named(self, name: str) -> EnginePool | None:
-        """Return the engines of the further policy or the other model that has this name or whose
-        pattern matches it."""
+        """Return the engines of the further policy or the other model of this name.
+
+        The policy or model has this name, or its pattern matches it.
+        """
         exact = self._by_name.get(name)
         if exact is not None:
             return exact

@@ -81,8 +81,11 @@ class EngineStream:
         limits: Limits,
         held: Held,
     ) -> None:
-        """Create the stream. ``notes`` gets a note for each retry, and for the limit that ended the
-        reply. ``held`` counts the bytes of a whole reply."""
+        """Create the stream.
+
+        ``notes`` gets a note for each retry, and for the limit that ended the reply. ``held``
+        counts the bytes of a whole reply.
+        """
         self.engine: PooledEngine | None = None
         """The engine that was asked last."""
         self._pool = pool
@@ -133,8 +136,9 @@ class EngineStream:
                 self._notes.append(Note("upstream_retry", f"{engine.name} {error.kind}"))
 
     async def follow(self, sink: Sink) -> None:
-        """Pass the events of the reply to ``sink`` and return when the reply is whole. The reply
-        may come whole or streamed, whatever was asked for.
+        """Pass the events of the reply to ``sink`` and return when the reply is whole.
+
+        The reply may come whole or streamed, whatever was asked for.
 
         Raises :class:`ApiError`, after all events that came before the fault, and any exception
         that ``sink`` raises.
@@ -266,8 +270,10 @@ class EngineStream:
         return refused
 
     def _may_retry(self, error: ApiError, tried: list[PooledEngine]) -> bool:
-        """Return True if the call may be tried again. An engine that sent a time to wait is not
-        asked again, but another one may be."""
+        """Return True if the call may be tried again.
+
+        An engine that sent a time to wait is not asked again, but another one may be.
+        """
         if error.status not in _UNANSWERED or len(tried) > self._limits.retries:
             return False
         usable = self._pool.usable_engines()
@@ -275,8 +281,10 @@ class EngineStream:
         return bool(others or (usable and error.retry_after is None))
 
     def hold(self, count: int) -> None:
-        """Count bytes of the reply that are kept in memory. Raises :class:`ApiError` if the running
-        calls hold too many."""
+        """Count bytes of the reply that are kept in memory.
+
+        Raises :class:`ApiError` if the running calls hold too many.
+        """
         try:
             self._held.add(count)
         except ApiError:
@@ -296,8 +304,11 @@ class EngineStream:
         return without_keys(payload, self._own_keys)
 
     def _rest(self, sse: SseParser | None, whole: bytearray | None) -> list[Event]:
-        """Return the last events of a reply whose bytes have all come: those of a ``whole`` one,
-        which is one JSON body or the events of a stream, or of a stream without its end."""
+        """Return the last events of a reply whose bytes have all come.
+
+        The reply is a ``whole`` one, which is one JSON body or the events of a stream, or it is a
+        stream without its end.
+        """
         if whole is None:
             payloads = [] if sse is None else sse.finish()
         elif self._request.stream or not whole.lstrip().startswith(_EVENT_STARTS):
@@ -314,8 +325,7 @@ class EngineStream:
         return events
 
     def _events(self, payloads: list[bytes]) -> list[Event]:
-        """Return the events of ``payloads``, and the last events if the reply is over with
-        them."""
+        """Return the events of ``payloads``, and the last events if they end the reply."""
         events: list[Event] = []
         keys = self._own_keys
         try:

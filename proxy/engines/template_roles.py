@@ -33,15 +33,20 @@ class TemplateRoles:
     """The role rules of every pool of engines."""
 
     def __init__(self, policies: RoleRules | None) -> None:
-        """Create the table. ``policies`` are the rules of the policies' template, or ``None`` if it
-        is not at hand."""
+        """Create the table.
+
+        ``policies`` are the rules of the policies' template, or ``None`` if it is not at hand.
+        """
         self._policies = policies
         self._asked: dict[EnginePool, RoleRules | None] = {}
         self._asking: defaultdict[EnginePool, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, to: EnginePool, request: Request) -> RoleRules | None:
-        """Return the rules for ``request``. Return ``None`` if they cannot be found out, or if the
-        engine need not be asked because the messages are ordinary."""
+        """Return the rules for ``request``.
+
+        Return ``None`` if they cannot be found out, or if the engine need not be asked because the
+        messages are ordinary.
+        """
         if request.prompt is not None or to.external:
             return RoleRules()
         if self._policies is not None and to.trained:
@@ -62,8 +67,10 @@ class TemplateRoles:
 
 
 async def _ask(engines: EnginePool, model: str) -> RoleRules | None:
-    """Derive the rules from the engine's own renderings. Return ``None`` if it reports none. Raises
-    :class:`ApiError`."""
+    """Derive the rules from the engine's own renderings.
+
+    Return ``None`` if it reports none. Raises :class:`ApiError`.
+    """
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def answer(question: Question) -> list[int] | None:

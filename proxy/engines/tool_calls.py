@@ -26,8 +26,10 @@ _ANOTHER: Final = re.compile(r"(?:^|[}\]])\s*[{\[]")
 
 
 class JsonProgress:
-    """The progress of a JSON object that arrives in pieces. Its work is linear in the
-    characters."""
+    """The progress of a JSON object that arrives in pieces.
+
+    Its work is linear in the characters.
+    """
 
     __slots__ = ("_after_escape", "_depth", "_in_string", "complete", "several")
 
@@ -118,14 +120,19 @@ class _Call:
 
 
 class ToolCalls:
-    """The tool calls of one choice: it takes their pieces and the events between them, and returns
-    events."""
+    """The tool calls of one choice.
+
+    The class takes their pieces and the events between them, and returns events.
+    """
 
     def __init__(
         self, choice: int, mint: Callable[[], str], tools: frozenset[str], notes: dict[Note, None]
     ) -> None:
-        """Create an empty list of calls. ``mint`` makes the id of a further call; ``tools`` are the
-        tool names that the request offers; each normalisation is added to ``notes``."""
+        """Create an empty list of calls.
+
+        ``mint`` makes the id of a further call; ``tools`` are the tool names that the request
+        offers; each normalisation is added to ``notes``.
+        """
         self._choice = choice
         self._mint = mint
         self._tools = tools
@@ -150,8 +157,10 @@ class ToolCalls:
         position: int = 0,
         alone: bool = True,
     ) -> list[Event]:
-        """Return the events of one piece of a call. ``position`` is its place among the pieces of
-        its chunk; ``alone`` is true if it is the only one.
+        """Return the events of one piece of a call.
+
+        ``position`` is its place among the pieces of its chunk; ``alone`` is true if it is the only
+        one.
 
         Raises :class:`ApiError` for a piece that can belong to no call.
         """
@@ -202,16 +211,19 @@ class ToolCalls:
         return self._advance()
 
     def between(self, event: Event) -> list[Event]:
-        """Put ``event``, a text or a thought, in its place among the calls. Return the events that
-        may leave now."""
+        """Put ``event``, a text or a thought, in its place among the calls.
+
+        Return the events that may leave now.
+        """
         if self._open is None:
             return [event]
         self._waiting.append(event)
         return self._advance()
 
     def finish(self, *, cut: bool) -> list[Event]:
-        """End the choice and return all events that were held back. ``cut`` is true if the token
-        limit ended it.
+        """End the choice and return all events that were held back.
+
+        ``cut`` is true if the token limit ended it.
 
         Raises :class:`ApiError` for a call without a name.
         """
@@ -247,8 +259,10 @@ class ToolCalls:
     def _known(
         self, index: int | None, engine_id: str | None, position: int, alone: bool
     ) -> _Call | None:
-        """Return the call that a piece continues by its index or id, or ``None`` if there is
-        none."""
+        """Return the call that a piece continues by its index or id.
+
+        Return ``None`` if there is none.
+        """
         by_id = self._by_id.get(engine_id) if engine_id else None
         if index is None:
             if by_id is not None or not self._calls:
@@ -260,16 +274,20 @@ class ToolCalls:
         return call
 
     def _another(self, call: _Call, name: str, arguments: str) -> bool:
-        """Return True if a piece with a name begins another call than ``call``, which has its
-        place."""
+        """Return True if a piece with a name begins another call than ``call``.
+
+        The piece has the place of ``call``.
+        """
         if name == call.name:
             return bool(arguments.strip()) and call.whole
         joins = call.empty and not call.announced and f"{call.name}{name}" in self._tools
         return not joins
 
     def _repeats(self, call: _Call, engine_id: str | None, name: str, arguments: str) -> bool:
-        """Return True if a piece repeats a whole call. Raises :class:`ApiError` for another call
-        that has the same id."""
+        """Return True if a piece repeats a whole call.
+
+        Raises :class:`ApiError` for another call that has the same id.
+        """
         if not engine_id or engine_id != call.engine_id or not arguments.strip():
             return False
         if name != call.name or not call.whole:
@@ -301,8 +319,10 @@ class ToolCalls:
             raise _unreadable(f"the arguments of several calls of {call.name!r} as one text")
 
     def _whole_characters(self, call: _Call, arguments: str) -> str:
-        """``arguments`` after the half of a character that the call's last piece ended with. Their
-        own last half is kept for the next piece, and other halves become U+FFFD."""
+        """``arguments`` after the half of a character that the call's last piece ended with.
+
+        Their own last half is kept for the next piece, and other halves become U+FFFD.
+        """
         if call.half:
             self._note("surrogate_pair_joined")
         wide = (call.half + arguments).encode("utf-16-le", "surrogatepass")
@@ -315,8 +335,10 @@ class ToolCalls:
         return text
 
     def _advance(self) -> list[Event]:
-        """Return the events that may leave now: the open call's new pieces, and the events after it
-        once it is whole."""
+        """Return the events that may leave now.
+
+        They are the open call's new pieces, and the events after it once it is whole.
+        """
         events: list[Event] = []
         while (call := self._open) is not None:
             if self._may_leave(call):
@@ -334,8 +356,10 @@ class ToolCalls:
         return events
 
     def _may_leave(self, call: _Call) -> bool:
-        """Return True if the call's name is known. A name that no tool has may be the beginning of
-        a longer one until arguments follow."""
+        """Return True if the call's name is known.
+
+        A name that no tool has may be the beginning of a longer one until arguments follow.
+        """
         if call.announced:
             return True
         if call.name is None:

@@ -88,8 +88,11 @@ class EngineResponse(asyncio.Protocol):
         """The rest of the latest read, which is fed in the next turns of the event loop."""
 
     async def read(self) -> bytes:
-        """Read the whole body, once. Raises ``TimeoutError`` and :class:`ConnectionBroke`, the
-        latter also for a body of more than :data:`ANSWER_BYTES`."""
+        """Read the whole body, once.
+
+        Raises ``TimeoutError`` and :class:`ConnectionBroke`, the latter also for a body of more
+        than :data:`ANSWER_BYTES`.
+        """
         body = bytearray()
 
         def take(piece: bytes) -> None:
@@ -123,8 +126,11 @@ class EngineResponse(asyncio.Protocol):
         self._fail(ConnectionBroke("the connection was closed here"))
 
     def leave(self) -> None:
-        """Make :meth:`follow` return, because the follower needs no more. The rest of the response
-        is read and dropped if it comes soon, and the connection stays for the next request."""
+        """Make :meth:`follow` return, because the follower needs no more.
+
+        The rest of the response is read and dropped if it comes soon, and the connection stays for
+        the next request.
+        """
         self.timeout_s = min(self.timeout_s, _IDLE_S)
         self._left = True
         self._wake()
@@ -270,9 +276,11 @@ class EngineConnections:
         connect_timeout_s: float,
         stall_timeout_s: float,
     ) -> None:
-        """Create the client without a connection. ``base`` is the engine's URL without ``/v1``.
-        ``limit`` is the maximum number of connections; further requests wait for one.
-        ``stall_timeout_s`` is the longest silence within a response.
+        """Create the client without a connection.
+
+        ``base`` is the engine's URL without ``/v1``. ``limit`` is the maximum number of
+        connections; further requests wait for one. ``stall_timeout_s`` is the longest silence
+        within a response.
 
         Raises ``ValueError`` if ``base`` is not an HTTP URL.
         """
@@ -310,9 +318,10 @@ class EngineConnections:
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
     ) -> EngineResponse:
-        """Send a request and return the response once its headers are read. ``headers`` are whole
-        lines, each with its line end. ``timeout_s`` replaces the stall timeout. With
-        ``connection_epoch``, the request is sent only within that epoch.
+        """Send a request and return the response once its headers are read.
+
+        ``headers`` are whole lines, each with its line end. ``timeout_s`` replaces the stall
+        timeout. With ``connection_epoch``, the request is sent only within that epoch.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
         :class:`ConnectionEpochOver`.

@@ -67,8 +67,10 @@ class ServedWeights:
         self.connection_epoch = None if fingerprint is None else proven
 
     def published(self, version: int, fingerprint: str | None = None) -> None:
-        """Record that the engine serves ``version``. ``fingerprint`` is the one that it has already
-        reported for it, if it was asked."""
+        """Record that the engine serves ``version``.
+
+        ``fingerprint`` is the one that it has already reported for it, if it was asked.
+        """
         self._before = self.fingerprint if version == self.version else None
         self.version = version
         self.changed = False
@@ -76,17 +78,21 @@ class ServedWeights:
         self._settle(fingerprint, 0)
 
     def set_row(self, row: Served) -> None:
-        """Set what the engine's row in the store has: a new publish, or the fingerprint that
-        another process has read from the engine."""
+        """Set the state that the engine's row in the store has.
+
+        It is a new publish, or the fingerprint that another process has read from the engine.
+        """
         read_elsewhere = row.weights_fingerprint not in (None, self.fingerprint)
         if row.published != self._published_in or read_elsewhere:
             self._published_in = row.published
             self.published(row.version, row.weights_fingerprint)
 
     async def learn(self) -> str | None:
-        """Ask the engine for the fingerprint of the weights that were just published, and return
-        it. If the engine does not answer, the fingerprint of the same version is kept; another
-        version has none."""
+        """Ask the engine for the fingerprint of the weights just published, and return it.
+
+        If the engine does not answer, the fingerprint of the same version is kept; another version
+        has none.
+        """
         publishes = self.publishes
         try:
             fingerprint, proven = await self._reported(_PUBLISHING_S)
@@ -149,8 +155,10 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def reported(cls, report: Any) -> Self | None:
-        """Read the sampling from an engine's JSON. Return ``None`` if the engine does not report
-        it."""
+        """Read the sampling from an engine's JSON.
+
+        Return ``None`` if the engine does not report it.
+        """
         mode = report.get("logprobs_mode") if isinstance(report, dict) else None
         if not isinstance(mode, str):
             return None

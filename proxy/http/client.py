@@ -81,8 +81,10 @@ class Client:
         return client[0] if client else None
 
     async def body(self, limits: Limits, held: Held) -> bytes:
-        """Return the whole request body, whose bytes are counted in ``held``. Raise
-        :class:`ApiError` (408, 413, 415, 503) and :class:`ClientGone`."""
+        """Return the whole request body, whose bytes are counted in ``held``.
+
+        Raise :class:`ApiError` (408, 413, 415, 503) and :class:`ClientGone`.
+        """
         limit, headers = limits.body_bytes, self.headers
         if (coding := headers.get("content-encoding", "identity")) != "identity":
             message = f"a body in Content-Encoding {coding} is not served: send it as it is"
@@ -121,8 +123,10 @@ class Client:
             event = await self._receive()
 
     async def disconnected(self) -> None:
-        """Cancel the task that serves the client when the client closes its connection. The body
-        must have been read before."""
+        """Cancel the task that serves the client when the client closes its connection.
+
+        The body must have been read before.
+        """
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
@@ -170,8 +174,11 @@ class Client:
         )
 
     def write(self, body: bytes) -> asyncio.Task[None] | None:
-        """Hand ``body`` to the server at once. If the client reads too slowly, return the task to
-        await before more is written; anything written earlier is kept in order."""
+        """Hand ``body`` to the server at once.
+
+        If the client reads too slowly, return the task to await before more is written; anything
+        written earlier is kept in order.
+        """
         self.last_write = time.monotonic()
         short = self._short
         if short is not None and body and self._blocked is None and short.write(body):

@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with a short way for whole responses and for the chunks of a stream that
-has begun.
+"""The HTTP protocol of uvicorn with a short way to send.
+
+The short way is for whole responses and for the chunks of a stream that has begun.
 
 ASGI's ``send`` is a coroutine that takes a dictionary and checks the whole state of the response
 again. For a chunk of 200 bytes, that costs more than all other work of the proxy. The scope
@@ -72,8 +73,11 @@ class ConnectionLimits:
 
 
 def connections_allowed(wanted: int) -> int:
-    """Return ``wanted``, or fewer if the process may not open enough files. A client's connection
-    may need another one to an engine. The process's own limit is raised where that is permitted."""
+    """Return ``wanted``, or fewer if the process may not open enough files.
+
+    A client's connection may need another one to an engine. The process's own limit is raised where
+    that is permitted.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + _RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -122,9 +126,11 @@ class ShortWay:
         keep the order."""
 
     def write(self, chunk: bytes) -> bool:
-        """Write ``chunk`` (not empty) and return True. Return False if it must be sent the usual
-        way: the response has not begun or is not chunked, or its client has gone or must be waited
-        for."""
+        """Write ``chunk`` (not empty) and return True.
+
+        Return False if it must be sent the usual way: the response has not begun or is not chunked,
+        or its client has gone or must be waited for.
+        """
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
             return False
@@ -132,9 +138,12 @@ class ShortWay:
         return True
 
     def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write the whole response and return True. Return False if it must be sent the usual way:
-        its client has gone or must be waited for, or the server must process it (it ends the
-        connection, answers ``HEAD``, adds headers of its own or logs)."""
+        """Write the whole response and return True.
+
+        Return False if it must be sent the usual way: its client has gone or must be waited for, or
+        the server must process it (it ends the connection, answers ``HEAD``, adds headers of its
+        own or logs).
+        """
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
             return False

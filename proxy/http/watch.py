@@ -21,8 +21,10 @@ complete by then, and a task for each would cost more than it could save."""
 
 
 class Watch:
-    """The requests of one event loop. Each :meth:`enter` is paired with a :meth:`leave`, in the
-    same task."""
+    """The requests of one event loop.
+
+    Each :meth:`enter` is paired with a :meth:`leave`, in the same task.
+    """
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
@@ -43,7 +45,9 @@ class Watch:
 
     def enter(self, client: Client, keep_alive: Callable[[], None] | None = None) -> None:
         """Register ``client``, which the current task serves and whose body has been read.
-        ``keep_alive`` is called when its stream has been silent for long."""
+
+        ``keep_alive`` is called when its stream has been silent for long.
+        """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None, "inside a task"  # noqa: S101 - a programming error
@@ -56,8 +60,10 @@ class Watch:
             self._streams[client] = keep_alive
 
     def leave(self, client: Client) -> bool:
-        """Remove ``client``. Return whether the task was cancelled because the client has gone, and
-        for no other reason."""
+        """Remove ``client``.
+
+        Return whether the task was cancelled because the client has gone, and for no other reason.
+        """
         self._young.pop(client, None)
         self._streams.pop(client, None)
         if client.watching is not None:

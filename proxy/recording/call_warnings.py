@@ -23,10 +23,13 @@ _Cause = tuple[str, str]
 
 
 class CallWarnings:
-    """An observer of calls. It logs the first quarantined call of each engine and reason, and later
-    the number of those that followed, at most one line a cause every ``summary_s``. It also logs,
-    once, that an engine sends no token ids. Metrics count each call: ``bridle_calls_total`` by
-    status, and ``bridle_events_total`` by reason."""
+    """An observer of calls.
+
+    It logs the first quarantined call of each engine and reason, and later the number of those that
+    followed, at most one line a cause every ``summary_s``. It also logs, once, that an engine sends
+    no token ids. Metrics count each call: ``bridle_calls_total`` by status, and
+    ``bridle_events_total`` by reason.
+    """
 
     def __init__(self, summary_s: float = SUMMARY_S) -> None:
         self._since: Counter[_Cause] = Counter()

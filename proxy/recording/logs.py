@@ -46,8 +46,10 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: ``at``, ``level``, ``event``, the fields, and an error's
-    ``trace``."""
+    """A formatter that writes one JSON object per line.
+
+    The object has ``at``, ``level``, ``event``, the fields, and an error's ``trace``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -28,13 +28,17 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """The metrics of one proxy, in a registry of their own, so that one process can have
-    several."""
+    """The metrics of one proxy, in a registry of their own.
+
+    One process can therefore have several.
+    """
 
     def __init__(self, gates: Mapping[str, PolicyGate], *, labelled: bool = False) -> None:
-        """Create the metrics. ``gates`` has one gate for each policy, by the policy's name.
-        ``labelled`` gives each sample the process id as its label ``worker``, for one of several
-        processes behind a port."""
+        """Create the metrics.
+
+        ``gates`` has one gate for each policy, by the policy's name. ``labelled`` gives each sample
+        the process id as its label ``worker``, for one of several processes behind a port.
+        """
         self._labelled = labelled
         self.registry = CollectorRegistry()
         self.calls = Counter(
@@ -119,8 +123,10 @@ class Metrics:
 
 
 class DurationHistogram(Collector):
-    """A histogram of seconds for one thread. The library's own takes several locks for each
-    observation."""
+    """A histogram of seconds for one thread.
+
+    The library's own takes several locks for each observation.
+    """
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name = name

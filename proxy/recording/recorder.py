@@ -72,9 +72,12 @@ class Recorder:
         forward: bool = False,
         vocabulary: int | None = None,
     ) -> None:
-        """Create the recorder. ``observers`` get every call after its commit; they must not block.
-        With ``forward``, a call continues if the store does not accept its beginning.
-        ``vocabulary`` is the number of the policy's token ids, if it is known."""
+        """Create the recorder.
+
+        ``observers`` get every call after its commit; they must not block. With ``forward``, a call
+        continues if the store does not accept its beginning. ``vocabulary`` is the number of the
+        policy's token ids, if it is known.
+        """
         self._vocabulary = vocabulary
         self._observers = tuple(observers)
         self._forward = forward
@@ -85,8 +88,11 @@ class Recorder:
     def begin(
         self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
     ) -> Recording:
-        """Begin the record of a call. Raises ``StoreUnavailable`` if the store accepts no more
-        records, unless the recorder was created with ``forward``."""
+        """Begin the record of a call.
+
+        Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
+        created with ``forward``.
+        """
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
@@ -102,9 +108,10 @@ class Recorder:
         engine: str | None = None,
         contradiction: str | None = None,
     ) -> CallEnded:
-        """Commit the end of a call, and return it when it is durable. Other calls may continue the
-        call from then on. ``contradiction`` is the one between the reply and the request, or within
-        the reply, that was found while it came.
+        """Commit the end of a call, and return it when it is durable.
+
+        Other calls may continue the call from then on. ``contradiction`` is the one between the
+        reply and the request, or within the reply, that was found while it came.
 
         Lineage, metrics and observers get it in the event loop's next iteration, which precedes
         every later request.
@@ -163,16 +170,20 @@ class Recording:
         self.fold.take(events)
 
     def pack(self) -> int:
-        """Compress the bytes that were sent since the last time. Return their compressed size in
-        bytes."""
+        """Compress the bytes that were sent since the last time.
+
+        Return their compressed size in bytes.
+        """
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
         self.packed.append(packed)
         return len(packed)
 
     def unpack(self) -> None:
-        """Restore the compressed bytes, which takes long; this is to be called before
-        :meth:`ended`."""
+        """Restore the compressed bytes, which takes long.
+
+        This is to be called before :meth:`ended`.
+        """
         self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
         self.packed.clear()
 
@@ -182,9 +193,11 @@ class Recording:
         contradicted: str | None = None,
         vocabulary: int | None = None,
     ) -> tuple[CallEnded, Turn]:
-        """Return the call's final record, and its turn for lineage: ``outcome`` with the facts that
-        follow from the reply. A contradiction within the record makes the call ``QUARANTINED``.
-        ``vocabulary`` is as for :class:`Recorder`."""
+        """Return the call's final record, and its turn for lineage.
+
+        The record is ``outcome`` with the facts that follow from the reply. A contradiction within
+        the record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`.
+        """
         status = outcome.status
         reply = self.fold.reply()
         ids = reply.prompt_token_ids
@@ -254,8 +267,11 @@ class Recording:
         growth: Growth | None,
         prompt: TokenIds | None,
     ) -> Turn:
-        """Return the call's turn for lineage. A quarantined or frozen call's turn has the replies
-        without tokens: a call that echoes it is found, with the break ``parent_without_ids``."""
+        """Return the call's turn for lineage.
+
+        A quarantined or frozen call's turn has the replies without tokens: a call that echoes it is
+        found, with the break ``parent_without_ids``.
+        """
         if prompt is None or status not in TRUSTED:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
@@ -283,8 +299,10 @@ def recorded_conversation(request: Request, link: Link) -> Conversation:
 
 
 def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple[Note, ...]:
-    """Return a note for each tool-call markup in the text of a reply to a request with tools: the
-    engine took no call from the markup and returned it as text."""
+    """Return a note for each tool-call markup in the text of a reply to a request with tools.
+
+    The engine took no call from the markup and returned it as text.
+    """
     if not request.tools:
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}

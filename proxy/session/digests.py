@@ -68,8 +68,11 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Asked:
-    """The calls of the latest assistant turn. Their places are read once, when a result needs
-    them, however many results stand apart from each other."""
+    """The calls of the latest assistant turn.
+
+    Their places are read once, when a result needs them, however many results stand apart from each
+    other.
+    """
 
     __slots__ = ("_places", "calls")
 
@@ -85,8 +88,10 @@ class _Asked:
 
 
 class Digester:
-    """A reader that cuts conversations into units and remembers the meaning of each written
-    form."""
+    """A reader that cuts conversations into units.
+
+    It remembers the meaning of each written form.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
@@ -122,8 +127,10 @@ class Digester:
         return tuple(units)
 
     def reply(self, message: Message) -> tuple[bytes, bytes]:
-        """Return the digest and the form of a reply; the form is then known when the reply is
-        echoed."""
+        """Return the digest and the form of a reply.
+
+        The form is then known when the reply is echoed.
+        """
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         return known.digest, form
@@ -139,8 +146,10 @@ class Digester:
         return known.digest, form, count
 
     def _split_reply(self, messages: Sequence[Message], start: int) -> Unit:
-        """Return the unit of an assistant turn that is followed by another assistant message, which
-        may belong to it."""
+        """Return the unit of an assistant turn that is followed by another assistant message.
+
+        The other message may belong to the turn.
+        """
         end = start + 1
         message, form = messages[start], form_of(messages[start])
         known = self._known.get(form) or self._read(message, form)
@@ -161,9 +170,11 @@ class Digester:
         return Unit("assistant", digest, form_of(whole), start, end, whole, minted)
 
     def _tool_result(self, message: Message, position: int, asked: _Asked) -> Unit:
-        """Return the unit of a single result, as :meth:`_tool_results` does. This is the fast path:
-        agents call one tool after the other, and all results of a session pass here in every
-        call."""
+        """Return the unit of a single result, as :meth:`_tool_results` does.
+
+        This is the fast path: agents call one tool after the other, and all results of a session
+        pass here in every call.
+        """
         form = _blake(_ENCODER.encode(message), digest_size=16).digest()
         known = self._known.get(form) or self._read(message, form)
         digest = known.alone
@@ -172,8 +183,11 @@ class Digester:
         return Unit("tool", digest, form, position, position + 1, minted=known.minted)
 
     def _tool_results(self, messages: Sequence[Message], start: int, asked: _Asked) -> Unit:
-        """Return the unit of a run of results. Each result is known by the place of its call in the
-        message that ``asked``, whatever the calls' ids."""
+        """Return the unit of a run of results.
+
+        Each result is known by the place of its call in the message that ``asked``, whatever the
+        calls' ids.
+        """
         end = start
         forms: list[bytes] = []
         results: list[bytes] = []
@@ -212,8 +226,10 @@ def _placed(call: int, digest: bytes) -> bytes:
 
 
 def form_of(message: Message) -> bytes:
-    """Return 16 bytes that are equal for messages written the same way, ids and anchors
-    included."""
+    """Return 16 bytes that are equal for messages written the same way.
+
+    Ids and anchors are included.
+    """
     return _blake(_ENCODER.encode(message), digest_size=16).digest()
 
 
@@ -251,8 +267,10 @@ def _system_meaning(leading: Sequence[Message]) -> bytes:
 
 
 def value_digest(value: Any) -> bytes:
-    """Return 16 bytes that are equal for equal JSON values, key order and ``cache_control`` marks
-    aside."""
+    """Return 16 bytes that are equal for equal JSON values.
+
+    Key order and ``cache_control`` marks do not count.
+    """
     encoded = _encoded(value)
     if b'"cache_control"' in encoded:
         encoded = _encoded(_without_cache_marks(value))
@@ -313,8 +331,10 @@ def meaning_arguments(arguments: str) -> Any:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value of a text, also of one that only Python's own parser accepts: an agent
-    written in Python takes raw control characters and ``NaN``, and writes them down in its way.
+    """Return the JSON value of a text, also of one that only Python's own parser accepts.
+
+    An agent written in Python takes raw control characters and ``NaN``, and writes them down in its
+    way.
 
     Raises ``ValueError`` or ``RecursionError``.
     """
@@ -340,8 +360,10 @@ def spoken_text(message: Message) -> str:
 
 
 def unfolded(message: Message) -> Message:
-    """Return an assistant message in which tool calls that were written into its text are calls
-    again."""
+    """Return an assistant message in which folded tool calls are calls again.
+
+    Folded tool calls are those that were written into the message's text.
+    """
     if message.tool_calls or message.role != "assistant":
         return message
     if isinstance(message.content, str) and FOLDED_CALLS not in message.content:
@@ -375,8 +397,11 @@ def _minted(message: Message) -> tuple[str, ...]:
 def _same_turn(
     called: bool, minted: tuple[str, ...], following: Message, next_minted: tuple[str, ...]
 ) -> bool:
-    """Return True if an assistant message is a piece of the reply before it. ``called`` is true if
-    that reply has tool calls; ``minted`` and ``next_minted`` are the call ids in the two."""
+    """Return True if an assistant message is a piece of the reply before it.
+
+    ``called`` is true if that reply has tool calls; ``minted`` and ``next_minted`` are the call ids
+    in the two.
+    """
     if minted and next_minted:
         return minted == next_minted
     return not called and bool(following.tool_calls) and not following.content

@@ -1,5 +1,7 @@
-"""Seals sessions that nobody ends: those recorded through a base URL alone, after a time without
-calls. The feed hands out sealed sessions only.
+"""The sealing of sessions that nobody ends.
+
+They are the sessions recorded through a base URL alone, and are sealed after a time without calls.
+The feed hands out sealed sessions only.
 
 A session with a key of its own was opened by a program, which is expected to end it.
 """
@@ -30,8 +32,10 @@ class IdleSeal:
     def __init__(
         self, reader: Reader, seal: Callable[[str, str], Awaitable[None]], idle_s: float
     ) -> None:
-        """``seal`` is called with a session's id and outcome; nothing is sealed if ``idle_s`` is
-        0."""
+        """Prepare the sealing of sessions that are idle for ``idle_s``.
+
+        ``seal`` is called with a session's id and outcome. Nothing is sealed if ``idle_s`` is 0.
+        """
         self._reader = reader
         self._seal = seal
         self._idle_s = idle_s

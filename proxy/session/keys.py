@@ -21,8 +21,10 @@ def new_session_key() -> str:
 
 
 def new_verifier_key(session_id: str) -> str:
-    """Return a key that scores the session: its id, and 256 random bits. Only its hash is stored,
-    so the key can be made from neither the admin key nor the store."""
+    """Return a key that scores the session: its id, and 256 random bits.
+
+    Only its hash is stored, so the key can be made from neither the admin key nor the store.
+    """
     return f"{VERIFIER_KEY_PREFIX}{session_id}.{secrets.token_urlsafe(32)}"
 
 

@@ -49,8 +49,10 @@ class Place(NamedTuple):
 
 
 def compare_step(turn: Turn, choice: int, unit: Unit, messages: Sequence[Message]) -> Match | None:
-    """Compare a step of a request, which has these ``messages``, with a reply of ``turn``, and name
-    every difference in form. Return ``None`` if the step is another reply, or none."""
+    """Compare a step of a request with a reply of ``turn``, and name every difference in form.
+
+    The request has these ``messages``. Return ``None`` if the step is another reply, or none.
+    """
     if unit.message is None:
         return None
     return compare(turn.choices[choice].message, unit.message, messages[unit.start])
@@ -137,16 +139,20 @@ def _reasoning(reply: Message, echo: Message) -> frozenset[str]:
 
 
 def same_call(one: Turn | None, other: Turn | None) -> bool:
-    """Return True if both are the same call, even if they were made from its record at different
-    times."""
+    """Return True if both are the same call.
+
+    They may have been made from its record at different times.
+    """
     if one is None or other is None:
         return one is other
     return one.call_id == other.call_id
 
 
 def names_own_calls(turn: Turn, choice: int, unit: Unit) -> bool:
-    """Return True if no tool call of the echo has the id of another sample's call. If samples
-    differ only in their thoughts, the ids show which one the client continues."""
+    """Return True if no tool call of the echo has the id of another sample's call.
+
+    If samples differ only in their thoughts, the ids show which one the client continues.
+    """
     if len(turn.choices) == 1 or unit.message is None:
         return True
     own = _minted_ids(turn.choices[choice].message)

@@ -41,9 +41,11 @@ class SessionMemory:
     def __init__(
         self, reader: Reader, limit: int, *, on_read: Callable[[], None] = lambda: None
     ) -> None:
-        """``limit`` is in bytes. Sessions with running calls, and the one used last, are kept
-        regardless of their size. ``on_read`` is called for each session whose calls were read from
-        the store."""
+        """``limit`` is in bytes.
+
+        Sessions with running calls, and the one used last, are kept regardless of their size.
+        ``on_read`` is called for each session whose calls were read from the store.
+        """
         self._reader = reader
         self._limit = limit
         self._on_read = on_read
@@ -80,8 +82,10 @@ class SessionMemory:
         return self.get(self._ids.get(("key", key_hash)))
 
     def add(self, record: SessionRecord, *, new: bool = False) -> Session:
-        """Return the session of ``record``, which is added if it is not in memory. ``new`` means
-        that the store has no calls of it."""
+        """Return the session of ``record``, which is added if it is not in memory.
+
+        ``new`` means that the store has no calls of it.
+        """
         session = self.get(record.id)
         if session is not None:
             return session
@@ -163,8 +167,7 @@ class SessionMemory:
         return link
 
     async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
-        """Return the place of a request that names no session, and the session that it
-        continues."""
+        """Return the place of a request that names no session, and the session it continues."""
         link = self._find_anonymous(request)
         if link.unknown and await self._were_running(link.unknown):
             link = self._find_anonymous(request)
@@ -253,8 +256,10 @@ class SessionMemory:
                 await self._load(session)
 
     async def _others_wrote(self) -> bool:
-        """Return whether another process may have begun an anonymous conversation that goes on
-        here."""
+        """Return whether another process may have begun an anonymous conversation.
+
+        The conversation is one that goes on here.
+        """
         writers = await asyncio.to_thread(self._reader.writer_ids)
         return len(writers) > 1 or writers != self._writers
 

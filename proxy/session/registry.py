@@ -82,7 +82,9 @@ class Sessions:
         key_headers: Sequence[str] = (),
     ) -> None:
         """``is_sealed`` returns whether the session of an id is sealed in the store.
-        ``key_headers`` are the headers in which clients may send a key, besides a bearer token."""
+
+        ``key_headers`` are the headers in which clients may send a key, besides a bearer token.
+        """
         self._settings = settings
         self._keyless = settings.keyless
         self._writer = writer
@@ -93,8 +95,11 @@ class Sessions:
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
-        """Return the caller's rights. Raise :class:`ApiError` (401) when there is no valid key and
-        one is needed, or when a key in Bridle's form is not, or no longer, valid."""
+        """Return the caller's rights.
+
+        Raise :class:`ApiError` (401) when there is no valid key and one is needed, or when a key in
+        Bridle's form is not, or no longer, valid.
+        """
         admin_key = self._settings.admin_key
         given = credentials(headers, self._key_headers)
         for key in given:
@@ -116,9 +121,12 @@ class Sessions:
     async def admit(
         self, caller: Caller, path_session: str | None, identity: Identity
     ) -> Session | None:
-        """Return the open session that a data request names by key, path or the harness's own
-        session id; ``None`` if it names none. Raise :class:`ApiError` when it is sealed, expired,
-        unknown or not the caller's."""
+        """Return the open session that a data request names.
+
+        The request names it by key, path or the harness's own session id. Return ``None`` if it
+        names none. Raise :class:`ApiError` when the session is sealed, expired, unknown or not the
+        caller's.
+        """
         if caller.scores is not None:
             raise ApiError("permission", "a verifier key records no calls", status=403)
         session = caller.session
@@ -143,8 +151,10 @@ class Sessions:
         return session
 
     async def anonymous(self, continued: Session | None, identity: Identity) -> Session:
-        """Return the session of a request that only its conversation identifies: the one that it
-        continues while that is open, else a new one."""
+        """Return the session of a request that only its conversation identifies.
+
+        It is the session that the request continues while that is open, else a new one.
+        """
         if continued is not None:
             continued = await self.current(continued)
             if continued.record.sealed_at is None:
@@ -159,8 +169,10 @@ class Sessions:
         return self._memory.add(await asyncio.to_thread(self._reader.session, session.id))
 
     def readable(self, caller: Caller) -> Callable[[str], bool]:
-        """Return a function of a session id, which returns whether the caller may read the
-        session's calls. The function may read the store."""
+        """Return a function that decides whether the caller may read a session's calls.
+
+        The function takes the session's id. It may read the store.
+        """
 
         def may_read(session_id: str) -> bool:
             if not caller.keyless:
@@ -187,8 +199,11 @@ class Sessions:
         self._memory.forget(session_id)
 
     async def create(self, record: SessionRecord) -> Session:
-        """Store a new session. Raise :class:`ApiError`: 409 when its name is taken, 422 when it
-        cannot be stored, 503 when the store is down."""
+        """Store a new session.
+
+        Raise :class:`ApiError`: 409 when its name is taken, 422 when it cannot be stored, 503 when
+        the store is down.
+        """
         try:
             await self._writer.add(record)
         except RecordRejected as error:
@@ -206,8 +221,10 @@ class Sessions:
     async def seal(
         self, session_id: str, outcome: str, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """End the session; the first seal counts, wherever it was made. ``fields`` are further
-        columns of the session to set. Raise 503."""
+        """End the session; the first seal counts, wherever it was made.
+
+        ``fields`` are further columns of the session to set. Raise 503.
+        """
         try:
             await self._writer.seal_session(session_id, outcome, time.time(), fields)
         except StoreUnavailable as error:
@@ -224,8 +241,10 @@ class Sessions:
             log.exception("session_not_judged", extra={"session": session_id})
 
     async def renew_verifier_key(self, session_id: str) -> str:
-        """Return a new verifier key of the session, which makes the one before it invalid. Raise
-        503."""
+        """Return a new verifier key of the session, which makes the one before it invalid.
+
+        Raise 503.
+        """
         key = new_verifier_key(session_id)
         try:
             await self._writer.set_verifier_key(session_id, hash_key(key))
@@ -235,8 +254,10 @@ class Sessions:
         return key
 
     async def _scored_by(self, key: str) -> str:
-        """Return the id of the session that a verifier key scores. The store is read each time,
-        since another process may have renewed the key."""
+        """Return the id of the session that a verifier key scores.
+
+        The store is read each time, since another process may have renewed the key.
+        """
         session_id = session_named_in(key)
         try:
             record = await asyncio.to_thread(self._reader.session, session_id)
@@ -277,8 +298,10 @@ class Sessions:
         return await self._named(name, identity)
 
     async def _named(self, name: str, identity: Identity) -> Session:
-        """Return the session called ``name``. It is created on first use, only once for concurrent
-        requests."""
+        """Return the session called ``name``.
+
+        It is created on first use, only once for concurrent requests.
+        """
         session = self._memory.named(name)
         if session is not None:
             return session
@@ -321,8 +344,10 @@ class Sessions:
 
 
 def credentials(headers: Mapping[str, str], key_headers: Sequence[str]) -> list[str]:
-    """Return every key that the request carries, as a bearer token or in one of the providers'
-    ``key_headers``."""
+    """Return every key that the request carries.
+
+    A key is a bearer token or stands in one of the providers' ``key_headers``.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token if scheme.lower() == "bearer" else ""
     given = filter(None, (bearer, *map(headers.get, key_headers)))
@@ -350,7 +375,9 @@ def store_not_read(error: StoreUnavailable) -> ApiError:
 
 @lru_cache(maxsize=1024)
 def _local(host: str) -> bool:
-    """Return whether the client asked for this machine by a local name. A web page that was
-    directed here by a rebound DNS name did not. ``host`` may end in a port."""
+    """Return whether the client asked for this machine by a local name.
+
+    A web page that was directed here by a rebound DNS name did not. ``host`` may end in a port.
+    """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return is_loopback(name)

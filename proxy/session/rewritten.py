@@ -1,5 +1,8 @@
-"""The parent of a request whose history was rewritten: the call whose reply is echoed last, or the
-call that wrote the summary in the history's place."""
+"""The parent of a request whose history was rewritten.
+
+It is the call whose reply is echoed last, or the call that wrote the summary in the history's
+place.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,10 @@ class Rewritten:
     """The places of replies that the request echoes only in part, after an unchanged history."""
 
     def echoed_last(self, base: Place | None) -> Place | None:
-        """Return the place of the reply that is echoed last after the base without its own history
-        before it, or ``None`` if there is none."""
+        """Return the place of the reply that is echoed last after the base.
+
+        Its own history does not stand before it. Return ``None`` if there is none.
+        """
         start = base.end if base is not None else 0
         for at in range(len(self.units) - 1, start - 1, -1):
             unit = self.units[at]
@@ -52,8 +57,10 @@ class Rewritten:
 
     def summariser(self) -> Turn | None:
         """Return the call that summarised the history before this new conversation, or ``None``.
+
         Its reply, or the end of it inside a tag, stands whole in a user or system message, and the
-        session knows a longer conversation with the same instructions."""
+        session knows a longer conversation with the same instructions.
+        """
         if self.index.deepest(self.seen) <= self.seen.depth:
             return None
         found = {
@@ -86,8 +93,10 @@ class Rewritten:
         return Place(turn, choice, at + 1, WHOLE, True)
 
     def _worded_here(self, unit: Unit, at: int, base: Place | None) -> Place | None:
-        """Return the place of a recorded reply that has the same words as this unit, if that is
-        evidence enough, else ``None``."""
+        """Return the place of a recorded reply that has the same words as this unit.
+
+        Return ``None`` unless the words are evidence enough.
+        """
         for turn in reversed(self.index.replied(unit.digest)):
             choice = next(
                 n
@@ -118,8 +127,11 @@ class Rewritten:
 
 
 def _contains(turn: Turn, unit: Unit) -> bool:
-    """Return True if the call's own conversation has the step. The reply then repeats the step, for
-    example a text that needed no correction, and the step does not quote the reply."""
+    """Return True if the call's own conversation has the step.
+
+    The reply then repeats the step, for example a text that needed no correction, and the step does
+    not quote the reply.
+    """
     at: Turn | None = turn
     while at is not None:
         if unit.digest in at.seen.units:

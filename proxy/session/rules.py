@@ -108,8 +108,10 @@ class Budgets:
         return msgspec.structs.replace(self.default or Budget(), **own)
 
     async def refusal(self, session: Session, budget: Budget) -> tuple[ApiError, Note] | None:
-        """Return the error and the note that refuse the session's next call, or ``None`` if the
-        call is permitted. Ask before the call begins."""
+        """Return the error and the note that refuse the session's next call.
+
+        Return ``None`` if the call is permitted. Ask before the call begins.
+        """
         record = session.record
         if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)

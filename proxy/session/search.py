@@ -50,12 +50,16 @@ _PLAIN_ASK = value_digest([None, None])
 
 
 class Search:
-    """The search for a request's base (its history is unchanged) and parent (its reply is echoed
-    last)."""
+    """The search for a request's base and parent.
+
+    The history of the base is unchanged, and the reply of the parent is echoed last.
+    """
 
     def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
-        """Prepare the search. ``agent`` is the harness's own name of the (sub-)agent, if its
-        headers have one."""
+        """Prepare the search.
+
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one.
+        """
         self.index = index
         self.request = request
         named = request.previous_response_id
@@ -156,8 +160,10 @@ class Search:
         return sorted(places, key=lambda place: order[place.turn.call_id])
 
     def _places(self) -> list[Place]:
-        """Return the place of every reply that the request repeats whole, with its whole
-        history."""
+        """Return the place of every reply that the request repeats whole.
+
+        The request repeats the reply's whole history, too.
+        """
         found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
         digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
@@ -194,8 +200,10 @@ class Search:
         return found
 
     def _rank(self, place: Place) -> tuple[object, ...]:
-        """Return the rank of a place: the greatest is the best, and among equals the first found
-        stays."""
+        """Return the rank of a place.
+
+        The greatest is the best, and among equals the first found stays.
+        """
         turn, seen = place.turn, self.seen
         return (
             turn.call_id == self.previous,
@@ -210,8 +218,11 @@ class Search:
         )
 
     def _asked_below(self, place: Place) -> bool:
-        """Return True if the same question has already been asked after this place. Under other
-        instructions or tools than the place's own, such a call was recorded from the root."""
+        """Return True if the same question has already been asked after this place.
+
+        Under other instructions or tools than the place's own, such a call was recorded from the
+        root.
+        """
         turn = place.turn
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         return bool(self.index.asked((turn.call_id, place.choice), rest)) or any(
@@ -219,15 +230,19 @@ class Search:
         )
 
     def _answered_below(self, place: Place) -> bool:
-        """Return True if the same question has already been answered there, in a run of an equal
-        conversation."""
+        """Return True if the same question has already been answered there.
+
+        The answer was given in a run of an equal conversation.
+        """
         rest = structs.replace(self.seen, units=self.digests[place.end :])
         asked = self.index.asked((place.turn.call_id, place.choice), rest)
         return any(turn.status is CallStatus.COMPLETE for turn in asked)
 
     def _leads_on(self, place: Place) -> bool:
-        """Return True if a reply that is echoed later was given below this one: of samples that say
-        the same, this one was then used."""
+        """Return True if a reply that is echoed later was given below this one.
+
+        If several samples have the same content, this one was then used.
+        """
         return any(
             self.index.descends(turn, place.turn)
             for unit in self.units[place.end :]
@@ -236,8 +251,10 @@ class Search:
         )
 
     def _foreign(self, place: Place) -> bool:
-        """Return True if the call is another agent's: it has other instructions and other tools,
-        and no echoed id connects it to the request."""
+        """Return True if the call is another agent's.
+
+        It has other instructions and other tools, and no echoed id connects it to the request.
+        """
         seen = place.turn.seen
         if seen.system == self.seen.system or seen.tools == self.seen.tools:
             return False
@@ -317,8 +334,10 @@ class Search:
         )
 
     def _differs(self, place: Place) -> set[str]:
-        """Return the names of the differences in form between this request and the base's request
-        and reply."""
+        """Return the names of the differences in form between this request and the base.
+
+        The base is compared by its request and its reply.
+        """
         seen, found, echo = place.turn.seen, set(place.match.differs), self.units[place.end - 1]
         if echo.form != place.turn.choices[place.choice].form:
             compared = compare_step(place.turn, place.choice, echo, self.request.messages)
@@ -349,8 +368,10 @@ class Search:
         return None
 
     def _dropped(self, link: Link) -> Turn | None:
-        """Return the call whose whole question stands in the request without its reply: the next
-        message stands in the reply's place."""
+        """Return the call whose whole question stands in the request without its reply.
+
+        The next message stands in the reply's place.
+        """
         below = (link.base.call_id, link.choice) if link.base is not None else None
         asked = [
             turn
@@ -366,8 +387,10 @@ class Search:
 
 
 def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:
-    """Return the text that the reply goes on from, as the only item. The tuple is empty if the
-    reply begins a turn of its own, or goes on from a recorded reply."""
+    """Return the text that the reply goes on from, as the only item.
+
+    The tuple is empty if the reply begins a turn of its own, or goes on from a recorded reply.
+    """
     if not request.extra["continue_final_message"] or not request.messages:
         return ()
     last = request.messages[-1]

@@ -77,16 +77,20 @@ class Session:
 
     def find(self, request: Request, agent: str | None = None) -> Link:
         """Return the place of ``request`` in the session, found by its messages or by its tokens.
+
         ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. The session
-        is not changed."""
+        is not changed.
+        """
         link = Search(self.turns, request, agent).link()
         if link.parent is None and isinstance(request.prompt, tuple):
             return self.find_tokens(link, token_array(request.prompt))
         return link
 
     def find_tokens(self, link: Link, prompt: TokenIds) -> Link:
-        """Return ``link``, below the longest recorded path (prompt and reply) that ``prompt``
-        begins with, if there is one."""
+        """Return ``link``, below the longest recorded path that ``prompt`` begins with.
+
+        A path is a prompt and its reply. The link stays as it is if there is no such path.
+        """
         point, _ = self.tree.find(prompt)
         for node, count in path_nodes(point.node, point.position):
             call_id, _, name = (node.id or "").rpartition(".")
@@ -112,8 +116,11 @@ class Session:
         prompt: TokenIds | None,
         sent: TokenIds | None = None,
     ) -> tuple[Growth, bool]:
-        """Put a call's tokens into the tree. ``prompt`` holds the ids that the engine used, and
-        ``sent`` the ids that it was sent. Return the growth and whether both are the same."""
+        """Put a call's tokens into the tree.
+
+        ``prompt`` holds the ids that the engine used, and ``sent`` the ids that it was sent. Return
+        the growth and whether both are the same.
+        """
         exact = prompt is not None and sent is not None and np.array_equal(prompt, sent)
         near = None if link.base is None else link.base.tip(link.choice)
         known = near.end if exact and near is not None else 0
@@ -128,8 +135,11 @@ class Session:
         growth: Growth | None = None,
         prompt_length: int = 0,
     ) -> Turn:
-        """Return the turn of a call that is over. ``messages`` are its replies, ``growth`` its
-        tokens. Without them, or without a known prompt, nothing is built on it."""
+        """Return the turn of a call that is over.
+
+        ``messages`` are its replies, ``growth`` its tokens. Without them, or without a known
+        prompt, nothing is built on it.
+        """
         nodes, prompt = self.tree.nodes, None
         if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
             prompt = Point(tip, prompt_length)
@@ -158,8 +168,10 @@ class Session:
         self.calls.add(turn.call_id)
 
     def trim(self) -> bool:
-        """Remove half of the turns that nothing is built on, longest out of use first. Return
-        whether there were any. One line is always kept whole."""
+        """Remove half of the turns that nothing is built on, longest out of use first.
+
+        Return whether there were any. One line is always kept whole.
+        """
         leaves = self.turns.leaves()
         idle = leaves[: len(leaves) // 2]
         for turn in idle:

@@ -84,16 +84,20 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         return 0 if self.prompt is None else self.prompt.position
 
     def tip(self, choice: int = 0) -> Node | None:
-        """Return the node where prompt and reply of one choice end, or ``None`` if either has no
-        ids."""
+        """Return the node where prompt and reply of one choice end.
+
+        Return ``None`` if either has no ids.
+        """
         if self.prompt is None or choice >= len(self.choices):
             return None
         node = self.choices[choice].node
         return node if node is not None and len(node.token_ids) else None
 
     def path_ids(self, choice: int = 0) -> TokenIds | None:
-        """Return the ids (``uint32``) of prompt and reply of one choice, or ``None`` if either has
-        no ids."""
+        """Return the ids (``uint32``) of prompt and reply of one choice.
+
+        Return ``None`` if either has no ids.
+        """
         tip = self.tip(choice)
         return None if tip is None else path_ids(tip, tip.end)
 
@@ -147,7 +151,9 @@ class Link(msgspec.Struct, frozen=True):
 
     def notes(self, status: CallStatus) -> tuple[Note, ...]:
         """Return the evidence for a retry (the earlier call, and the status with which it ended).
-        For an answered call, also return the call whose reply the harness went on without."""
+
+        For an answered call, also return the call whose reply the harness went on without.
+        """
         notes: tuple[Note, ...] = ()
         if self.retry_of is not None and self.retry_after is not None:
             name = "retry" if self.retry_after in _CUT else "asked_again"
@@ -161,9 +167,11 @@ class TurnIndex:
     """An index of turns by id (longest out of use first), by place, by reply and by question."""
 
     def __init__(self, *, unrelated: bool = False) -> None:
-        """Create an empty index. ``unrelated`` is true if the turns are of many sessions that know
-        nothing of each other. Two equal conversations are then one run after another, not one that
-        asked again."""
+        """Create an empty index.
+
+        ``unrelated`` is true if the turns are of many sessions that know nothing of each other. Two
+        equal conversations are then one run after another, not one that asked again.
+        """
         self.unrelated = unrelated
         self.digester = Digester()
         self.turns: OrderedDict[str, Turn] = OrderedDict()
@@ -204,31 +212,41 @@ class TurnIndex:
                 del self.found[key]
 
     def leaves(self) -> list[Turn]:
-        """Return the turns that no other turn builds on: lone calls first, then the ends of longer
-        lines, each longest out of use first."""
+        """Return the turns that no other turn builds on.
+
+        Lone calls come first, then the ends of longer lines, each longest out of use first.
+        """
         bases = {turn.base.call_id for turn in self.turns.values() if turn.base is not None}
         ends = (turn for turn in self.turns.values() if turn.call_id not in bases)
         return sorted(ends, key=lambda turn: turn.base is not None)
 
     def replied(self, digest: bytes) -> Sequence[Turn]:
-        """Return the turns with a reply of this meaning, or with these calls beside a text, oldest
-        first."""
+        """Return the turns with a reply of this meaning, oldest first.
+
+        A reply with these calls beside a text counts, too.
+        """
         return self.found.get(("reply", digest), ())
 
     def asked(self, below: Below, seen: RequestDigests) -> Sequence[Turn]:
-        """Return the turns that asked exactly this at this place, sampling parameters aside, oldest
-        first."""
+        """Return the turns that asked exactly this at this place, oldest first.
+
+        Sampling parameters do not count.
+        """
         key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
         return self.found.get(key, ())
 
     def deepest(self, seen: RequestDigests) -> int:
-        """Return the steps of the longest request known under the instructions and agent of
-        ``seen``."""
+        """Return the number of steps of the longest known request.
+
+        Only requests under the instructions and agent of ``seen`` count.
+        """
         return self._deepest.get((seen.system, seen.agent), 0)
 
     def opened_within(self, text: str) -> Iterator[Turn]:
         """Yield the turns with a long reply whose opening stands in ``text``, each opening once.
-        The cost grows with the length of the text, not with the number of turns."""
+
+        The cost grows with the length of the text, not with the number of turns.
+        """
         seen: set[str] = set()
         for match in _BEGINNINGS.finditer(text):
             at = match.start()
@@ -252,9 +270,11 @@ class TurnIndex:
 
 
 def _keys(turn: Turn) -> dict[Key, None]:
-    """Return the keys by which a request can recognise the turn, each once: the place and first new
-    step of its request, its whole question, the calls whose replies its request repeats, its
-    replies, and the beginnings of long ones."""
+    """Return the keys by which a request can recognise the turn, each once.
+
+    They are the place and first new step of its request, its whole question, the calls whose
+    replies its request repeats, its replies, and the beginnings of long ones.
+    """
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
     keys: dict[Key, None] = {
@@ -278,12 +298,16 @@ def _keys(turn: Turn) -> dict[Key, None]:
 
 
 def calls_alone(message: Message) -> bytes:
-    """Return the digest of a reply's tool calls alone, because some harnesses drop the text beside
-    them."""
+    """Return the digest of a reply's tool calls alone.
+
+    The calls stand alone because some harnesses drop the text beside them.
+    """
     return digest_of(msgspec.structs.replace(message, content=None))
 
 
 def summaries(turn: Turn) -> list[str]:
-    """Return the texts that a later conversation quotes of the turn's replies, if they are
-    summaries."""
+    """Return the texts of the turn's replies that a later conversation quotes.
+
+    It quotes them if they are summaries.
+    """
     return [text for choice in turn.choices for text in quotable(spoken_text(choice.message))]

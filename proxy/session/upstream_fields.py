@@ -17,8 +17,7 @@ from bridle.proxy.wire.minting import call_ids
 
 
 def with_upstream_fields(messages: Sequence[Message], turns: TurnIndex) -> tuple[Message, ...]:
-    """Return ``messages`` with the reasoning and the opaque fields of the replies that they
-    echo."""
+    """Return ``messages`` with the reasoning and the opaque fields of the replies they echo."""
     return tuple([_restored(m, turns) if m.role == "assistant" else m for m in messages])
 
 
@@ -33,8 +32,10 @@ def _restored(message: Message, turns: TurnIndex) -> Message:
 
 
 def _echoed(message: Message, turns: TurnIndex) -> Message | None:
-    """Return the recorded reply that a message echoes, by the ids that it was given, else by its
-    meaning."""
+    """Return the recorded reply that a message echoes.
+
+    The reply is found by the ids that it was given, else by its meaning.
+    """
     ids = {call.id for call in message.tool_calls}
     for call_id in call_ids([*ids, *message.anchors]):
         turn = turns.turns.get(call_id)

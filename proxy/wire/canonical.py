@@ -91,8 +91,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def template_arguments(self) -> dict[str, Any] | None:
-        """The ``template_kwargs`` with the arguments that stand for a reasoning effort. vLLM adds
-        the same ones when it renders, and a tail that is rendered here must be equal to its own."""
+        """The ``template_kwargs`` with the arguments that stand for a reasoning effort.
+
+        vLLM adds the same ones when it renders, and a tail that is rendered here must be equal to
+        its own.
+        """
         effort = self.extra.get("reasoning_effort")
         if effort is None:
             return self.template_kwargs
@@ -135,7 +138,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
 
 class Opaque(msgspec.Struct, frozen=True, gc=False):
     """Opaque fields of the upstream's message (``reasoning_details``), which it may demand back.
-    The lists of several such events are one list."""
+
+    The lists of several such events are one list.
+    """
 
     fields: Mapping[str, Any]
     choice: int = 0
@@ -219,8 +224,10 @@ class Minted(msgspec.Struct, frozen=True, gc=False):
     """The model name of the client's request, which its reply repeats."""
 
     def item_id(self, kind: str, index: int) -> str:
-        """Return the id of the ``index``-th output item. ``kind`` is the provider's prefix
-        (``msg``, ``fc``, ``rs``)."""
+        """Return the id of the ``index``-th output item.
+
+        ``kind`` is the provider's prefix (``msg``, ``fc``, ``rs``).
+        """
         return f"{kind}_{self.call_id.removeprefix('call_')}{index:02d}"
 
     def tool_call_id(self, index: int, prefix: str = "call") -> str:
@@ -260,8 +267,11 @@ class ApiError(BridleError):
         details: Mapping[str, Any] | None = None,
         overflow: Overflow | None = None,
     ) -> None:
-        """``details`` holds the fields of a dialect's error object that programs read. ``overflow``
-        holds the numbers of a context overflow, if the upstream gave them beside its message."""
+        """``details`` holds the fields of a dialect's error object that programs read.
+
+        ``overflow`` holds the numbers of a context overflow, if the upstream gave them beside its
+        message.
+        """
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -272,8 +282,10 @@ class ApiError(BridleError):
         self.overflow = overflow
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """Return the error with the client's ``names`` of the engine's parameters. Names that are
-        English words stay as they are in the message."""
+        """Return the error with the client's ``names`` of the engine's parameters.
+
+        Names that are English words stay as they are in the message.
+        """
         if not names or self.kind != "invalid_request":
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
@@ -281,8 +293,10 @@ class ApiError(BridleError):
         return self._worded(message, param)
 
     def hinted(self, hint: str) -> ApiError:
-        """Return the error with ``hint`` after its message, if an engine refused the messages or
-        named no field."""
+        """Return the error with ``hint`` after its message.
+
+        The hint is added if an engine refused the messages or named no field.
+        """
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
         return self._worded(f"{self.message} {hint}", self.param)

@@ -80,8 +80,10 @@ class Fold:
         return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
-        """Return the reply so far. A choice without events that stands before one with events is
-        empty."""
+        """Return the reply so far.
+
+        A choice without events that stands before one with events is empty.
+        """
         if self._reply is None:
             choices: list[ChoiceReply] = []
             for index in range(max(self._choices, default=-1) + 1):
@@ -120,8 +122,10 @@ class _Call:
         self.extra: dict[str, Any] = {}
 
     def whole(self, opaque: Mapping[str, Any]) -> ToolCall:
-        """Return the whole call. ``opaque`` holds the fields of its message, which the first call
-        keeps."""
+        """Return the whole call.
+
+        ``opaque`` holds the fields of its message, which the first call keeps.
+        """
         head, extra = self.head, self.extra
         if opaque:
             extra = {**extra, MESSAGE_FIELDS: opaque}
@@ -165,8 +169,10 @@ class _Choice:
 
 
 def events_of(reply: Reply, choice: int) -> Iterator[Event]:
-    """Yield the events of one choice of a whole reply. This is the inverse of the fold, except for
-    where texts were cut."""
+    """Yield the events of one choice of a whole reply.
+
+    This is the inverse of the fold, except for where texts were cut.
+    """
     if choice < len(reply.choices):
         whole = reply.choices[choice]
         if whole.reasoning:

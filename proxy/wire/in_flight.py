@@ -34,8 +34,10 @@ class InFlight:
 
 
 class Held(msgspec.Struct):
-    """The bytes that one call holds. An :meth:`add` must be followed by a :meth:`release` in the
-    end."""
+    """The bytes that one call holds.
+
+    An :meth:`add` must be followed by a :meth:`release` in the end.
+    """
 
     of: InFlight
     bytes: int = 0

@@ -31,8 +31,9 @@ class MintedId:
 
 
 def read(value: str) -> MintedId | None:
-    """Return the call that minted ``value``, or ``None`` if it does not have the shape of a minted
-    value.
+    """Return the call that minted ``value``.
+
+    Return ``None`` if it does not have the shape of a minted value.
 
     The shape is no proof: the caller must check that the call exists.
     """
@@ -60,8 +61,10 @@ def call_ids(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_base64(value: str) -> str:
-    """Return a minted value for clients that decode the field as bytes (Google's thought
-    signatures)."""
+    """Return a minted value for clients that decode the field as bytes.
+
+    Google's thought signatures are such a field.
+    """
     return b64encode(value.encode()).decode()
 
 

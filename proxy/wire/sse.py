@@ -34,8 +34,10 @@ class SseParser:
         """Bytes of the event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the payloads of the events that ``chunk`` completes. Raise
-        :class:`EventTooLarge`."""
+        """Return the payloads of the events that ``chunk`` completes.
+
+        Raise :class:`EventTooLarge`.
+        """
         if (
             chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
@@ -74,14 +76,18 @@ class SseParser:
         return payloads
 
     def finish(self) -> list[bytes]:
-        """Return the payloads that are left when the stream ends; a last event without its blank
-        line still counts."""
+        """Return the payloads that are left when the stream ends.
+
+        A last event without its blank line still counts.
+        """
         return self.feed(b"\n\n") if self._pending or self._data else []
 
     @staticmethod
     def _normalised(text: bytes) -> bytes:
-        """Return ``text`` with line ends as LF. A CR at the very end stays, because it may be half
-        of a CRLF."""
+        """Return ``text`` with line ends as LF.
+
+        A CR at the very end stays, because it may be half of a CRLF.
+        """
         held = text.endswith(b"\r")
         body = text[:-1] if held else text
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -10,8 +10,10 @@ from bridle.engine.contract.tokenizer import Tokenizer
 
 
 def first_corpus(agent_source: str) -> Iterator[str]:
-    """Yield text for the tokenizer of the first recording. Any text would do; the agent's own
-    source keeps prompts short."""
+    """Yield text for the tokenizer of the first recording.
+
+    Any text would do; the agent's own source keeps prompts short.
+    """
     yield agent_source
 
 

@@ -32,8 +32,10 @@ class Course(Protocol):
         """The version of the harness; ``None`` if it does not come with Bridle."""
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
-        """Return tasks of ``train`` or ``held_out``, which share none, in an order that ``seed``
-        decides."""
+        """Return tasks of ``train`` or ``held_out``, in an order that ``seed`` decides.
+
+        The two have no task in common.
+        """
 
     def agent(self, temperature: float) -> Adapter: ...
 
@@ -50,8 +52,10 @@ class TaughtCourse(Course, Protocol):
         """Return text for the tokenizer of the first recording."""
 
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
-        """Return a script that works as a policy should in the share ``skill`` of ``tasks``, and
-        makes one mistake in each of the others."""
+        """Return a script that works as a policy should in the share ``skill`` of ``tasks``.
+
+        It makes one mistake in each of the others.
+        """
 
 
 class LangChainExample:

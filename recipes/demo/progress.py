@@ -18,8 +18,10 @@ Tick = Callable[[int, str], None]
 
 @contextmanager
 def progress(console: Console, label: str, total: int) -> Iterator[Tick]:
-    """Show how much of ``total`` is done while the context is open. Yield the function that reports
-    it."""
+    """Show how much of ``total`` is done while the context is open.
+
+    Yield the function that reports it.
+    """
     if console.is_terminal:
         with _bar(console) as bar:
             task = bar.add_task(label, total=total, note="")

@@ -57,8 +57,10 @@ from bridle.trainer.sft.sft import SftStep
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """An engine and a proxy that run already, and the store that the proxy records to. The engine
-    must be able to read the demo's folder under the same path."""
+    """An engine and a proxy that run already, and the store that the proxy records to.
+
+    The engine must be able to read the demo's folder under the same path.
+    """
 
     engine_url: str
     proxy_url: str
@@ -67,8 +69,10 @@ class Services:
     """The folder in which sessions run; ``None`` stands for the demo's folder."""
 
     def stack(self) -> Stack:
-        """Return the services as a stack. Raise :class:`bridle.run.stack.StackError` if the engine
-        does not answer."""
+        """Return the services as a stack.
+
+        Raise :class:`bridle.run.stack.StackError` if the engine does not answer.
+        """
         key = key_in(API_KEY_VARIABLE)
         return Stack(
             self.engine_url,
@@ -90,8 +94,11 @@ class Demo:
         taught: TaughtCourse | None = None,
         services: Services | None = None,
     ) -> None:
-        """Prepare the run. ``taught`` is the course of a tiny policy, by default the shop.
-        ``services`` serve and record in place of the demo's own processes."""
+        """Prepare the run.
+
+        ``taught`` is the course of a tiny policy, by default the shop. ``services`` serve and
+        record in place of the demo's own processes.
+        """
         self.places = Places(root)
         if services is not None:
             self.places = Places(root, services.store, services.directory)
@@ -152,8 +159,10 @@ class Demo:
         self._state.finish(name)
 
     def _is_over(self, share: float) -> bool:
-        """Return whether ``share`` of the run's time is spent, over all attempts and with the stage
-        that is running."""
+        """Return whether ``share`` of the run's time is spent.
+
+        The time is that of all attempts, with the stage that is running.
+        """
         spent = sum(self._state.seconds.values()) + time.monotonic() - self._stage_began
         return spent >= share * self.settings.minutes * 60
 
@@ -282,8 +291,7 @@ class Demo:
         )
 
     def _seconds_to_train(self) -> float:
-        """Return the seconds that are left for training if measuring takes as long after it as
-        before it."""
+        """Return the seconds left for training if measuring takes as long after it as before it."""
         spent = self._state.seconds
         others = sum(seconds for stage, seconds in spent.items() if stage != "train")
         return max(0.0, self.settings.minutes * 60 - others - spent.get("before", 0.0))
@@ -327,8 +335,7 @@ class Demo:
 
     @contextmanager
     def _run_of(self, stage: str) -> Iterator[str]:
-        """Yield the id of the stage's run in the store: a new run, or that of an interrupted
-        attempt."""
+        """Yield the id of the stage's run in the store: a new run, or an interrupted attempt's."""
         runs = self._state.runs
         if stage not in runs:
             runs[stage] = new_id("run")

@@ -111,8 +111,7 @@ class Places:
 def make_base_policy(
     course: TaughtCourse, places: Places, settings: DemoSettings, run_id: str, progress: OnResult
 ) -> None:
-    """Make a policy with random weights, and a tokenizer trained on a first recording of the
-    agent."""
+    """Make a policy of random weights and train a tokenizer on a first recording of the agent."""
     train_tokenizer(places.first, course.first_corpus(), vocab_size=512)
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(
@@ -138,8 +137,10 @@ def record_teacher(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Record the teacher's demonstrations with the policy's tokenizer, and export them. Once
-    ``over()`` returns true, only demonstrations that are needed are begun."""
+    """Record the teacher's demonstrations with the policy's tokenizer, and export them.
+
+    Once ``over()`` returns true, only demonstrations that are needed are begun.
+    """
     tasks = course.tasks("train", settings.teacher_sessions, settings.seed)
     record(course, places, settings, places.base, tasks, run_id, progress, over)
     with Reader(places.store) as reader:
@@ -156,9 +157,11 @@ def record(
     progress: OnResult,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve the scripted teacher behind the proxy, and record the real agent that uses it. Once
-    ``over()`` returns true, tasks are left out, except for the first :data:`FEWEST_DEMONSTRATIONS`.
-    Raise :class:`NothingRecorded` if no session completes."""
+    """Serve the scripted teacher behind the proxy, and record the real agent that uses it.
+
+    Once ``over()`` returns true, tasks are left out, except for the first
+    :data:`FEWEST_DEMONSTRATIONS`. Raise :class:`NothingRecorded` if no session completes.
+    """
     script = course.teacher(tasks, settings.teacher_skill)
     with (
         ScriptedEngine(
@@ -191,8 +194,11 @@ def record(
 def warm_start(
     places: Places, settings: DemoSettings, on_step: Callable[[SftStep], bool | None]
 ) -> None:
-    """Fine-tune the base policy on the teacher's export. Lessons that a stopped attempt completed
-    are kept. ``on_step`` may return true to end its lesson."""
+    """Fine-tune the base policy on the teacher's export.
+
+    Lessons that a stopped attempt completed are kept. ``on_step`` may return true to end its
+    lesson.
+    """
     taught = lessons_taught(places, settings)
     start = places.lesson(taught - 1) if taught else places.base
     model = load_policy(start, compute=settings.compute)
@@ -252,8 +258,10 @@ def sft_config(lesson: Lesson, settings: DemoSettings) -> SftConfig:
 
 
 def warm_start_updates(settings: DemoSettings, lessons: int | None = None) -> int:
-    """Return the number of optimizer updates of the first ``lessons`` lessons; ``None`` stands for
-    all."""
+    """Return the number of optimizer updates of the first ``lessons`` lessons.
+
+    ``None`` stands for all lessons.
+    """
     return sum(_updates(lesson, settings) for lesson in settings.lessons[:lessons])
 
 
@@ -264,8 +272,10 @@ def _updates(lesson: Lesson, settings: DemoSettings) -> int:
 
 
 def _draws(lesson: Lesson) -> int:
-    """Return the number of times that the lesson's examples are made: once per epoch if pieces are
-    drawn, else once."""
+    """Return the number of times that the lesson's examples are made.
+
+    They are made once per epoch if pieces are drawn, and otherwise once.
+    """
     return lesson.epochs if lesson.piece else 1
 
 
@@ -279,8 +289,10 @@ def evaluate(
     temperature: float,
     progress: OnResult,
 ) -> None:
-    """Ask those of ``count`` held-out questions that ``run_id`` has not asked yet. The rewards go
-    to the store."""
+    """Ask those of ``count`` held-out questions that ``run_id`` has not asked yet.
+
+    The rewards go to the store.
+    """
     tasks = course.tasks("held_out", count, settings.seed)
     measured = {Outcome.COMPLETED, Outcome.AGENT_ERROR, Outcome.TIMEOUT}
     with course.rollouts(stack.proxy_url, stack.admin_key) as rollouts:
@@ -295,8 +307,10 @@ def evaluate(
 def left_over(
     tasks: Sequence[Task], places: Places, run_id: str, ended: Collection[Outcome]
 ) -> list[Task]:
-    """Return the tasks without a session in ``run_id`` whose outcome is in ``ended``. In a new run,
-    return all of them."""
+    """Return the tasks without a session in ``run_id`` whose outcome is in ``ended``.
+
+    In a new run, return all of them.
+    """
     with Reader(places.store) as reader:
         done = {s.task_id for s in reader.sessions(run=run_id, sealed=True) if s.outcome in ended}
     return [task for task in tasks if task.id not in done]
@@ -330,7 +344,9 @@ def train_policy(
     on_step: Callable[[StepReport], bool],
 ) -> GrpoLoop:
     """Run GRPO from the policy that ``stack`` serves, or continue an earlier attempt at ``run_id``.
-    Training ends when ``on_step`` returns true."""
+
+    Training ends when ``on_step`` returns true.
+    """
     tasks = course.tasks("train", seed=settings.seed + 1)
     with Reader(places.store) as reader:
         finished = FinishedGroups.of(reader, run_id)

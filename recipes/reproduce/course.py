@@ -47,8 +47,11 @@ class Editing:
     """A harness on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
 
     def __init__(self, harness: str, folders: Path | None = None) -> None:
-        """Prepare the course. If ``folders`` is given, the tasks are Harbor folders below it, and
-        each session runs in a container of its own."""
+        """Prepare the course.
+
+        If ``folders`` is given, the tasks are Harbor folders below it, and each session runs in a
+        container of its own.
+        """
         self.harness = harness
         self._adapter, _ = agent(harness)
         self._recipe = _RECIPES[harness]
@@ -66,8 +69,10 @@ class Editing:
         return self._adapter
 
     def session_settings(self, temperature: float) -> Mapping[str, Any]:
-        """Return settings that pin the temperature in the proxy, because the harness has no option
-        for it."""
+        """Return settings that pin the temperature in the proxy.
+
+        They do so because the harness has no option for it.
+        """
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},

@@ -95,10 +95,10 @@ that is right about as often as wrong would show nothing that distinguishes them
 def tasks(
     split: str, count: int | None = None, seed: int = 0, without: Collection[str] = ()
 ) -> list[Task]:
-    """Return up to ``count`` tasks of ``train`` or ``held_out``, in an order that ``seed`` decides,
-    of all kinds but those in ``without``.
+    """Return up to ``count`` tasks of ``train`` or ``held_out``.
 
-    The text of a task decides which split it is in, whatever the seed.
+    They are of all kinds but those in ``without``, in an order that ``seed`` decides. The text of a
+    task decides which split it is in, whatever the seed.
     """
     found = [task for task in all_tasks(without) if task.split == split]
     random.Random(seed).shuffle(found)
@@ -106,8 +106,10 @@ def tasks(
 
 
 def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
-    """Yield every task of all kinds but those in ``without``: about three thousand in all, each
-    with a sentence of its own."""
+    """Yield every task of all kinds but those in ``without``.
+
+    There are about three thousand in all, each with a sentence of its own.
+    """
     kinds = [kind for kind in KINDS if kind.name not in without]
     for kind, a, new in itertools.product(kinds, FILES, WORDS):
         others = sorted(set(WORDS) - {new}, key=lambda old: _draw(f"{kind.name} {a} {new} {old}"))

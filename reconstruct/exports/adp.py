@@ -60,8 +60,10 @@ def adp_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
 
 
 def _answered(exported: ExportedConversation) -> set[str]:
-    """Return the ids of the tool calls that have a result. Raise :class:`Inexpressible` if the
-    links between calls and results are broken."""
+    """Return the ids of the tool calls that have a result.
+
+    Raise :class:`Inexpressible` if the links between calls and results are broken.
+    """
     called: list[str] = []
     results: list[str] = []
     for entry in exported.messages:

@@ -35,8 +35,10 @@ def of_rows(
     heading: bytes = b"",
     suffix: str = ".jsonl",
 ) -> ExportFormat:
-    """Return the format that writes ``heading``, and then each row of ``rows`` as ``encode``
-    does."""
+    """Return the format that writes ``heading`` and then each row of ``rows``.
+
+    A row is written as ``encode`` does.
+    """
 
     def write(
         reader: Reader, path: str | Path, selection: Selection | None, _: str
@@ -77,8 +79,11 @@ conversation, which are written as lines of JSON."""
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format that ``name`` names. Raise :class:`bridle.registry.UnknownPart`, and the
-    other errors of :meth:`bridle.registry.Registry.get`."""
+    """Return the format that ``name`` names.
+
+    Raise :class:`bridle.registry.UnknownPart`, and the other errors of
+    :meth:`bridle.registry.Registry.get`.
+    """
     part = EXPORTS.get(name)
     if isinstance(part, ExportFormat):
         return part
@@ -96,8 +101,10 @@ def export(
     selection: Selection | None = None,
     builder: str = "tree",
 ) -> ExportReport:
-    """Write the selected sessions in the format ``form``, a name of :data:`EXPORTS`; ``builder``
-    makes the samples of ``tokens``."""
+    """Write the selected sessions in the format ``form``, a name of :data:`EXPORTS`.
+
+    ``builder`` makes the samples of ``tokens``.
+    """
     report = format_of(form).write(reader, path, selection, builder)
     account = account_of_sessions(reader, report.session_ids)
     report.account = {line.label: line.tokens for line in account_lines(account.fates)}

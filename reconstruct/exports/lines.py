@@ -29,8 +29,10 @@ from bridle.store.reading.queries import CallRow, Reader
 
 
 class Inexpressible(BridleError, ValueError):
-    """A format cannot express a conversation. The message is the reason under which it is
-    counted."""
+    """A format cannot express a conversation.
+
+    The message is the reason under which it is counted.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ class ExportedConversation:
 
     @property
     def id(self) -> str:
-        """An id that is unique in the store: the last reply's call, and its choice unless it is the
-        first."""
+        """An id that is unique in the store.
+
+        It consists of the last reply's call, and its choice unless it is the first.
+        """
         return self.leaf.call_id + (f".{self.leaf.choice}" if self.leaf.choice else "")
 
     @property
@@ -83,8 +87,10 @@ def export_lines(
     encode: Callable[[Mapping[str, Any]], bytes] = json_line,
     heading: bytes = b"",
 ) -> ExportReport:
-    """Write the selected sessions to ``path``, one session at a time: ``heading``, then each row as
-    ``encode`` writes it."""
+    """Write the selected sessions to ``path``, one session at a time.
+
+    ``heading`` comes first, then each row as ``encode`` writes it.
+    """
     selection = selection or Selection()
     report = ExportReport(Path(path))
     report.path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +128,10 @@ def export_lines(
 def _conversations(
     session: LoadedSession, decided: Mapping[ReplyId, Ruling], report: ExportReport
 ) -> Iterator[ExportedConversation]:
-    """Yield the conversations of one session, in the order in which their last calls began, each
-    with all of its replies that are trained whole."""
+    """Yield the conversations of one session in the order in which their last calls began.
+
+    Each has all of its replies that are trained whole.
+    """
     whole = {reply: None for reply, ruling in decided.items() if ruling.whole}
     continued = {base(session.by_id[reply.call_id]) for reply in whole}
     for reply in whole:
@@ -158,8 +166,10 @@ def _account(
 
 
 def _content(line: ExportedConversation) -> tuple[bytes, bytes]:
-    """Return a serialisation of the messages and of which are trained. It is the same for equal
-    conversations, although each has tool call ids of its own."""
+    """Return a serialisation of the messages and of which are trained.
+
+    It is the same for equal conversations, although each has tool call ids of its own.
+    """
     names: dict[str, int] = {}
     messages = [[_unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
     last = line.last_call

@@ -42,15 +42,20 @@ def text(message: ChatMessage) -> str:
 
 
 def reasoning(message: ChatMessage) -> str | None:
-    """Return the model's reasoning before the message, or ``None`` if it has none. It is empty if
-    the model opened and closed its reasoning at once."""
+    """Return the model's reasoning before the message, or ``None`` if it has none.
+
+    It is empty if the model opened and closed its reasoning at once.
+    """
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     return thought.removeprefix("\n").removesuffix("\n") if thought else None
 
 
 def tool_calls(message: ChatMessage) -> list[ParsedToolCall]:
-    """Return the message's tool calls. Raise :class:`Inexpressible` if the sampled arguments are
-    not a JSON object, or hold an integer that is too long to be written exactly."""
+    """Return the message's tool calls.
+
+    Raise :class:`Inexpressible` if the sampled arguments are not a JSON object, or hold an integer
+    that is too long to be written exactly.
+    """
     return [
         ParsedToolCall(call.get("id", ""), call["function"]["name"], _arguments(call["function"]))
         for call in message.get("tool_calls") or ()

@@ -1,5 +1,5 @@
-"""The kind of each call: ``main``, ``subagent``, ``compaction``, ``side``, ``retry`` or
-``unknown``.
+"""The kind of each call.
 
-``classify`` gives a verdict with its evidence for every call of a session.
+It is ``main``, ``subagent``, ``compaction``, ``side``, ``retry`` or ``unknown``. ``classify`` gives
+a verdict with its evidence for every call of a session.
 """

@@ -64,8 +64,10 @@ class _Candidates:
             self._summaries.append((call, summaries))
 
     def quoted_by(self, call: CallRow, begins: bool) -> set[str]:
-        """Return the ids of the calls whose reply is quoted as a summary in the messages of
-        ``call``."""
+        """Return the ids of the calls whose reply ``call`` quotes as a summary.
+
+        The quotation is in the messages of ``call``.
+        """
         found: set[str] = set()
         if self._summaries:
             for role in ("user", "system", "assistant"):
@@ -91,8 +93,10 @@ def _summaries(call: CallRow) -> list[str]:
 
 
 def _same_question(summarisers: Sequence[CallRow], calls: Sequence[CallRow]) -> set[str]:
-    """Return the ids of the calls that have the same parent as a summariser and end with the same
-    instruction."""
+    """Return the ids of the calls that ask the same as a summariser.
+
+    They have the same parent as a summariser and end with the same instruction.
+    """
     asked = {(call.parent_call_id, _last_given(call)) for call in summarisers}
     if not asked:
         return set()

@@ -132,8 +132,10 @@ def _by_line(calls: Sequence[CallRow], lines: Sequence[_Line]) -> list[tuple[Cal
 
 
 def _stated_kind(call: CallRow) -> Verdict | None:
-    """Return the kind that a person set, that was recorded, or that the harness stated in its
-    headers."""
+    """Return the kind that was set or stated for a call.
+
+    A person set it, it was recorded, or the harness stated it in its headers.
+    """
     if call.kind_set is not None:
         return Verdict(call.kind_set, f"set by {call.kind_by}", call.role_set)
     if call.kind is not CallKind.UNKNOWN:
@@ -160,8 +162,11 @@ def _replaced(calls: Sequence[CallRow]) -> set[str]:
 
 
 def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
-    """Return the lines of one call without tools whose instructions differ from those of every line
-    with tools. There must be a line with more than one call."""
+    """Return the lines of one call without tools that have instructions of their own.
+
+    Their instructions differ from those of every line with tools. There must be a line with more
+    than one call.
+    """
     if not any(len(line.calls) > 1 for line in lines) or len(lines) == 1:
         return []
     worked = {line.instructions for line in lines if line.uses_tools}
@@ -177,9 +182,11 @@ def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
-    """Return the calls that leave a conversation with other tools or instructions while it goes on
-    without them. A reply that was cut and that nothing continues does not count as going on,
-    because such a call may resume what was interrupted."""
+    """Return the calls that leave a conversation while it goes on without them.
+
+    They leave it with other tools or instructions. A reply that was cut and that nothing continues
+    does not count as going on, because such a call may resume what was interrupted.
+    """
     children: dict[str, list[CallRow]] = {}
     for call in calls:
         if call.parent_call_id is not None:
@@ -200,9 +207,12 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
-    """Give ``main`` to the only line without a verdict that does not begin with a compaction, or to
-    all such lines if they began alike. A line that begins with a compaction gets it if the work
-    continues from its summary."""
+    """Give ``main`` to lines without a verdict.
+
+    It goes to the only one that does not begin with a compaction, or to all such lines if they
+    began alike. A line that begins with a compaction gets it if the work continues from its
+    summary.
+    """
     unsettled = [line for line in lines if any(call.id not in verdicts for call in line.calls)]
     resumed = [line for line in unsettled if _kind(verdicts, line.first) is CallKind.COMPACTION]
     begun = [line for line in unsettled if _kind(verdicts, line.first) is not CallKind.COMPACTION]

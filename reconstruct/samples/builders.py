@@ -101,8 +101,10 @@ def _ruling(decided: Mapping[ReplyId, Ruling], row: SpanRow) -> Ruling:
 
 
 def plan_tree(tree: SessionTree) -> SamplePlans:
-    """Plan a sample for every branch. A shared sampled token belongs to the first branch that
-    reaches it."""
+    """Plan a sample for every branch.
+
+    A shared sampled token belongs to the first branch that reaches it.
+    """
     reached: dict[str, int] = {}
     for branch in tree.branches():
         starts: dict[str, int] = {}
@@ -210,8 +212,10 @@ def _account(
 
 
 def _continues(tree: SessionTree, row: SpanRow) -> str | None:
-    """Return the id of the nearest sampled span above if all of it is on this span's path, else
-    ``None``."""
+    """Return the id of the nearest sampled span above, or ``None``.
+
+    The result is ``None`` unless all of that span is on this span's path.
+    """
     end, link = row.span.start, row.span.parent_id
     while link is not None:
         above = tree.rows[link].span

@@ -40,8 +40,9 @@ They stay in the text if a call could not be parsed."""
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """The conditions under which tokens are trained. The default trains what the agent's own model
-    did in calls that ended well.
+    """The conditions under which tokens are trained.
+
+    The default trains what the agent's own model did in calls that ended well.
 
     ``length`` finishes are trained, because the tokens were sampled and their logprobs hold. The
     trainer's filters decide whether a cut answer deserves its reward.
@@ -91,8 +92,11 @@ class SampleRules:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> SampleRules:
-        """Return the rules that :meth:`as_data` wrote. Raise ``TypeError`` for unknown fields, and
-        ``ValueError`` for values that a field does not accept."""
+        """Return the rules that :meth:`as_data` wrote.
+
+        Raise ``TypeError`` for unknown fields, and ``ValueError`` for values that a field does not
+        accept.
+        """
         known = [known.name for known in fields(cls)]
         for name in data:
             if name not in known:
@@ -203,8 +207,10 @@ def _without_logprob(span: Span) -> list[Excluded]:
 
 
 def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Excluded, ...]:
-    """Merge both lists into one, ascending and without overlaps. Where both exclude a token, the
-    reason of ``first`` is kept."""
+    """Merge both lists into one, ascending and without overlaps.
+
+    Where both exclude a token, the reason of ``first`` is kept.
+    """
     found = list(first)
     for start, end, reason in second:
         at = start
@@ -218,8 +224,10 @@ def _apart(first: Sequence[Excluded], second: Sequence[Excluded]) -> tuple[Exclu
 
 
 def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) -> str | None:
-    """Return the reason why no token of a call is trained, or ``None`` if that depends on the
-    reply."""
+    """Return the reason why no token of a call is trained.
+
+    The result is ``None`` if that depends on the reply.
+    """
     if call.status is CallStatus.QUARANTINED:
         return "quarantined"
     if call.status is CallStatus.PARTIAL and not rules.partial:
@@ -267,8 +275,10 @@ def _excluded_version(version: int, rules: SampleRules) -> str | None:
 
 
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
-    """Whether a reply has a tool call that cannot be parsed: its arguments are not a JSON object,
-    or the engine's parser left the call in the text."""
+    """Whether a reply has a tool call that cannot be parsed.
+
+    The call's arguments are not a JSON object, or the engine's parser left the call in the text.
+    """
     if choice >= len(call.replies):
         return False
     message = call.replies[choice]

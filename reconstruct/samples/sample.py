@@ -56,8 +56,10 @@ class Sample:
 
 
 def sample_logprobs(logprobs: Logprobs) -> Logprobs:
-    """Return recorded logprobs (``float32[T]``) in the form of a sample: 0 for a missing one
-    (NaN)."""
+    """Return recorded logprobs (``float32[T]``) in the form of a sample.
+
+    A missing logprob (NaN) is 0 there.
+    """
     missing = np.isnan(logprobs)
     return np.where(missing, np.float32(0), logprobs) if missing.any() else logprobs
 
@@ -83,8 +85,11 @@ class Conservation:
         return self.captured == self.trained + self.untrained.total()
 
     def by_fate(self, kept: Fate) -> dict[tuple[str, str], int]:
-        """Return tokens by fate and reason. ``kept`` is the fate of tokens that are neither masked
-        nor dropped: ``TRAINABLE`` if only rules have judged."""
+        """Return tokens by fate and reason.
+
+        ``kept`` is the fate of tokens that are neither masked nor dropped: ``TRAINABLE`` if only
+        rules have judged.
+        """
         counted = {kept: self.trained}
         counted |= {Fate("masked", reason): tokens for reason, tokens in self.masked.items()}
         counted |= {Fate("dropped", reason): tokens for reason, tokens in self.dropped.items()}

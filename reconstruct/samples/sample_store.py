@@ -62,8 +62,10 @@ def derive(
 def _store_account(
     connection: Connection, session: LoadedSession, built: Built, builder: str
 ) -> None:
-    """Store the account of the sampled tokens and the verdict on each call, so that SQL can read
-    both."""
+    """Store the account of the sampled tokens and the verdict on each call.
+
+    SQL can then read both.
+    """
     place = {"session_id": session.id, "builder": builder, "run_id": ""}
     own = (token_fates.c[name] == value for name, value in place.items())
     connection.execute(delete(token_fates).where(*own))
@@ -84,10 +86,10 @@ def derive_again(session: LoadedSession) -> int:
 def stored_samples(
     session: LoadedSession, builder: str = "tree"
 ) -> tuple[SampleRules | None, list[Sample]]:
-    """Return the session's stored samples and their rules, or ``None`` and no samples if there are
-    none.
+    """Return the session's stored samples and their rules.
 
-    Raise :class:`bridle.reconstruct.tree.BrokenTree` if a span that they need is missing.
+    If there are none, return ``None`` and no samples. Raise
+    :class:`bridle.reconstruct.tree.BrokenTree` if a span that they need is missing.
     """
     rows = [row for row in _rows(session) if row["builder"] == builder]
     if not rows:

@@ -17,8 +17,10 @@ GREEDY_BELOW: Final = 1e-5
 
 
 def unscored(sampler: Sampler | None) -> str | None:
-    """Return the reason why tokens of ``sampler`` cannot be trained against the distribution that
-    they were drawn from, or ``None`` if they can."""
+    """Return the reason why tokens of ``sampler`` cannot be trained, or ``None`` if they can.
+
+    Training is against the distribution that they were drawn from.
+    """
     if sampler is None:
         return "sampler_not_recorded"
     if sampler.grammar:

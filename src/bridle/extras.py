@@ -27,8 +27,11 @@ class MissingExtra(BridleError):
 
 
 def missing_extra(what: str, extra: str, detail: object) -> str:
-    """Return the message about a missing package: ``what``, which names the need, the command that
-    installs ``extra``, and in parentheses ``detail``, the import that failed."""
+    """Return the message about a missing package.
+
+    It has ``what``, which names the need, the command that installs ``extra``, and in parentheses
+    ``detail``, the import that failed.
+    """
     return f"{what}: {install_command(extra)} ({detail})"
 
 
@@ -52,16 +55,20 @@ def install_command(extra: str) -> str:
 
 
 def require(module: str, extra: str, what: str) -> None:
-    """Raise :class:`MissingExtra` if ``module`` is not installed. Its message begins with
-    ``what``."""
+    """Raise :class:`MissingExtra` if ``module`` is not installed.
+
+    Its message begins with ``what``.
+    """
     if find_spec(module) is None:
         raise MissingExtra(what, extra, f"there is no module {module}")
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Raise :class:`MissingExtra` if an import in the context fails. Its message begins with
-    ``what``."""
+    """Raise :class:`MissingExtra` if an import in the context fails.
+
+    Its message begins with ``what``.
+    """
     try:
         yield
     except ImportError as error:

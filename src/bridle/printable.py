@@ -20,8 +20,10 @@ _IN_LINES: Final = {code: shown for code, shown in _VISIBLE.items() if chr(code)
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    """Return ``text`` with every control character made visible. Line breaks and tabs are kept,
-    unless ``one_line`` is set."""
+    """Return ``text`` with every control character made visible.
+
+    Line breaks and tabs are kept, unless ``one_line`` is set.
+    """
     if text.isascii() and text.isprintable():
         return text
     return text.translate(_VISIBLE if one_line else _IN_LINES)

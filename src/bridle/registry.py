@@ -55,8 +55,11 @@ class Registry(Generic[Part]):
         self._parts: dict[str, Part] = {}
 
     def register(self, name: str, part: Part) -> Part:
-        """Add a part under a name, and return it. Raise :class:`UnknownPart` if the name has a
-        colon or belongs to another built-in or registered part."""
+        """Add a part under a name, and return it.
+
+        Raise :class:`UnknownPart` if the name has a colon or belongs to another built-in or
+        registered part.
+        """
         if ":" in name or not name:
             raise UnknownPart(f"a name has at least one character and no colon, not {name!r}")
         if name in self._built_in or self._parts.get(name, part) is not part:
@@ -83,15 +86,19 @@ class Registry(Generic[Part]):
         return self._parts[name]
 
     def configured(self, name: str, options: Options) -> Part:
-        """Return the part that ``name`` names, with its options of ``options`` bound, if there are
-        any. Raise :class:`UnknownOption`, and the errors of :meth:`get`."""
+        """Return the part that ``name`` names, with its options bound if ``options`` has any.
+
+        Raise :class:`UnknownOption`, and the errors of :meth:`get`.
+        """
         part = self.get(name)
         own = options.get(name.rpartition(":")[2])
         return self._bound(name, part, own) if own else part
 
     def names(self) -> list[str]:
-        """Return the names of the built-in and registered parts, in the order of their
-        registration, and then those of entry points."""
+        """Return the names of the built-in and registered parts, and those of entry points.
+
+        The former are in the order of their registration, and the latter follow them.
+        """
         installed = sorted(metadata.entry_points(group=self.group).names)
         return list(dict.fromkeys([*self._built_in, *self._parts, *installed]))
 
@@ -139,8 +146,10 @@ class Registry(Generic[Part]):
 
 
 def require_parts(options: Options, *named: tuple[Registry[Any], str]) -> None:
-    """Raise the errors of :meth:`Registry.configured` for parts that are named, and
-    :class:`UnknownPart` if ``options`` has any for a name that no part of their kinds has."""
+    """Raise the errors of :meth:`Registry.configured` for parts that are named.
+
+    Raise :class:`UnknownPart` if ``options`` has any for a name that no part of their kinds has.
+    """
     for registry, name in named:
         registry.configured(name, options)
     chosen = {name.rpartition(":")[2]: None for _, name in named}

@@ -36,8 +36,10 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def set_thread_defaults(command: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables that ``command`` needs in ``environment``, except those that the user has
-    set."""
+    """Set the variables that ``command`` needs in ``environment``.
+
+    Variables that the user has set are left.
+    """
     share = COMPUTES.get(command)
     if share is None:
         return
@@ -51,9 +53,11 @@ def set_thread_defaults(command: str, environment: MutableMapping[str, str] = os
 
 
 def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
-    """Return the number of physical cores that this process may use: those of its CPU affinity, but
-    at most a container's quota. Two hardware threads of one core compute no faster than one, so
-    they count once."""
+    """Return the number of physical cores that this process may use.
+
+    They are those of its CPU affinity, but at most a container's quota. Two hardware threads of one
+    core compute no faster than one, so they count once.
+    """
     allowed = _affinity()
     cores = len({_siblings(cpus, cpu) for cpu in allowed})
     return max(1, min(cores, _quota(quota) or cores))
@@ -66,8 +70,10 @@ def _affinity() -> Iterable[int]:
 
 
 def _siblings(cpus: Path, cpu: int) -> str:
-    """Return the hardware threads of the core of ``cpu``, or ``cpu`` alone if the system does not
-    list them."""
+    """Return the hardware threads of the core of ``cpu``.
+
+    If the system does not list them, it is ``cpu`` alone.
+    """
     try:
         return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:
@@ -75,8 +81,10 @@ def _siblings(cpus: Path, cpu: int) -> str:
 
 
 def _quota(file: Path) -> int | None:
-    """Return the whole cores of the control group's quota (``QUOTA PERIOD``), at least 1, or
-    ``None`` if there is no quota."""
+    """Return the whole cores of the control group's quota, at least 1.
+
+    The quota is ``QUOTA PERIOD``. Return ``None`` if there is no quota.
+    """
     try:
         given, period = file.read_text().split()
         return max(1, int(given) // int(period))

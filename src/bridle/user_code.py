@@ -19,13 +19,14 @@ from bridle.errors import UsageError
 
 
 class UserCodeError(UsageError):
-    """The named code does not exist, or raised an error while it was loaded; the message has the
-    line."""
+    """The named code does not exist or raised an error on loading; the message has the line."""
 
 
 def load_object(named: str) -> Any:
-    """Return the object that ``FILE.py:NAME`` or ``MODULE:NAME`` names. Raise
-    :class:`UserCodeError` if it cannot be loaded."""
+    """Return the object that ``FILE.py:NAME`` or ``MODULE:NAME`` names.
+
+    Raise :class:`UserCodeError` if it cannot be loaded.
+    """
     place, separator, name = named.rpartition(":")
     if not separator:
         raise UserCodeError(f"{named!r} is not FILE.py:NAME or MODULE:NAME")
@@ -36,8 +37,10 @@ def load_object(named: str) -> Any:
 
 
 def load_module(place: str) -> ModuleType:
-    """Return the module in a file (``FILE.py``) or with a dotted name. Raise :class:`UserCodeError`
-    if it cannot be loaded."""
+    """Return the module in a file (``FILE.py``) or with a dotted name.
+
+    Raise :class:`UserCodeError` if it cannot be loaded.
+    """
     try:
         return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except UserCodeError:

@@ -31,8 +31,9 @@ class Refusal(NamedTuple):
 
 
 def refusal(headers: Headers, *, only_loopback: bool = False) -> Refusal | None:
-    """Return the reason to refuse a request with these headers (names in lower case), or ``None``
-    to serve it.
+    """Return the reason to refuse a request with these headers, or ``None`` to serve it.
+
+    The headers' names are in lower case.
 
     ``only_loopback`` is for a server that asks for no key: a ``Host`` header must then name this
     machine's loopback address.
@@ -70,8 +71,7 @@ def _names_loopback(host: str) -> bool:
 
 
 class NoWebPages:
-    """ASGI middleware that refuses such requests, for servers without an error format of their
-    own."""
+    """ASGI middleware that refuses such requests, for servers with no error format of their own."""
 
     def __init__(self, app: App, *, only_loopback: bool) -> None:
         self._app = app

@@ -1,5 +1,6 @@
-"""Request and response bodies, exact to the byte, in little more room than the message columns
-take.
+"""The request and response bodies, exact to the byte.
+
+They take little more room than the message columns.
 
 A harness sends its whole history with every call. A request is kept as a splice of an earlier
 request of its session: ``base[:prefix] + middle + base[len(base) - suffix:]``, and only the middle
@@ -68,8 +69,10 @@ def sha256_of(data: bytes) -> bytes:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Return the texts of messages and tools as bodies write them; equal for equal messages and
-    tools."""
+    """Return the texts of messages and tools as bodies write them.
+
+    They are equal for equal messages and tools.
+    """
     said: list[Any] = list(tools)
     for message in messages:
         said += (message.reasoning, message.content, message.tool_call_id, message.name)
@@ -79,8 +82,11 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (
 
 
 def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | None:
-    """Pack ``data`` as a splice of ``base``. Return ``None`` if they share too little or the chain
-    is too long. ``texts`` are those of the request's own messages."""
+    """Pack ``data`` as a splice of ``base``.
+
+    Return ``None`` if they share too little or the chain is too long. ``texts`` are those of the
+    request's own messages.
+    """
     if base is None or base.depth >= MAX_DEPTH:
         return None
     prefix, suffix = shared_ends(base.data, data)
@@ -108,8 +114,10 @@ def unpack_whole(packed: Packed, texts: bytes) -> bytes:
 
 
 def unpack_request(packed: Packed, base: bytes, replies: bytes, texts: bytes) -> bytes:
-    """Return the body that :func:`pack_request` was given. ``base`` is the base's bytes;
-    ``replies`` are the texts of its call's replies."""
+    """Return the body that :func:`pack_request` was given.
+
+    ``base`` is the base's bytes; ``replies`` are the texts of its call's replies.
+    """
     end = len(base) - packed.suffix
     if packed.data[0] != _WITH_REPLIES:
         replies = b""
@@ -126,8 +134,10 @@ def proved(data: bytes, digest: str) -> bytes:
 
 
 def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
-    """Return the lengths of the common prefix and of the common suffix after it; they never
-    overlap."""
+    """Return the lengths of the common prefix and of the common suffix after it.
+
+    They never overlap.
+    """
     one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
     prefix = common_prefix(one, other)
     return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])

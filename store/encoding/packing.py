@@ -38,8 +38,10 @@ _SMALL_BITS: Final = 12
 
 
 class _Codecs(threading.local):
-    """The codecs of a thread: zstandard's objects are fast to reuse and must not be shared between
-    threads."""
+    """The codecs of a thread.
+
+    The objects of zstandard are fast to reuse and must not be shared between threads.
+    """
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(
@@ -61,8 +63,10 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return the bytes that :func:`pack` was given. Raise ``ValueError`` for an unknown codec and
-    for damaged bytes."""
+    """Return the bytes that :func:`pack` was given.
+
+    Raise ``ValueError`` for an unknown codec and for damaged bytes.
+    """
     codec = packed[0]
     if codec == RAW:
         return bytes(packed[1:])
@@ -72,8 +76,10 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> bytes:
-    """Return ``data``, compressed with the bytes of ``dictionary``, behind ``codec``. If
-    :func:`pack` gives fewer bytes, return these."""
+    """Return ``data``, compressed with the bytes of ``dictionary``, behind ``codec``.
+
+    If :func:`pack` gives fewer bytes, return these.
+    """
     if len(data) < _WORTH_TRYING or not dictionary:
         return pack(data)
     compressor = zstandard.ZstdCompressor(
@@ -90,8 +96,10 @@ def pack_against(data: bytes, dictionary: bytes, codec: int = DICTIONARY) -> byt
 
 
 def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
-    """Return the bytes that :func:`pack_against` was given. Raise ``ValueError`` for damaged bytes,
-    and for another dictionary."""
+    """Return the bytes that :func:`pack_against` was given.
+
+    Raise ``ValueError`` for damaged bytes, and for another dictionary.
+    """
     if packed[0] < DICTIONARY:
         return unpack(packed)
     content = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -103,8 +111,10 @@ def unpack_against(packed: bytes, dictionary: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _parameters(data_bits: int, dictionary_bits: int) -> zstandard.ZstdCompressionParameters:
-    """Return zstd's parameters for data and a dictionary whose lengths have these numbers of
-    bits."""
+    """Return zstd's parameters for data and a dictionary of these lengths.
+
+    The arguments are the numbers of bits of the lengths.
+    """
     bits = max(data_bits, dictionary_bits)
     # zstd's own tables for so little have four places for each of its bytes.
     tables = {"hash_log": max(6, bits)} if bits <= _SMALL_BITS else {}
@@ -127,8 +137,10 @@ def _decompress(frame: bytes) -> bytes:
 
 
 def pack_ids(ids: ArrayLike) -> bytes:
-    """Return token ids, ``uint32[T]``, as bytes. Raise ``OverflowError`` for ids outside
-    ``uint32``."""
+    """Return token ids, ``uint32[T]``, as bytes.
+
+    Raise ``OverflowError`` for ids outside ``uint32``.
+    """
     words = np.ascontiguousarray(ids, dtype="<u4")
     raw = words.tobytes()
     if len(raw) >= _WORTH_TRYING:

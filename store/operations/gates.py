@@ -103,8 +103,10 @@ class Gates:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, known: int = 0) -> Rows | None:
-        """Return all rows, or ``None`` if their revision is ``known``. Raise
-        :class:`StoreUnavailable`."""
+        """Return all rows, or ``None`` if their revision is ``known``.
+
+        Raise :class:`StoreUnavailable`.
+        """
         ((revision,),) = self._query(_REVISION, self._deployment)
         if revision == known:
             return None
@@ -151,8 +153,10 @@ class Gates:
     def publish(
         self, policy: str, version: int, model: str | None, engine: str | None, *, back: bool
     ) -> int:
-        """Record that ``engine`` (every engine of the policy if ``None``) serves ``version`` from
-        now on. It becomes the policy's version unless an engine is given and has an older one.
+        """Record that ``engine`` serves ``version`` from now on.
+
+        ``None`` means every engine of the policy. The version becomes the policy's unless an engine
+        is given and the version is not newer.
 
         Raise :class:`StaleVersion` if the version is older than the policy's and ``back`` is not
         set, and :class:`NotFound` for an unknown engine.
@@ -174,8 +178,11 @@ class Gates:
         return revision
 
     def set_fingerprints(self, policy: str, published: int, found: Mapping[str, str | None]) -> int:
-        """Record the fingerprints that engines reported, by base URL, for the version that was
-        published in the revision ``published``. Engines of a later publish are skipped."""
+        """Record the fingerprints that engines reported, by base URL.
+
+        They are for the version that was published in the revision ``published``. Engines of a
+        later publish are skipped.
+        """
         with self._change() as (connection, rows, revision):
             self._update_gates(connection, revision, policy)
             for url, fingerprint in found.items():
@@ -190,8 +197,10 @@ class Gates:
         return revision
 
     def add_engine(self, policy: str, url: str, version: int) -> int:
-        """Add an engine that serves ``version``; a known engine stays as it is. Raise
-        ``ValueError`` for an engine of another policy."""
+        """Add an engine that serves ``version``; a known engine stays as it is.
+
+        Raise ``ValueError`` for an engine of another policy.
+        """
         with self._change() as (connection, rows, revision):
             known = rows.engines.get(url)
             if known is not None and known.policy != policy:
@@ -202,8 +211,10 @@ class Gates:
         return revision
 
     def remove_engine(self, policy: str, url: str) -> int:
-        """Remove an engine. Raise :class:`NotFound` for an unknown engine, and ``ValueError`` for
-        the policy's last one."""
+        """Remove an engine.
+
+        Raise :class:`NotFound` for an unknown engine, and ``ValueError`` for the policy's last one.
+        """
         with self._change() as (connection, rows, revision):
             urls = [known for known, one in rows.engines.items() if one.policy == policy]
             if url not in urls:
@@ -239,8 +250,10 @@ class Gates:
 
     @contextmanager
     def _change(self) -> Iterator[tuple[Connection, Rows, int]]:
-        """Open a transaction that excludes all other changes of the deployment. Yield its
-        connection, the rows before the change, and the revision that the change makes."""
+        """Open a transaction that excludes all other changes of the deployment.
+
+        Yield its connection, the rows before the change, and the revision that the change makes.
+        """
         with transaction(self._engine) as connection:
             if not self.local:
                 connection.exec_driver_sql(

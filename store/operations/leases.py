@@ -135,8 +135,10 @@ class Leases:
 
     @staticmethod
     def _in_turn(connection: Connection, consumer: str) -> None:
-        """Wait until no other request of the consumer runs. SQLite runs one transaction at a time
-        anyway."""
+        """Wait until no other request of the consumer runs.
+
+        SQLite runs one transaction at a time anyway.
+        """
         if _is_postgres(connection):
             connection.exec_driver_sql(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%(key)s, 0))",

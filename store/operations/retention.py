@@ -53,8 +53,10 @@ def older_than(connection: Connection, created_before: float) -> list[str]:
 
 
 def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
-    """Delete the rows of these sessions from every table that names a session. Return the number of
-    deleted calls."""
+    """Delete the rows of these sessions from every table that names a session.
+
+    Return the number of deleted calls.
+    """
     count = select(func.count()).where(calls.c.session_id.in_(session_ids))
     number = connection.execute(count).scalar_one()
     theirs = select(calls.c.id).where(calls.c.session_id.in_(session_ids))

@@ -30,9 +30,12 @@ class WrittenAccount:
 
 
 def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, WrittenAccount | None]:
-    """Return the accounts of all sessions that match, by id and oldest first; ``None`` for a
-    session with sampled tokens and no account. With ``wanted.run`` these are the sessions of that
-    run's account, which include those of its evaluation and others that it has trained on."""
+    """Return the accounts of all sessions that match, by id and oldest first.
+
+    A session with sampled tokens and no account has ``None``. With ``wanted.run`` these are the
+    sessions of that run's account, which include those of its evaluation and others that it has
+    trained on.
+    """
     rows = account_rows(_chosen(wanted), wanted.run)
     ordered = _chosen(wanted).order_by(sessions.c.created_at, sessions.c.id)
     found: dict[str, WrittenAccount | None] = {}
@@ -98,8 +101,10 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
 
 
 def uncounted_sessions(reader: Reader, wanted: SessionFilter) -> dict[str, int]:
-    """Return the number of sampled tokens by session id, for the sessions that match and have no
-    account."""
+    """Return the number of sampled tokens by session id.
+
+    The sessions are those that match and have no account.
+    """
     rows = account_rows(_chosen(wanted), wanted.run).subquery()
     query = select(rows.c.session_id, rows.c.tokens).where(rows.c.fate == UNCOUNTED.fate)
     with reader.engine.connect() as connection:

@@ -28,8 +28,10 @@ class IncompleteConversation(BridleError, ValueError):
 def walk_back(
     last: ReplyId, call_of: Callable[[str], CallRow | None]
 ) -> Iterator[tuple[CallRow, Conversation, ReplyId]]:
-    """Yield the calls of the conversation that ends with the reply ``last``, the latest first: each
-    call, the messages that its request brought, and its reply that the conversation has.
+    """Yield the calls of the conversation that ends with the reply ``last``, the latest first.
+
+    Each call comes with the messages that its request brought and with its reply that the
+    conversation has.
 
     Raise :class:`IncompleteConversation` at a call whose messages or reply are not known.
     """
@@ -46,8 +48,10 @@ def walk_back(
 
 
 def base(call: CallRow) -> ReplyId | None:
-    """Return the reply that the call continues, if any. A bare prompt has none, because it repeats
-    all of what it continues."""
+    """Return the reply that the call continues, if any.
+
+    A bare prompt has none, because it repeats all of what it continues.
+    """
     if completes_prompt(call):
         return None
     lineage = lineage_of(call)

@@ -95,8 +95,10 @@ def as_stored(table: Table) -> list[ColumnElement[Any]]:
 
 
 def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]]:
-    """Return the values of a row of :func:`as_stored`, with neutral values in place of damaged
-    ones, and the damage."""
+    """Return the values of a row of :func:`as_stored`, and the damage.
+
+    Neutral values stand in place of damaged ones.
+    """
     values: dict[str, Any] = {}
     damage: list[RowDamage] = []
     for column, stored in zip(table.columns, row, strict=False):
@@ -108,8 +110,10 @@ def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]
 
 
 def json_value(column: ColumnElement[Any], *path: str | int) -> Any:
-    """Return the value at ``path`` in a column of JSON, as SQL. It is NULL where SQLite finds no
-    JSON in the column, because an error would end the whole query."""
+    """Return the value at ``path`` in a column of JSON, as SQL.
+
+    It is NULL where SQLite finds no JSON in the column, because an error would end the whole query.
+    """
     found: Any = case((_is_json(column), column))
     for key in path:
         found = type_coerce(found, JSON)[key]
@@ -132,8 +136,10 @@ def _sqlite(element: Any, compiler: Any, **given: Any) -> str:
 
 
 def number_or_none(value: Any) -> Any:
-    """Return ``value`` if it is a number, else ``None``. An aggregate over damaged rows may be a
-    text."""
+    """Return ``value`` if it is a number, else ``None``.
+
+    An aggregate over damaged rows may be a text.
+    """
     return value if isinstance(value, int | float) else None
 
 
@@ -152,8 +158,10 @@ _OWNED: Final[Sequence[tuple[Table, Select[Any]]]] = [
 
 
 def damage_of(connection: Connection, session_ids: Sequence[str]) -> list[RowDamage]:
-    """Return every damaged value of these sessions, their calls, messages, tools, spans and
-    rewards."""
+    """Return every damaged value of these sessions.
+
+    It may be in the sessions, their calls, messages, tools, spans or rewards.
+    """
     return [
         each
         for table, query in _OWNED
@@ -163,8 +171,10 @@ def damage_of(connection: Connection, session_ids: Sequence[str]) -> list[RowDam
 
 
 class Shapes:
-    """A check of the types of values in the rows of one query. Known combinations of types cost
-    nothing."""
+    """A check of the types of values in the rows of one query.
+
+    Known combinations of types cost nothing.
+    """
 
     def __init__(self, columns: Iterable[Any]) -> None:
         self._columns = [getattr(column, "type", None) for column in columns]

@@ -46,8 +46,10 @@ from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool
 
 
 def json_as_text(table: Table) -> list[ColumnElement[Any]]:
-    """Return the table's columns, JSON as its text. The reader of a row decides whether to decode
-    it."""
+    """Return the table's columns, JSON as its text.
+
+    The reader of a row decides whether to decode it.
+    """
     return [
         cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
         for column in table.columns
@@ -82,8 +84,10 @@ def read_span(row: Sequence[Any]) -> Span:
 
 
 def request_messages(connection: Connection, call_id: str) -> int:
-    """Return the number of messages of a call's request. Raise :class:`RecordRejected` for an
-    unknown call."""
+    """Return the number of messages of a call's request.
+
+    Raise :class:`RecordRejected` for an unknown call.
+    """
     found = connection.execute(
         select(calls.c.request_messages).where(calls.c.id == call_id)
     ).first()
@@ -103,8 +107,10 @@ _LINK: Final[tuple[ColumnElement[Any], ...]] = (
 
 
 def request(connection: Connection, call_id: str) -> Earlier:
-    """Return a call's request. Raise :class:`NotFound` if there is none, and ``ValueError`` if it
-    is damaged."""
+    """Return a call's request.
+
+    Raise :class:`NotFound` if there is none, and ``ValueError`` if it is damaged.
+    """
     a_request = bodies.c.part == REQUEST
     this = select(*_LINK).where(bodies.c.call_id == call_id, a_request)
     links = this.cte("links", recursive=True)

@@ -122,8 +122,10 @@ def _unreadable(context: ExceptionContext) -> StoreUnavailable:
 
 
 class Reader:
-    """Queries of a store, given its URL or an engine of ``connect``. With an engine, errors are
-    SQLAlchemy's."""
+    """Queries of a store, given its URL or an engine of ``connect``.
+
+    With an engine, errors are SQLAlchemy's.
+    """
 
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
@@ -236,8 +238,11 @@ class Reader:
     def rewards_of(
         self, session_ids: Sequence[str], damage: dict[str, list[RowDamage]] | None = None
     ) -> dict[str, list[Reward]]:
-        """Return the rewards of several sessions by session, each one's oldest first. Rewards that
-        cannot be read are left out, and their damage is added to ``damage`` by session."""
+        """Return the rewards of several sessions by session, each one's oldest first.
+
+        Rewards that cannot be read are left out, and their damage is added to ``damage`` by
+        session.
+        """
         with self.engine.connect() as connection:
             rows = _in_pieces(connection, REWARDS_OF, session_ids)
             found = read_rewards(connection, rows, damage)
@@ -245,7 +250,9 @@ class Reader:
 
     def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
         """Return the rewards of the sessions whose ids a query selects, as :meth:`rewards_of`.
-        Sessions without rewards are left out."""
+
+        Sessions without rewards are left out.
+        """
         with self.engine.connect() as connection:
             rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
             return read_rewards(connection, rows.all())
@@ -272,8 +279,10 @@ class Reader:
         return [row.id for row in self._rows(query.order_by(calls.c.started_at, calls.c.id))]
 
     def latest_call(self, session_id: str) -> tuple[CallStatus, str | None] | None:
-        """Return the status and reason of the session's call that began last; ``None`` if it has no
-        call."""
+        """Return the status and reason of the session's call that began last.
+
+        Return ``None`` if it has no call.
+        """
         query = select(calls.c.status, calls.c.reason).where(calls.c.session_id == session_id)
         row = self._first(query.order_by(calls.c.started_at.desc(), calls.c.id.desc()).limit(1))
         return None if row is None else (_status(row.status), row.reason)
@@ -294,8 +303,7 @@ class Reader:
             return frozenset(connection.execute(select(writers.c.id)).scalars())
 
     def idle_sessions(self, before: float) -> list[str]:
-        """Return the ids of the open sessions without a key whose calls all ended before that
-        time."""
+        """Return the ids of open sessions without a key whose calls all ended before ``before``."""
         with self.engine.connect() as connection:
             return list(connection.execute(_IDLE, {"before": before}).scalars())
 
@@ -312,14 +320,18 @@ class Reader:
         return counts
 
     def versions_of(self, session_ids: Sequence[str]) -> dict[str, int]:
-        """Return the newest policy version at which a call of each session began. Sessions without
-        such a call are left out."""
+        """Return the newest policy version at which a call of each session began.
+
+        Sessions without such a call are left out.
+        """
         rows = self._rows_of(_VERSIONS_OF, session_ids)
         return {row.session_id: int(number_or_none(row.version) or 0) for row in rows}
 
     def token_counts_of(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the number of observed and of sampled tokens in each session's tree, each token
-        counted once."""
+        """Return the number of observed and of sampled tokens in each session's tree.
+
+        Each token is counted once.
+        """
         counts = dict.fromkeys(session_ids, (0, 0))
         for row in self._rows_of(_TOKENS_OF, session_ids):
             observed, sampled = counts[row.session_id]
@@ -330,9 +342,11 @@ class Reader:
         return counts
 
     def spent(self, session_id: str, aside: Collection[str] = ()) -> tuple[int, int]:
-        """Return the number of ended calls of the session, except those in ``aside``, and the
-        number of tokens that all ended calls sampled. Calls that only count tokens, and calls
-        refused for the budget, are left out."""
+        """Return the number of the session's ended calls, and of the tokens that they sampled.
+
+        The number of calls excludes those in ``aside``, but the number of tokens does not. Calls
+        that only count tokens, and calls refused for the budget, are left out.
+        """
         sampled = func.nullif(calls.c.sampled_tokens, 0)
         reported = json_value(calls.c.usage, "completion_tokens").as_integer()
         query = select(
@@ -356,8 +370,9 @@ class Reader:
             return stored.request(connection, call_id).data
 
     def response_body(self, call_id: str) -> bytes:
-        """Return the bytes that were sent to the client. Raise :class:`NotFound` if there were
-        none.
+        """Return the bytes that were sent to the client.
+
+        Raise :class:`NotFound` if there were none.
 
         Raise ``ValueError`` if the stored bytes are damaged.
         """
@@ -367,15 +382,17 @@ class Reader:
     # -- tokens ----------------------------------------------------------------------------------
 
     def spans(self, session_id: str) -> list[Span]:
-        """Return a session's token spans, in no particular order. Raise ``ValueError`` if one is
-        damaged."""
+        """Return a session's token spans, in no particular order.
+
+        Raise ``ValueError`` if one is damaged.
+        """
         return list(map(stored.read_span, self._rows_of(_SPANS_OF, [session_id])))
 
     def prompt_token_ids(self, call_id: str) -> TokenIds | None:
-        """Return the ids of a call's prompt, ``uint32[P]``; ``None`` if the engine did not report
-        them.
+        """Return the ids of a call's prompt, ``uint32[P]``.
 
-        Raise ``ValueError`` if the session's tree is broken.
+        Return ``None`` if the engine did not report them. Raise ``ValueError`` if the session's
+        tree is broken.
         """
         call = self.call(call_id)
         if call.prompt_tokens is None:
@@ -405,9 +422,10 @@ class Reader:
     def recorded_of(
         self, session_ids: Sequence[str]
     ) -> tuple[dict[str, list[CallRow]], dict[str, list[SpanRow]]]:
-        """Return the calls (in the order of their start) and the spans of several sessions, by
-        session. All are read at one moment: otherwise those of a session that goes on could
-        contradict each other.
+        """Return the calls and the spans of several sessions, by session.
+
+        Calls are in the order of their start. All are read at one moment: otherwise those of a
+        session that goes on could contradict each other.
 
         Raise :class:`DamagedRows` if one of them cannot be read.
         """
@@ -448,8 +466,10 @@ class Reader:
         return TaskRecord(**found[0]) if found else None
 
     def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
-        """Return tasks, all or those of a suite or split, in the order of suites, splits and
-        ids."""
+        """Return tasks in the order of suites, splits and ids.
+
+        They are all tasks, or those of a suite or split.
+        """
         query = select(*as_stored(tasks)).order_by(*tasks.primary_key)
         if suite is not None:
             query = query.where(tasks.c.suite == suite)
@@ -458,10 +478,10 @@ class Reader:
         return [TaskRecord(**values) for values in self._mended(tasks, query)]
 
     def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
-        """Return the weights that a run has published: policies by name, the versions of each
-        oldest first.
+        """Return the weights that a run has published.
 
-        ``name`` takes only those of one policy.
+        Policies are ordered by name, the versions of each oldest first. ``name`` takes only those
+        of one policy.
         """
         query = select(*as_stored(policies)).where(policies.c.run_id == run_id)
         if name is not None:
@@ -489,8 +509,10 @@ class Reader:
             return _in_pieces(connection, query, session_ids)
 
     def _mended(self, table: Table, query: Select[Any]) -> list[dict[str, Any]]:
-        """Return the values of rows of :func:`as_stored`, with neutral values in place of damaged
-        ones."""
+        """Return the values of rows of :func:`as_stored`.
+
+        Neutral values stand in place of damaged ones.
+        """
         return [mended(table, row)[0] for row in self._rows(query)]
 
     def _first(self, query: Select[Any], **values: Any) -> Row[Any] | None:
@@ -560,8 +582,10 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def _status(stored: Any) -> CallStatus:
-    """Return a status. One that cannot be read becomes ``QUARANTINED``, because its call is not to
-    be trusted."""
+    """Return a status.
+
+    One that cannot be read becomes ``QUARANTINED``, because its call is not to be trusted.
+    """
     return CallStatus(stored) if stored in _STATUSES else CallStatus.QUARANTINED
 
 

@@ -43,8 +43,10 @@ def read_rewards(
     rows: Iterable[Row[Any]],
     damage: dict[str, list[RowDamage]] | None = None,
 ) -> dict[str, list[Reward]]:
-    """Return the rewards of ``rows``, by session and in the order of the rows. Rewards that cannot
-    be read are left out, and their damage is added to ``damage`` by session."""
+    """Return the rewards of ``rows``, by session and in the order of the rows.
+
+    Rewards that cannot be read are left out, and their damage is added to ``damage`` by session.
+    """
     found: dict[str, list[Reward]] = {}
     by_turn: set[str] = set()
     for row in rows:

@@ -89,8 +89,10 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
 
 
 def judged(column: Column[Any]) -> ColumnElement[Any]:
-    """Return a column of ``calls`` (``kind``, ``break_reason``) as it was judged from the record,
-    or as recorded if the call has not been judged."""
+    """Return a column of ``calls`` as it was judged from the record.
+
+    The column is ``kind`` or ``break_reason``. It is as recorded if the call has not been judged.
+    """
     verdict = select(call_kinds.c[column.name]).where(call_kinds.c.call_id == calls.c.id)
     return func.coalesce(verdict.scalar_subquery(), column)
 

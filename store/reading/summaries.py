@@ -13,8 +13,11 @@ _CLOSED: Final = re.compile(r"</(\w+)>\Z")
 
 
 def quotable(reply: str) -> list[str]:
-    """Return ``reply`` and the content of the tag that ends it, each only if it is long enough for
-    a summary. Some harnesses ask for the summary in a tag and quote only the tag's content."""
+    """Return ``reply`` and the content of the tag that ends it.
+
+    Each is returned only if it is long enough for a summary. Some harnesses ask for the summary in
+    a tag and quote only the tag's content.
+    """
     whole = reply.strip()
     texts = [whole]
     closed = _CLOSED.search(whole, max(0, len(whole) - SUMMARY_LENGTH))

@@ -64,8 +64,10 @@ def evaluation_of(run_id: str) -> str:
 
 
 def in_account(run_id: str) -> ColumnElement[bool]:
-    """Return the condition that a session belongs to the account of a run: it is a session of the
-    run, one of the run's evaluation, or one that the run has trained on."""
+    """Return the condition that a session belongs to the account of a run.
+
+    It is a session of the run, one of the run's evaluation, or one that the run has trained on.
+    """
     own = token_fates.c.session_id == sessions.c.id
     return or_(
         sessions.c.run_id.in_([run_id, evaluation_of(run_id)]),
@@ -76,11 +78,11 @@ def in_account(run_id: str) -> ColumnElement[bool]:
 def account_rows(
     chosen: Select[Any] | None = None, run_id: str | None = None
 ) -> CompoundSelect[Any]:
-    """Return a query for rows of ``session_id``, ``trained_by``, ``fate``, ``reason`` and
-    ``tokens``.
+    """Return a query for the rows of accounts.
 
-    ``chosen`` selects the ids of some sessions; ``None`` takes all. The account of the run
-    ``run_id`` takes precedence over that of a later run.
+    A row has ``session_id``, ``trained_by``, ``fate``, ``reason`` and ``tokens``. ``chosen``
+    selects the ids of some sessions; ``None`` takes all. The account of the run ``run_id`` takes
+    precedence over that of a later run.
     """
 
     ids = None if chosen is None else chosen.cte("chosen")
@@ -168,8 +170,10 @@ def account_rows(
     )
 
     def whole(fate: Fate, name: str, run: Any, tokens: Any) -> Select[Any]:
-        """Return the query that gives the remaining ``tokens`` of all sessions of one source one
-        fate."""
+        """Return the query that gives remaining tokens one fate.
+
+        They are the remaining ``tokens`` of all sessions of one source.
+        """
         return select(
             heads.c.session_id,
             run.label("trained_by"),

@@ -54,8 +54,10 @@ def digest_bytes(value: str | None) -> bytes | None:
 
 
 def columns(*owners: type) -> list[Column[Any]]:
-    """Return the columns of the facts of these classes. ``Column.info`` has each one's field, under
-    ``"stored"``."""
+    """Return the columns of the facts of these classes.
+
+    ``Column.info`` has each one's field, under ``"stored"``.
+    """
     return [
         Column(
             one.name,
@@ -92,8 +94,10 @@ class Undecodable(bytes):
 
 
 def decoded(text: bytes) -> str | Undecodable:
-    """Decode a text of SQLite. Return the bytes of one that is not valid UTF-8, because an error
-    would end the whole query."""
+    """Decode a text of SQLite.
+
+    Return the bytes of one that is not valid UTF-8, because an error would end the whole query.
+    """
     try:
         return text.decode()
     except UnicodeDecodeError:

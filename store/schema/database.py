@@ -112,8 +112,10 @@ def connect(
 
 
 def file_id(engine: Engine) -> tuple[int, int] | None:
-    """Return the device and inode of an SQLite store's file, or ``None`` if the file is missing and
-    for PostgreSQL."""
+    """Return the device and inode of an SQLite store's file.
+
+    Return ``None`` if the file is missing and for PostgreSQL.
+    """
     if engine.dialect.name != "sqlite":
         return None
     try:
@@ -124,8 +126,9 @@ def file_id(engine: Engine) -> tuple[int, int] | None:
 
 
 def database_url(url: str) -> sqlalchemy.URL:
-    """Return ``url`` in SQLAlchemy's form: a bare path means SQLite, PostgreSQL goes through
-    psycopg.
+    """Return ``url`` in SQLAlchemy's form.
+
+    A bare path means SQLite, and PostgreSQL goes through psycopg.
 
     Raise :class:`StoreUnavailable` for any other database, for text that is not a URL, and for a
     URL of SQLite without a file.
@@ -195,9 +198,11 @@ def migrate(url: str) -> None:
 
 
 def make_whole(engine: Engine, *, wait: bool = True) -> None:
-    """Move the content of an SQLite store's write-ahead log into its file: a copy of the file alone
-    is then the whole store. With ``wait``, wait for the store's readers and writers and empty the
-    log, too. Do nothing if the file is missing or stays locked."""
+    """Move the content of an SQLite store's write-ahead log into its file.
+
+    A copy of the file alone is then the whole store. With ``wait``, wait for the store's readers
+    and writers and empty the log, too. Do nothing if the file is missing or stays locked.
+    """
     if engine.dialect.name != "sqlite" or file_id(engine) is None:
         return
     try:
@@ -212,8 +217,11 @@ def make_whole(engine: Engine, *, wait: bool = True) -> None:
 
 
 def driver_error(connection: Connection, sql: str, error: Exception) -> DBAPIError:
-    """Return SQLAlchemy's error for an ``error`` of the driver. It is for statements that go to the
-    driver directly, because SQLAlchemy's way to a cursor costs more than SQLite's work on a row."""
+    """Return SQLAlchemy's error for an ``error`` of the driver.
+
+    It is for statements that go to the driver directly, because SQLAlchemy's way to a cursor costs
+    more than SQLite's work on a row.
+    """
     dialect = connection.dialect
     wrapped = DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
     return cast("DBAPIError", wrapped)
@@ -225,8 +233,9 @@ def newest_revision() -> str:
 
 
 def revision(url: str) -> str | None:
-    """Return the revision of the database's schema, or ``None`` if it is not a store's. Change
-    nothing.
+    """Return the revision of the database's schema, or ``None`` if it is not a store's.
+
+    Change nothing.
 
     Raise SQLAlchemy's errors if the database cannot be reached.
     """
@@ -239,9 +248,11 @@ def revision(url: str) -> str | None:
 
 
 def refuse_newer(engine: Engine) -> None:
-    """Raise :class:`StoreUnavailable` for a store that a newer Bridle has migrated, and for a
-    database without a store. A newer store may keep data where this version does not look: readers
-    would omit it, and deletions would leave it behind."""
+    """Raise :class:`StoreUnavailable` for a newer store, and for a database without a store.
+
+    A newer Bridle has migrated a newer store. Such a store may keep data where this version does
+    not look: readers would omit it, and deletions would leave it behind.
+    """
     sqlite = engine.dialect.name == "sqlite"
     place = str(engine.url.database) if sqlite else engine.url.render_as_string(hide_password=True)
     with engine.connect() as connection:
@@ -287,8 +298,10 @@ def upgrade(connection: Connection) -> None:
 
 
 def _mark_as_ours(connection: Connection) -> bool:
-    """Write the application's id into the header of an SQLite file. Return whether it was
-    missing."""
+    """Write the application's id into the header of an SQLite file.
+
+    Return whether it was missing.
+    """
     if connection.dialect.name != "sqlite":
         return False
     if connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID:
@@ -387,8 +400,10 @@ def _sqlite(
 
 
 def _refuse_another_stores_log(path: Path) -> None:
-    """Refuse to make a file beside the log of a store that was moved away. The new file would empty
-    the log."""
+    """Refuse to make a file beside the log of a store that was moved away.
+
+    The new file would empty the log.
+    """
     log = Path(f"{path}-wal")
     if not path.exists() and log.exists() and log.stat().st_size:
         cause = f"{log} has the last transactions of a store that was here: move it with the store"

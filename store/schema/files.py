@@ -33,8 +33,10 @@ _warned: set[tuple[int, int]] = set()
 
 
 def check_file(path: Path) -> None:
-    """Raise :class:`StoreUnavailable` unless ``path`` is a store, empty, or missing. Change
-    nothing. Log a warning, once, for a store that others may read."""
+    """Raise :class:`StoreUnavailable` unless ``path`` is a store, empty, or missing.
+
+    Change nothing. Log a warning, once, for a store that others may read.
+    """
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -67,8 +69,10 @@ _OWN: Final = "give Bridle a database of its own with --store"
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file that only its owner may read, and its missing folders likewise. Leave an
-    existing file as it is."""
+    """Make an empty file that only its owner may read, and its missing folders likewise.
+
+    Leave an existing file as it is.
+    """
     make_private_folder(path.parent)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -89,9 +93,12 @@ def make_private_folder(path: Path) -> None:
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str = "TRUNCATE") -> bool:
-    """Move the committed content of the write-ahead log into the file, which then is the whole
-    store. Return whether all of it was moved: readers of an earlier moment, and other writers, may
-    prevent it. ``TRUNCATE`` waits for them and empties the log, ``PASSIVE`` does neither."""
+    """Move the committed content of the write-ahead log into the file.
+
+    The file then is the whole store. Return whether all of the content was moved: readers of an
+    earlier moment, and other writers, may prevent it. ``TRUNCATE`` waits for them and empties the
+    log, ``PASSIVE`` does neither.
+    """
     try:
         busy, logged, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     except sqlite3.Error as error:

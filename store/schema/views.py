@@ -1,5 +1,6 @@
-"""The views ``turns``, ``messages``, ``tool_calls``, ``scores`` and ``token_accounts``, by which
-people read a store.
+"""The views by which people read a store.
+
+They are ``turns``, ``messages``, ``tool_calls``, ``scores`` and ``token_accounts``.
 
 They are not part of the migrations' steps: a migration drops the views and creates them again from
 here. So a changed view needs a migration too, even if it has no steps. docs/sql.md describes them.
@@ -65,8 +66,11 @@ _OF_SESSION: Final = {
 
 
 def turn_columns() -> list[ViewColumn]:
-    """Return the columns of the view ``turns``: those of ``calls`` that are shown, and some of the
-    call's sampling parameters and of its session."""
+    """Return the columns of the view ``turns``.
+
+    They are those of ``calls`` that are shown, and some of the call's sampling parameters and of
+    its session.
+    """
     found = [ViewColumn("turn", "c.turn", "Number of the call in its session, from 1")]
     for one in (column.info["stored"] for column in calls.columns):
         if one.fact.shown:

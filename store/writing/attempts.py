@@ -44,8 +44,10 @@ def end(connection: Connection, ended: AttemptEnded, writer_id: str) -> int:
 def end_lost(
     connection: Connection, living: Sequence[str], seen: Mapping[str, float], reason: str
 ) -> None:
-    """Mark the attempts of writers that are not ``living`` as failed, at the time at which each
-    writer was ``seen`` last."""
+    """Mark the attempts of writers that are not ``living`` as failed.
+
+    Each fails at the time at which its writer was ``seen`` last.
+    """
     lost = select(attempts).where(
         attempts.c.status == _RUNNING, attempts.c.writer_id.not_in(living)
     )
@@ -58,8 +60,10 @@ def end_lost(
 
 
 def adopt(connection: Connection, old: str, new: str, reason: str) -> None:
-    """Give the attempts of the writer ``old`` to the writer ``new`` of the same process. ``old``
-    was judged to be gone, for ``reason``, while it lived."""
+    """Give the attempts of the writer ``old`` to the writer ``new`` of the same process.
+
+    ``old`` was judged to be gone, for ``reason``, while it lived.
+    """
     lost = (attempts.c.status == _RUNNING) | (attempts.c.reason == reason)
     own = (attempts.c.writer_id == old) & lost
     _set_runs(connection, own, _GOES_ON)

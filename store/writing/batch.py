@@ -255,8 +255,10 @@ class Batch:
         self, state: CachedSession, session_id: str, said: Conversation, *, exact: bool
     ) -> bytes:
         """Return the identifier of the request's tools, and add them if the session lacks them.
+
         With ``exact``, it is the set of these very definitions; without, it may be a set that means
-        the same."""
+        the same.
+        """
         meaning = None if said.lineage is None else said.lineage.digests.tools
         if not exact and meaning is not None and meaning in state.tools:
             return state.tools[meaning]
@@ -268,8 +270,11 @@ class Batch:
         return tools_id
 
     def _grow(self, ended: CallEnded) -> Growth:
-        """Return the call's place in its session's tree, as the record has it. If the record has
-        none, or hangs on a call that is not in the database, the call's tokens are stored whole."""
+        """Return the call's place in its session's tree, as the record has it.
+
+        If the record has none, or hangs on a call that is not in the database, the call's tokens
+        are stored whole.
+        """
         if ended.growth is not None and not self._orphaned(ended.growth):
             return ended.growth
         return TokenTree(ended.session_id).grow(ended.id, ended.prompt_token_ids, ended.choices)
@@ -298,8 +303,10 @@ class Batch:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
 
     def _write_rows(self, *tables: Table) -> None:
-        """Add the rows of these tables. Those of :data:`_REPLACED` replace the rows of the same
-        keys."""
+        """Add the rows of these tables.
+
+        Those of :data:`_REPLACED` replace the rows of the same keys.
+        """
         for table in tables:
             if (rows := self._rows.get(table)) is None:
                 continue
@@ -322,6 +329,8 @@ def _columns(record: Any) -> dict[str, Any]:
 
 
 def _last(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the newest row of each key. PostgreSQL refuses to upsert one row twice in a
-    statement."""
+    """Return the newest row of each key.
+
+    PostgreSQL refuses to upsert one row twice in a statement.
+    """
     return list({tuple(row[key] for key in keys): row for row in rows}.values())

@@ -33,8 +33,7 @@ class CachedSession:
     """Identifiers of tool sets that are in the store, by lineage's digest of the tools."""
 
     def request_base(self, parent_call_id: str | None) -> tuple[str | None, Earlier | None]:
-        """Return the parent's request and its call id if it is cached, else those of the latest
-        request."""
+        """Return the parent's request and call id if cached, else those of the latest request."""
         if parent_call_id is not None and parent_call_id in self.requests:
             return parent_call_id, self.requests[parent_call_id]
         latest = next(reversed(self.requests), None)
@@ -43,8 +42,11 @@ class CachedSession:
     def remember_request(
         self, call_id: str, request: Earlier, superseded: str | None = None
     ) -> None:
-        """Cache a request. ``superseded`` is a call whose request this one contains; it is dropped,
-        because later requests can be compared with this one as well."""
+        """Cache a request.
+
+        ``superseded`` is a call whose request this one contains; it is dropped, because later
+        requests can be compared with this one as well.
+        """
         if superseded is not None:
             self.requests.pop(superseded, None)
         self.requests[call_id] = request
@@ -72,8 +74,10 @@ def load_session(connection: Connection, session_id: str) -> CachedSession:
 
 
 class SessionCache:
-    """A cache of session states within ``limit`` bytes; those unused for longest are forgotten
-    first."""
+    """A cache of session states within ``limit`` bytes.
+
+    States unused for longest are forgotten first.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

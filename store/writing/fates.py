@@ -14,8 +14,9 @@ from bridle.store.schema.tables import sessions, token_fates
 
 
 def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
-    """Write the accounts of training runs. Each replaces the run's earlier account of the same
-    session.
+    """Write the accounts of training runs.
+
+    Each replaces the run's earlier account of the same session.
 
     Sessions that are no longer in the store are ignored.
     """

@@ -25,8 +25,10 @@ _ROUNDING: Final = 1e-6
 
 
 def has_ids(ended: CallEnded) -> bool:
-    """Return whether the engine sent any token ids. Without them there is nothing to check or
-    train."""
+    """Return whether the engine sent any token ids.
+
+    Without them there is nothing to check or train.
+    """
     return ended.prompt_token_ids is not None or any([len(c.token_ids) for c in ended.choices])
 
 

@@ -58,8 +58,11 @@ class JobQueue:
     """A bounded queue with one taker. It refuses jobs until it is opened and after it is closed."""
 
     def __init__(self, limit: int, patience: float) -> None:
-        """Make a closed queue. ``patience`` is the seconds for which a job may wait in all for a
-        store that is busy or away."""
+        """Make a closed queue.
+
+        ``patience`` is the seconds for which a job may wait in all for a store that is busy or
+        away.
+        """
         self._limit = limit
         self._patience = patience
         self._jobs: deque[WriteJob] = deque()
@@ -88,8 +91,10 @@ class JobQueue:
         self._open = True
 
     def close(self) -> bool:
-        """Refuse further jobs, and return whether the queue was open. Queued jobs can still be
-        taken."""
+        """Refuse further jobs, and return whether the queue was open.
+
+        Queued jobs can still be taken.
+        """
         with self._lock:
             was_open, self._open = self._open, False
             if self._asleep:
@@ -97,8 +102,9 @@ class JobQueue:
         return was_open
 
     def put_beginning(self, name: str, job: WriteJob) -> None:
-        """Queue a job that nothing waits for. It is written before the first job that follows
-        ``name``, or alone if none comes soon.
+        """Queue a job that nothing waits for.
+
+        It is written before the first job that follows ``name``, or alone if none comes soon.
 
         Raise as :meth:`put` does.
         """
@@ -113,8 +119,10 @@ class JobQueue:
     def put(
         self, job: WriteJob, *, refuse: bool = True, follows: tuple[str, ...] | None = None
     ) -> None:
-        """Queue a job that somebody waits for, behind the beginnings that it ``follows``, in this
-        order. A job with ``None`` may need any of them, and follows all.
+        """Queue a job that somebody waits for, behind the beginnings that it ``follows``.
+
+        The beginnings are queued in this order. A job with ``None`` may need any of them, and
+        follows all.
 
         Raise :class:`StoreClosed`, and :class:`StoreBusy` if the queue is full and the job may be
         refused.
@@ -134,8 +142,11 @@ class JobQueue:
             self._jobs.append(job)
 
     def take(self, until: float) -> list[WriteJob]:
-        """Wait for jobs and return those to write now. Return none at ``until`` (of the monotonic
-        clock), and none once the queue is closed and empty."""
+        """Wait for jobs and return those to write now.
+
+        Return none at ``until`` (of the monotonic clock), and none once the queue is closed and
+        empty.
+        """
         while True:
             with self._lock:
                 self._asleep = self._dozing = False
@@ -153,8 +164,10 @@ class JobQueue:
                 self._bell.get(timeout=min(until, next_early or until) - now)
 
     def _ring(self) -> None:
-        """Signal the taker, once for each time that it waits. Signals for which nobody waits would
-        gather while there is work."""
+        """Signal the taker, once for each time that it waits.
+
+        Signals for which nobody waits would gather while there is work.
+        """
         self._asleep = self._dozing = False
         self._bell.put(None)
 
@@ -165,8 +178,10 @@ class JobQueue:
             raise StoreBusy(f"{len(self)} records wait to be written")
 
     def _release(self, now: float) -> float | None:
-        """Queue the beginnings that are due. Return the time at which the next one will be, or
-        ``None``."""
+        """Queue the beginnings that are due.
+
+        Return the time at which the next one will be, or ``None``.
+        """
         while self._early:
             name, (due, job) = next(iter(self._early.items()))
             if due > now and self._open:

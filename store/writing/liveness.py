@@ -27,8 +27,10 @@ _REASON: Final = "the process that ran it died"
 
 
 def register(connection: Connection, lease: float, before: str | None = None) -> str:
-    """Add a writer for this process and return its identifier. ``before`` is the process's earlier
-    writer, whose attempts the new one takes over."""
+    """Add a writer for this process and return its identifier.
+
+    ``before`` is the process's earlier writer, whose attempts the new one takes over.
+    """
     writer_id, now = new_id("writer"), time.time()
     connection.execute(
         insert(writers).values(
@@ -56,8 +58,10 @@ RENEW: Final = (
 
 
 def interrupt_orphans(connection: Connection) -> int:
-    """Mark the open calls and attempts of writers that are gone. Return the number of these
-    calls."""
+    """Mark the open calls and attempts of writers that are gone.
+
+    Return the number of these calls.
+    """
     known = list(connection.execute(select(writers)))
     living = [row.id for row in known if alive(row)]
     orphaned = (
@@ -72,7 +76,9 @@ def interrupt_orphans(connection: Connection) -> int:
 
 
 def retire(connection: Connection, writer_id: str) -> int:
-    """Remove a writer and interrupt the calls and attempts that it left open. Return the number of
-    interrupted calls."""
+    """Remove a writer and interrupt the calls and attempts that it left open.
+
+    Return the number of interrupted calls.
+    """
     connection.execute(delete(writers).where(writers.c.id == writer_id))
     return interrupt_orphans(connection)

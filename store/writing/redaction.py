@@ -1,9 +1,9 @@
-"""Redaction of secrets in the stored text of a call: bodies, headers, messages, and the columns
-that quote them.
+"""The redaction of secrets in the stored text of a call.
 
-It is off by default, because redacted bodies are not byte for byte those that were sent. It
-searches the decoded text of each JSON string, and each line that is not JSON. The library
-detect-secrets finds the secrets that it knows, :data:`PATTERNS` and :data:`READERS` the others.
+It covers bodies, headers, messages, and the columns that quote them. It is off by default, because
+redacted bodies are not byte for byte those that were sent. It searches the decoded text of each
+JSON string, and each line that is not JSON. The library detect-secrets finds the secrets that it
+knows, :data:`PATTERNS` and :data:`READERS` the others.
 
 Token ids are never changed, because they must stay those that were sampled; a secret that the model
 itself read or wrote is still in them. A streamed reply may split a secret across its events, where
@@ -39,8 +39,11 @@ class DetectorsMissing(BridleError, ImportError):
 
 
 def _word(beginning: str) -> str:
-    """Return a pattern of a word's beginning. It also matches in JSON within a text, where the
-    escaped line break before the word ends in a letter."""
+    """Return a pattern of a word's beginning.
+
+    It also matches in JSON within a text, where the escaped line break before the word ends in a
+    letter.
+    """
     before = (r"\b", r"\\[bfnrt]", r"\\u[0-9A-Fa-f]{4}")
     # Looked for behind the beginning, which can be searched for as it is.
     return beginning + "(?:" + "|".join(f"(?<={one}{beginning})" for one in before) + ")"
@@ -91,13 +94,17 @@ _STREAM: Final = (b"data:", b"event:", b"id:", b":")
 
 
 class Redactor:
-    """A redactor that replaces every secret with ``[redacted:NAME]`` and adds a note on that to the
-    call."""
+    """A redactor that replaces every secret with ``[redacted:NAME]``.
+
+    It adds a note on that to the call.
+    """
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """Make a redactor. ``patterns`` replace everything that is searched for by default. Raise
-        ``re.error`` for an invalid pattern, and :class:`DetectorsMissing` if the library is
-        missing."""
+        """Make a redactor.
+
+        ``patterns`` replace everything that is searched for by default. Raise ``re.error`` for an
+        invalid pattern, and :class:`DetectorsMissing` if the library is missing.
+        """
         own = PATTERNS if patterns is None else patterns
         self._finders = {name: _pattern(text) for name, text in own.items()}
         if patterns is None:
@@ -107,8 +114,10 @@ class Redactor:
         """The numbers of secrets by name in the requests of open calls, by call."""
 
     def scrubbed(self, record: Record) -> Record:
-        """Return ``record``, without secrets if it is a call's or has the command of a session. The
-        beginning of a call must come before its end."""
+        """Return ``record``, without secrets if it is a call's or has the command of a session.
+
+        The beginning of a call must come before its end.
+        """
         match record:
             case CallBegun():
                 return self.begun(record)
@@ -247,8 +256,10 @@ _DOTTED: Final = re.compile(r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of private keys, from the first BEGIN mark of each to its END mark. A key
-    does not reach beyond a JSON string that it begins in."""
+    """Yield the places of private keys, from the first BEGIN mark of each to its END mark.
+
+    A key does not reach beyond a JSON string that it begins in.
+    """
     start = None
     for mark in _KEY_MARKS.finditer(text):
         if mark[1] is None:
@@ -261,8 +272,11 @@ def _private_keys(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _web_tokens(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of JSON web tokens: three words with dots between them, the first two of
-    which begin as a JSON object does."""
+    """Yield the places of JSON web tokens.
+
+    A token is three words with dots between them, the first two of which begin as a JSON object
+    does.
+    """
     for run in _DOTTED.finditer(text):
         ends = [run.start() + at.start() for at in re.finditer(r"\.|\Z", run[0])]
         at = run.start()
@@ -294,9 +308,11 @@ def _replaced(text: str, places: Iterable[tuple[int, int]], shown: str) -> str:
 
 
 def _library(name: str) -> Finder:
-    """Return a finder for a plugin of detect-secrets. Only the plugin's regular expressions are
-    used, because the plugin itself returns a group of the match, which may be no more than a
-    token's prefix."""
+    """Return a finder for a plugin of detect-secrets.
+
+    Only the plugin's regular expressions are used, because the plugin itself returns a group of the
+    match, which may be no more than a token's prefix.
+    """
     module, _, plugin = LIBRARY[name].partition(".")
     try:
         found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)

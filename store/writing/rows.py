@@ -74,9 +74,11 @@ def begun_row(
 def ended_row(
     ended: CallEnded, prompt_span_id: str | None, response_sha256: str | None
 ) -> list[Any]:
-    """Return the last columns of a :func:`begun_row`, which a call's end fills in. A reply that
-    contradicts itself is quarantined here, whichever caller wrote it, unless it has been checked
-    before."""
+    """Return the last columns of a :func:`begun_row`, which a call's end fills in.
+
+    A reply that contradicts itself is quarantined here, whichever caller wrote it, unless it has
+    been checked before.
+    """
     if ended.status in (CallStatus.COMPLETE, CallStatus.PARTIAL):
         if not ended.compared and (found := contradiction(ended)) is not None:
             ended = replace(ended, status=CallStatus.QUARANTINED, reason=found)
@@ -188,8 +190,11 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The SQL text of a statement. Its parameters are the columns that it sets, in the order of the
-    table, and then those of its condition."""
+    """The SQL text of a statement.
+
+    Its parameters are the columns that it sets, in the order of the table, and then those of its
+    condition.
+    """
 
     sql: str
 

@@ -88,8 +88,9 @@ class WriterStats:
 
 
 class Writer:
-    """The writer of records to ``url``; see the module for its rules. Start it, or use it as a
-    context manager.
+    """The writer of records to ``url``; see the module for its rules.
+
+    Start it, or use it as a context manager.
 
     The schema must be current (:func:`bridle.store.schema.database.migrate`). A ``redactor``
     removes secrets from calls before they are written.
@@ -132,8 +133,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     def start(self) -> Self:
-        """Register this process, interrupt the calls and attempts of dead ones, and start to
-        write."""
+        """Register this process, interrupt dead ones' calls and attempts, and start to write."""
         with transaction(self._engine) as connection:
             self._writer_id = liveness.register(connection, self._lease)
         self._file = file_id(self._engine)
@@ -185,9 +185,12 @@ class Writer:
         return found
 
     async def add(self, *records: Record) -> None:
-        """Add records in one transaction. Tasks, policies and metrics replace earlier rows of the
-        same key. Raise :class:`RecordRejected` if one of the records cannot be stored, such as a
-        session whose id, name or key is taken."""
+        """Add records in one transaction.
+
+        Tasks, policies and metrics replace earlier rows of the same key. Raise
+        :class:`RecordRejected` if one of the records cannot be stored, such as a session whose id,
+        name or key is taken.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob(records, done))
         await done
@@ -207,9 +210,12 @@ class Writer:
         self._queue.put_beginning(begun.id, WriteJob((begun,)))
 
     def end_call(self, ended: CallEnded) -> asyncio.Future[None]:
-        """Queue the end of a call. Return a future that is done once the call is committed, so that
-        its client may see the terminal event. The future raises :class:`StoreUnavailable`
-        otherwise, and :class:`RecordRejected` if this call is at fault."""
+        """Queue the end of a call.
+
+        Return a future that is done once the call is committed, so that its client may see the
+        terminal event. The future raises :class:`StoreUnavailable` otherwise, and
+        :class:`RecordRejected` if this call is at fault.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(WriteJob((ended,), done), refuse=False, follows=_beginnings(ended))
         return done
@@ -223,9 +229,11 @@ class Writer:
     async def set_kind(
         self, call_id: str, kind: CallKind | None, role: str | None = None, *, by: str
     ) -> None:
-        """Set the kind of a call that a person decided; it takes precedence over everything
-        recorded. ``None`` removes the decision. Raise :class:`RecordRejected` for an unknown
-        call."""
+        """Set the kind that a person decided for a call.
+
+        It takes precedence over everything recorded. ``None`` removes the decision. Raise
+        :class:`RecordRejected` for an unknown call.
+        """
         await self.add(_kind_patch(call_id, kind, role, by))
 
     def set_kind_sync(
@@ -241,8 +249,10 @@ class Writer:
     async def seal_session(
         self, session_id: str, outcome: str, at: float, fields: Mapping[str, Any] | None = None
     ) -> None:
-        """Seal a session, and set further columns of it to ``fields``. A session that is sealed
-        already is not changed."""
+        """Seal a session, and set further columns of it to ``fields``.
+
+        A session that is sealed already is not changed.
+        """
         sealed = {**(fields or {}), "sealed_at": at, "outcome": outcome}
         await self.add(Patch("sessions", session_id, sealed, once="sealed_at"))
 
@@ -261,23 +271,29 @@ class Writer:
         self.add_sync(Patch("runs", run_id, {"config": dict(config)}))
 
     def begin_run(self, *begun: RunRecord) -> None:
-        """Start runs, for the first time or again. Each is running until :meth:`finish_run`, and
-        has failed if this process dies before."""
+        """Start runs, for the first time or again.
+
+        Each is running until :meth:`finish_run`, and has failed if this process dies before.
+        """
         self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
 
     def finish_run(
         self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
     ) -> None:
-        """Record the end of a run: its status (``completed``, ``failed``, ``stopped``), and a line
-        that says why."""
+        """Record the end of a run: its status, and a line that gives the reason.
+
+        The status is ``completed``, ``failed`` or ``stopped``.
+        """
         at = time.time() if ended_at is None else ended_at
         self.add_sync(AttemptEnded(run_id, status, at, reason))
 
     def record_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
     ) -> None:
-        """Add a step's numbers in one transaction. A later value of the same name replaces the
-        earlier one."""
+        """Add a step's numbers in one transaction.
+
+        A later value of the same name replaces the earlier one.
+        """
         now = time.time() if at is None else at
         self.add_sync(*(Metric(run_id, step, name, float(v), now) for name, v in values.items()))
 
@@ -304,8 +320,10 @@ class Writer:
                 beat = time.monotonic() + self._lease / 3
 
     def _scrubbed(self, redactor: Redactor, jobs: Sequence[WriteJob]) -> list[WriteJob]:
-        """Return the jobs without secrets. Reject those whose records cannot be redacted; they are
-        not written."""
+        """Return the jobs without secrets.
+
+        Reject those whose records cannot be redacted; they are not written.
+        """
         kept: list[WriteJob] = []
         for job in jobs:
             try:
@@ -361,8 +379,9 @@ class Writer:
         self._lost.update(record.id for record in ended)
 
     def _attempt(self, jobs: list[WriteJob]) -> None:
-        """Commit the jobs in one transaction, waiting for a database that is busy or away. Jobs
-        whose patience ends meanwhile are given up, and removed from ``jobs``.
+        """Commit the jobs in one transaction, waiting for a database that is busy or away.
+
+        Jobs whose patience ends meanwhile are given up, and removed from ``jobs``.
 
         Raise :class:`RecordRejected` if a record is at fault, else :class:`StoreUnavailable`.
         """
@@ -391,8 +410,11 @@ class Writer:
                 pause = min(1.0, pause * 2)
 
     def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:
-        """Write the jobs in one transaction. ``again`` means that an earlier attempt may have been
-        committed although the server could not confirm it."""
+        """Write the jobs in one transaction.
+
+        ``again`` means that an earlier attempt may have been committed although the server could
+        not confirm it.
+        """
         if file_id(self._engine) != self._file:
             file = self._engine.url.database
             cause = (
@@ -449,8 +471,10 @@ class Writer:
         self._connection = connection
 
     def _committed(self) -> bool:
-        """Return whether the last transaction is in the database although its commit was not
-        confirmed: a server's answer can be lost on its way."""
+        """Return whether the last transaction is in the database.
+
+        Its commit was not confirmed: a server's answer can be lost on its way.
+        """
         if not self._remote:
             return False
         try:
@@ -460,8 +484,10 @@ class Writer:
             return False
 
     def _is_noted(self, connection: Connection) -> bool:
-        """Return whether the server has committed the transaction of the latest number. Wait for
-        one that is being committed."""
+        """Return whether the server has committed the transaction of the latest number.
+
+        Wait for one that is being committed.
+        """
         query = select(writers.c.batch).where(writers.c.id == self._writer_id).with_for_update()
         return connection.execute(query).scalar() == self._number
 
@@ -489,8 +515,10 @@ def _kind_patch(call_id: str, kind: CallKind | None, role: str | None, by: str) 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """Return whether trying again can help: with a lock, a deadlock or a lost server, but not with
-    a full disk."""
+    """Return whether trying again can help.
+
+    It can with a lock, a deadlock or a lost server, but not with a full disk.
+    """
     text = str(error.orig)
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in text or "busy" in text

@@ -39,8 +39,10 @@ def key_of_the_page() -> str:
 
 @pytest.fixture
 def proxy(model_dir: Path, store: str) -> Iterator[str]:
-    """A proxy with two sealed sessions, one of them good. It is started as the README starts it, so
-    that it makes an admin key of its own."""
+    """A proxy with two sealed sessions, one of them good.
+
+    It is started as the README starts it, so that it makes an admin key of its own.
+    """
     torch.set_num_threads(1)
     with ScriptedEngine(
         model_dir, lambda _: ScriptedReply("It is 5."), served_model_name="m"

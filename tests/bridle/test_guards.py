@@ -54,8 +54,10 @@ def check(delivery):
 
 
 class HalfCheat:
-    """Every other session looks at the history three times and answers wrong; the others are
-    right."""
+    """A policy whose every other session looks at the history and answers wrong.
+
+    Such a session looks three times. The others are right.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[str, int] = {}

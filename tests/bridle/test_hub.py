@@ -79,8 +79,10 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 
 
 def fetched(function: str, home: Path, endpoint: str, **more: str) -> str:
-    """What ``function`` of ``run/hub.py`` returns for ``tiny/model``, in a process of its own: the
-    Hub's address is read when its library is imported."""
+    """Return the result of ``function`` of ``run/hub.py`` for ``tiny/model``.
+
+    It runs in a process of its own: the Hub's address is read when its library is imported.
+    """
     script = (
         "import sys; from bridle.errors import BridleError; from bridle.run import hub\n"
         f"try: print(hub.{function}('tiny/model'))\n"

@@ -1,5 +1,7 @@
-"""The templates of training on many machines: a JobSet's pods by Kubernetes' own schemas, and the
-commands, Slurm's too, by what Bridle takes.
+"""The templates of training on many machines.
+
+A JobSet's pods are checked by Kubernetes' own schemas, and the commands, Slurm's too, by what
+Bridle takes.
 
 No package has JobSet's own definition.
 """

@@ -74,8 +74,11 @@ class Api:
         return self.events("/v1/chat/completions", **self.ask(asked, stream=True, **extra))
 
     def fine_stream(self, asked: str, **extra: Any) -> list[dict[str, Any]]:
-        """A stream with hardly more than one token in a chunk: an engine may send what its client
-        was too slow to take as one chunk, so a busy machine may need several tries."""
+        """Return a stream with hardly more than one token in a chunk.
+
+        An engine may send what its client was too slow to take as one chunk, so a busy machine may
+        need several tries.
+        """
         finest: list[dict[str, Any]] = []
         for _ in range(8):
             chunks = self.stream(asked, **extra)

@@ -1,5 +1,8 @@
-"""What the installed harnesses sent (texts shortened, identities blanked) after three turns with
-two parallel calls, a failing one and reasoning, recorded against these dialects."""
+"""The requests of the installed harnesses, recorded against these dialects.
+
+They were sent after three turns with two parallel calls, a failing one and reasoning. Texts are
+shortened and identities blanked.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Each field that carries history or tools, or changes what the model is asked, is carried out or
-refused with a remedy in the dialect's own shape; none is dropped in silence."""
+"""Each field that matters to the model is carried out or refused; none is dropped in silence.
+
+A field matters if it carries history or tools, or changes what the model is asked. A refusal has a
+remedy in the dialect's own shape.
+"""
 
 from __future__ import annotations
 

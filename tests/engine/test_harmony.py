@@ -1,5 +1,8 @@
-"""gpt-oss is rendered as vLLM renders it. That the ids are vLLM's own is tested in its environment
-(``tests/vllm/test_real_rendering.py``)."""
+"""gpt-oss is rendered as vLLM renders it.
+
+A test in vLLM's environment (``tests/vllm/test_real_rendering.py``) shows that the ids are vLLM's
+own.
+"""
 
 from __future__ import annotations
 

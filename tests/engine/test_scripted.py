@@ -102,8 +102,10 @@ def test_a_structured_reply_becomes_markup_that_parses_back(serve: Serve) -> Non
 
 @pytest.fixture
 def other_dir(tiny_dir: Path, tmp_path: Path) -> Path:
-    """A model that writes Mistral's markup, and that five ids end replies of: the lowest is one
-    that its template never writes."""
+    """A model that writes Mistral's markup, with five ids that end its replies.
+
+    The lowest is one that its template never writes.
+    """
     directory = shutil.copytree(tiny_dir, tmp_path / "other")
     backend = BackendTokenizer.from_file(str(directory / "tokenizer.json"))
     names = ["<low>", "<turn>", "<calls>", "[TOOL_CALLS]", "[ARGS]"]

@@ -249,8 +249,11 @@ def working_in(directory: Path) -> list[str]:
 
 @pytest.fixture
 def assert_gone() -> Callable[[int | Path], Awaitable[None]]:
-    """Waits for a process, or for all that work in a directory, to be gone, or dead and merely not
-    yet reaped. A sandbox with process ids of its own has none that means something outside."""
+    """Return a function that waits until a process, or all that work in a directory, are gone.
+
+    A process that is dead and merely not yet reaped counts as gone. A sandbox with process ids of
+    its own has none that means something outside.
+    """
 
     async def wait(what: int | Path) -> None:
         for _ in range(100):

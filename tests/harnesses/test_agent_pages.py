@@ -1,5 +1,7 @@
-"""The agents' pages of the documentation: their configuration is the adapters', and their commands
-run as they are typed, with ``bridle run`` and by hand."""
+"""The agents' pages of the documentation: their configuration is the adapters'.
+
+Their commands run as they are typed, with ``bridle run`` and by hand.
+"""
 
 from __future__ import annotations
 

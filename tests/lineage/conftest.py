@@ -284,8 +284,10 @@ def talk() -> SimpleNamespace:
 
 
 class Policy:
-    """Stands for the engine: renders what it must, samples what it is told, in the template's own
-    words, and remembers every call in a session."""
+    """A stand-in for the engine that remembers every call in a session.
+
+    It renders what it must, and samples what it is given, in the template's own words.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.tokenizer = tokenizer
@@ -353,8 +355,10 @@ class Policy:
         return turn
 
     def breaks(self, link: Link, used: Sequence[int]) -> tuple[BreakReason, ...]:
-        """Why the ids that the engine ``used`` do not continue the parent's, if they do not: by the
-        proxy, or else from the record."""
+        """Return why the ids that the engine ``used`` do not continue the parent's, if they do not.
+
+        The reason is the proxy's, or else the record's.
+        """
         before = list(self.held.turns.turns.values())
         turn = ended(self.held, new_id("call"), link, prompt_token_ids=used)
         growth, _ = self.held.grow("call_again", link, [], np.asarray(used, dtype=np.uint32))

@@ -24,8 +24,11 @@ def used_part(message: Message, rng: Random) -> Message:
 def rewritten(
     history: Sequence[Message], rng: Random, *, own_ids: bool, drops_text: bool
 ) -> list[Message]:
-    """The history as some harness sends it: with call ids of its own, without the text beside tool
-    calls, and every part of it in any of the ways that mean the same."""
+    """Return the history as some harness sends it.
+
+    It may have call ids of its own and lack the text beside tool calls. Every part of it is in any
+    of the ways that mean the same.
+    """
     calls = [call for message in history for call in message.tool_calls]
     ids = {call.id: f"own{n}" for n, call in enumerate(calls)} if own_ids else {}
     sent: list[Message] = []

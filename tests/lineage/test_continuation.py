@@ -42,8 +42,11 @@ def family(tokenizer: Tokenizer) -> str:
 
 
 def without_rewrites(name: str, text: str) -> str:
-    """``text`` without the places that the family's template writes anew as a conversation goes
-    on; the closed list of what exact and rendered prompts may differ in."""
+    """Return ``text`` without the places that the family's template writes anew.
+
+    It writes them anew as a conversation goes on. This is the closed list of what exact and
+    rendered prompts may differ in.
+    """
     if name == "qwen3":
         return re.sub(r"<think>\n.*?</think>\n\n", "", text, flags=re.DOTALL)
     if name == "glm":
@@ -117,8 +120,10 @@ def test_exact_and_rendered_prompts_differ_only_where_the_template_rewrites(
 
 
 def test_any_other_difference_would_be_seen(policy, tokenizer) -> None:
-    """The comparison above objects to a prompt that lacks any one token of its tail, or ends the
-    parent's reply twice."""
+    """The comparison above objects to a prompt that lacks any one token of its tail.
+
+    It also objects to one that ends the parent's reply twice.
+    """
     name = family(tokenizer)
     tried = 0
     for session, link, _, prompt in talk_to(policy, tokenizer):

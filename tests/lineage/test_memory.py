@@ -1,5 +1,7 @@
-"""What an idle session costs: its ids once, a bounded amount for each turn, and nothing of the
-texts that were sent with every call."""
+"""The memory of an idle session: its ids once, and a bounded amount for each turn.
+
+Nothing of the texts that were sent with every call is kept.
+"""
 
 from __future__ import annotations
 

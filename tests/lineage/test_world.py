@@ -1,6 +1,8 @@
-"""A made-up world of agents that share one session, seen through all that harnesses do to a
-history. Whatever happens in whatever order, each request finds its true parent, and every path
-reads back as the engine saw and sampled it."""
+"""A made-up world of agents that share one session, through all that harnesses do to a history.
+
+Whatever happens in whatever order, each request finds its true parent, and every path reads back as
+the engine saw and sampled it.
+"""
 
 from __future__ import annotations
 
@@ -161,8 +163,10 @@ class World:
         said: str = "Reply",
         words: str | None = None,
     ) -> Turn:
-        """The engine's answer is recorded; nobody has read it yet. ``words`` are all that it says,
-        when they are given."""
+        """Record the engine's answer, which nobody has read yet.
+
+        ``words`` are all that it contains, when they are given.
+        """
         call_id = new_id("call")
         minted = Minted(call_id=call_id, created=0, response_id="", model="m")
         calls = rng.choice([0, 0, 1, 2]) if words is None and said == "Reply" else 0
@@ -360,8 +364,10 @@ def live(talk: SimpleNamespace, events: Sequence[tuple[str, int, int]]) -> None:
 
 
 def branches_are_what_the_engine_knew(world: World) -> None:
-    """The token tree that the store grows from these calls reads back every call's prompt and
-    reply; each of its ends is one of them, and no token stands in it twice."""
+    """Check that the store's token tree of these calls reads back each call's prompt and reply.
+
+    Each of its ends is one of them, and no token stands in it twice.
+    """
     tree, spans = TokenTree("session"), []
     for turn in world.turns:
         if turn.call_id in world.paths:

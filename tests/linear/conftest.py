@@ -30,8 +30,11 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def growth(prepare: Prepare, size: int, most: int = 1 << 17) -> tuple[float, int]:
-    """The growth per doubling from n to 4n, where n is the first size from ``size`` on, doubled,
-    that takes :data:`LEAST_S`; and n. The growth is 1.0 where size ``most`` takes less."""
+    """Return the growth per doubling from n to 4n, and n.
+
+    The size n is the first from ``size`` on, doubled, that takes :data:`LEAST_S`. The growth is 1.0
+    where size ``most`` takes less.
+    """
     while (taken := cpu_s(prepare(size))) < LEAST_S:
         size *= 8 if taken < LEAST_S / 16 else 2
         if size > most:

@@ -127,8 +127,10 @@ def test_a_slow_client_is_told_to_be_waited_for_and_gets_all(http: Any) -> None:
 
 @SERVERS
 def test_a_whole_reply_is_http_whatever_was_asked(http: Any) -> None:
-    """Several requests in one write, the last of which ends the connection; and none of the body of
-    what only asks for the head."""
+    """Several requests are in one write, and the last of them ends the connection.
+
+    A request that only asks for the head gets none of the body.
+    """
 
     async def answer(client: Client) -> None:
         body = await client.body(Limits(), Held(InFlight(1 << 30)))

@@ -1,5 +1,8 @@
-"""Every fault of an engine, in every dialect, streaming or not: what the client is told, what the
-record says, that no token is lost and nothing is counted twice."""
+"""Every fault of an engine, in every dialect, streaming or not.
+
+The tests check what the client receives and what the record shows, that no token is lost, and that
+nothing is counted twice.
+"""
 
 from __future__ import annotations
 

@@ -46,8 +46,10 @@ def bench(stage: Any, start_proxy: Any, model_dir: Path) -> Any:
 
 
 def install(target: Path) -> None:
-    """Put the distribution into ``target`` as an installer does: its module, and the metadata that
-    its ``pyproject.toml`` asks for."""
+    """Put the distribution into ``target`` as an installer does.
+
+    It has its module, and the metadata that its ``pyproject.toml`` asks for.
+    """
     project = tomllib.loads((DISTRIBUTION / "pyproject.toml").read_text())["project"]
     (target / MODULE.name).write_text(MODULE.read_text())
     metadata = target / f"bridle_cohere-{project['version']}.dist-info"

@@ -1,5 +1,6 @@
-"""Engine replies made up at random, with and without contradictions: each call is complete and says
-what the engine said, or its record names what was wrong.
+"""Engine replies made up at random, with and without contradictions.
+
+Each call is complete and agrees with the engine, or its record names what was wrong.
 
 The whole proxy runs, but for sockets: a transport hands its bytes to the engine's follower.
 """

@@ -1,5 +1,7 @@
-"""``kill -9`` at any moment: what was acknowledged is there, what was not is found and marked, and
-every conversation goes on where its client left it."""
+"""``kill -9`` at any moment: all that was acknowledged is there.
+
+The rest is found and marked, and every conversation goes on where its client left it.
+"""
 
 from __future__ import annotations
 
@@ -150,8 +152,10 @@ def test_no_acknowledged_call_is_lost_or_half_written_and_every_session_goes_on(
 
 
 def _same_answer(rows: dict[str, CallRow], parent: str | None, last: str | None) -> bool:
-    """Whether a call continues the one before it: that one itself, or its twin that was complete
-    when the proxy died, but not yet told."""
+    """Whether a call continues the one before it, or that one's twin.
+
+    The twin was complete when the proxy died, but not yet reported.
+    """
     if parent is None or last is None:
         return parent is last
     return parent == last or rows[parent].parent_call_id == rows[last].parent_call_id

@@ -1,5 +1,7 @@
-"""Every limit, reached by a client or an engine that misbehaves: the proxy stays small, and another
-client's stream goes on."""
+"""Every limit, reached by a client or an engine that misbehaves.
+
+The proxy stays small, and another client's stream goes on.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +83,10 @@ class Attacked:
 
     @contextmanager
     def bystander(self) -> Iterator[None]:
-        """Streams as another client; the longest wait between two reads, once it runs, must be
-        short."""
+        """Stream as another client.
+
+        The longest wait between two reads, once it runs, must be short.
+        """
         over = threading.Event()
         running = threading.Event()
 

@@ -350,8 +350,11 @@ def test_an_engine_without_a_usable_address_is_refused(pooled: Any, url: str) ->
 
 
 def test_a_token_has_the_version_of_the_engine_that_sampled_it(pair: Any, pooled: Any) -> None:
-    """Engine by engine: while the first serves the new weights, a running call of the second still
-    comes from the old ones."""
+    """The weights change engine by engine.
+
+    While the first serves the new weights, a running call of the second still comes from the old
+    ones.
+    """
     bench = pooled()
     policy = f"{bench.url}/bridle/v1/policy"
     told = threading.Event()

@@ -1,5 +1,7 @@
-"""Harnesses' own requests reach a model whose template takes fewer orders of roles than they send,
-and their conversations are continued exactly."""
+"""Harnesses' own requests reach a model whose template takes few orders of roles.
+
+It takes fewer orders than they send, and their conversations are continued exactly.
+"""
 
 from __future__ import annotations
 

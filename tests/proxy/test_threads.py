@@ -1,5 +1,7 @@
-"""``thread`` of the Messages API: the conversation goes on from the record, or the refusal has the
-words upon which the official SDKs send the whole history."""
+"""The ``thread`` of the Messages API: the conversation goes on from the record, or is refused.
+
+A refusal has the words upon which the official SDKs send the whole history.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Twelve turns with parallel tools, by official clients, under a template that strips thinking and
-writes arguments anew: one line in exact mode, named breaks in rendered mode."""
+"""Twelve turns with parallel tools, by official clients, in exact and in rendered mode.
+
+The template strips thinking and writes arguments anew. Exact mode gives one line, and rendered mode
+named breaks.
+"""
 
 from __future__ import annotations
 

@@ -126,8 +126,10 @@ def test_an_upstreams_reply_is_right_for_client_and_record(
 
 
 def overflows(dialect: str, got: Any, numbers: Any, case: dict[str, Any]) -> None:
-    """The dialect's own overflow error, which harnesses compact upon, and the upstream's numbers or
-    words."""
+    """Check for the dialect's own overflow error, which harnesses compact upon.
+
+    It has the upstream's numbers or words.
+    """
     assert got.status == 400
     message = got.error["message"]
     match dialect:

@@ -1,5 +1,7 @@
-"""Why a prompt left the tokens that it continues, from the record (tests/lineage/test_breaks.py has
-the cases, by template)."""
+"""The reason why a prompt left the tokens that it continues, from the record.
+
+``tests/lineage/test_breaks.py`` has the cases, by template.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ NO_BASE: dict[str, Any] = {"tail": [], "lineage": {}}
 
 @pytest.fixture
 def broken(record: Callable[..., Any]) -> Any:
-    """A session whose second call dropped the reasoning of the first; its third call is exact, and
-    its fourth was rendered with another first message."""
+    """A session whose second call dropped the reasoning of the first.
+
+    Its third call is exact, and its fourth was rendered with another first message.
+    """
     session = record()
     thought = {"content": "yes", "reasoning": "Hm."}
     first = session.call([1, 2, 3], [7, 8, 9], conversation=NO_BASE, message=thought)

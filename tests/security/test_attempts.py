@@ -49,8 +49,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def proxy_url(home: Path, model_dir: Path, tmp_path: Path) -> Iterator[str]:
-    """``bridle proxy`` with the key that it made for itself, and its store among the user's
-    files."""
+    """The URL of a ``bridle proxy`` with its store among the user's files.
+
+    It has the key that it made for itself.
+    """
     with ScriptedEngine(
         model_dir, lambda _: ScriptedReply("4"), served_model_name="policy"
     ) as engine:

@@ -1,5 +1,7 @@
-"""A backup taken under load, all destroyed, restored: what was acknowledged before the backup
-is there, the audit is clean, and every session goes on."""
+"""A backup is taken under load, everything is destroyed, and the backup is restored.
+
+All that was acknowledged before the backup is there, the audit is clean, and every session goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The file of an SQLite store: refused where it is another's, its owner's alone, and whole when its
-writer stops."""
+"""The file of an SQLite store: refused where it is another's, and whole when its writer stops.
+
+It is its owner's alone.
+"""
 
 from __future__ import annotations
 

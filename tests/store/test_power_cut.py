@@ -74,8 +74,11 @@ CHILD = textwrap.dedent(
 
 @pytest.fixture
 def killed(tmp_path):
-    """``killed(seed)``: a store whose writer was killed at some moment, and what it had said:
-    by call, the length of its prompt and that of the log once it was acknowledged."""
+    """The function ``killed(seed)``: it makes a store whose writer was killed at some moment.
+
+    It also returns the writer's output: by call, the length of its prompt and that of the log once
+    it was acknowledged.
+    """
 
     def make(seed):
         path = tmp_path / "killed" / "b.db"

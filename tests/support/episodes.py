@@ -17,8 +17,10 @@ def one_branch(
     rewards: Sequence[Reward],
     outcome: str | None = None,
 ) -> Episode:
-    """Return a session of one branch, whose calls are ``(prompt ids, role)``. Call ``N`` is named
-    ``{name}{N}``, and samples one token."""
+    """Return a session of one branch, whose calls are ``(prompt ids, role)``.
+
+    Call ``N`` is named ``{name}{N}``, and samples one token.
+    """
     ids, places = [], []
     for number, (prompt, _) in enumerate(calls):
         ids += [*prompt, 90 + number]

@@ -61,8 +61,11 @@ def double_policy(policy_directory: Path) -> Any:
 
 
 def truly_double(model: Any) -> Any:
-    """Transformers rounds norms and rotary angles to float32 whatever the model's dtype; here they
-    are float64 too, so that two orders of computation agree to float64's precision."""
+    """Compute norms and rotary angles in float64.
+
+    Transformers rounds them to float32 whatever the model's dtype. Here they are float64 too, so
+    that two orders of computation agree to float64's precision.
+    """
 
     class Rotary(torch.nn.Module):
         def __init__(self, inverse_frequencies: torch.Tensor) -> None:

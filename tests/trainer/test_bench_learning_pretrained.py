@@ -1,5 +1,7 @@
-"""``bridle bench learning --pretrained``: what counts as learned, and the table. Its runs take
-minutes; the loop that they run is the demo's."""
+"""``bridle bench learning --pretrained``: what counts as learned, and the table.
+
+Its runs take minutes. The loop that they run is the demo's.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ SIZES = [1, BLOCK - 1, BLOCK, 3 * BLOCK, 5 * BLOCK + 17]
 
 
 def forest(size: int, seed: int) -> NDArray[np.int64]:
-    """``int64[size]``: parents in depth-first order, of lines that branch anywhere, now and then a
-    root."""
+    """Return parents in depth-first order as ``int64[size]``.
+
+    The lines branch anywhere, and now and then there is a root.
+    """
     generator = np.random.default_rng(seed)
     parents, line = [-1], [0]
     for token in range(1, size):

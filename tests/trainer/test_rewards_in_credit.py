@@ -260,9 +260,12 @@ def test_a_lone_role_beside_equal_rewards_teaches_nothing_and_counts_so() -> Non
 def reference(
     terminal: Sequence[float], steps: Sequence[Sequence[float]], discount: float, weight: float
 ) -> list[list[float]]:
-    """GiGPO as the paper has it (arXiv 2505.10978, equations 3, 5, 6 and 7), in float64: rewards of
-    steps, the terminal one that of the last step besides; anchors are equal states, here the place
-    in the session."""
+    """Return the advantages of GiGPO as the paper has it, in float64.
+
+    The paper is arXiv 2505.10978, equations 3, 5, 6 and 7. The rewards are those of steps, and the
+    terminal one is that of the last step besides. Anchors are equal states, here the place in the
+    session.
+    """
     rewards = [[*own[:-1], own[-1] + last] for own, last in zip(steps, terminal, strict=True)]
 
     def norm(values: Sequence[float]) -> list[float]:

@@ -59,8 +59,11 @@ def gradient(model, loss):
 
 
 def true_gradient(model, rewards, fields):
-    """Of the expected reward of one token drawn with ``fields``: autograd through its definition,
-    with the set that may be drawn from found one token at a time."""
+    """Return the gradient of the expected reward of one token drawn with ``fields``.
+
+    It is autograd through the definition, with the set that may be drawn from found one token at a
+    time.
+    """
     logits = logits_of(model) / fields.get("temperature", 1.0)
     ordered = logits.detach().double().softmax(-1).sort(descending=True)
     kept, mass, before = [], 0.0, 0.0

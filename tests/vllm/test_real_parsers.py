@@ -1,5 +1,7 @@
-"""vLLM's parsers, as they are chosen for genuine templates and tokenizers, on the families' own
-markup. Each is built in vLLM's environment (``parse_samples.py``)."""
+"""vLLM's parsers, as chosen for genuine templates and tokenizers, on the families' own markup.
+
+Each is built in vLLM's environment (``parse_samples.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Prompts as they are rendered here and by vLLM's own renderer, id for id, for genuine templates
-and tokenizers. vLLM renders in its own environment (``render_prompts.py``)."""
+"""Prompts as rendered here and by vLLM's own renderer, id for id.
+
+The templates and tokenizers are genuine. vLLM renders in its own environment
+(``render_prompts.py``).
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,10 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 def requests_of(name: str) -> list[dict[str, Any]]:
-    """The family's conversation at each of its calls, then with instructions, other tools, a
-    reasoning effort, and content in parts."""
+    """Return the family's conversation at each of its calls, and then variants of it.
+
+    The variants have instructions, other tools, a reasoning effort, and content in parts.
+    """
     family, tokenizer = families.FAMILIES[name], tokenizer_of(name)
     shown = models.look(tokenizer, family)
     played = models.played(tokenizer, family, shown)

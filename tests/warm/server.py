@@ -162,8 +162,10 @@ def become(
 
 
 def leave(code: int) -> NoReturn:
-    """The end of an interpreter without its last part: tearing down a thousand modules takes half
-    a second."""
+    """End the interpreter without its last part.
+
+    Tearing down a thousand modules takes half a second.
+    """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -65,8 +65,10 @@ def plan_tree(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TreeSpans | TreeMask | TreeBlocks:
-    """Return the attention plan that suits ``device``. ``sources`` are the tokens whose output is
-    read."""
+    """Return the attention plan that suits ``device``.
+
+    ``sources`` are the tokens whose output is read.
+    """
     if device.type == "cpu":
         return plan_tree_spans(parents, sources, block_tokens, dtype)
     if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
@@ -131,9 +133,9 @@ def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, i
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: TreeBlocks, scale: float | None = None
 ) -> Tensor:
-    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
-    ``G | H``.
+    """Compute attention of ``query`` to ``key`` and ``value``.
 
+    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
     Returns ``[1, H, N, D]``.
     """
     repeat = query.shape[1] // key.shape[1]
@@ -172,8 +174,10 @@ def _transformers_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature that Transformers calls. Return
-    ``[batch, tokens, heads, dim]``."""
+    """Compute attention with the signature that Transformers calls.
+
+    Return ``[batch, tokens, heads, dim]``.
+    """
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:
         if tree_plan is not None:

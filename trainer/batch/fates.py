@@ -51,8 +51,11 @@ def step_fates(
     version: int,
     at: float,
 ) -> list[StepFates]:
-    """Return the fates of a step's sessions. ``policies`` has, for each policy that the step
-    trains, the account of each session and whether an update was taken."""
+    """Return the fates of a step's sessions.
+
+    ``policies`` has, for each policy that the step trains, the account of each session and whether
+    an update was taken.
+    """
     found = []
     for index, episode in enumerate(episodes):
         own = [

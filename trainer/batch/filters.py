@@ -87,8 +87,9 @@ class TokenAccount:
 
 
 def account_of(episode: Episode, reason: str | None) -> TokenAccount:
-    """Return the account of one session. ``reason`` drops all of its trainable tokens; ``None``
-    trains them.
+    """Return the account of one session.
+
+    ``reason`` drops all of its trainable tokens; ``None`` trains them.
 
     Raises :class:`ConservationError` if the session's own table does not add up or does not agree
     with the masks of its samples.
@@ -112,8 +113,10 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
 
 
 def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
-    """Return ``episode`` without the tokens that ``excluded`` marks in each sample; masks and
-    account change alike."""
+    """Return ``episode`` without the tokens that ``excluded`` marks in each sample.
+
+    The masks and the account change alike.
+    """
     samples = tuple(
         replace(sample, mask=sample.mask & ~out)
         for sample, out in zip(episode.samples, excluded, strict=True)
@@ -135,16 +138,20 @@ def trained_tokens(episode: Episode) -> int:
 
 
 def outcome_of(episode: Episode) -> str:
-    """Return the outcome by which a session is judged. It is ``quarantined`` also if a finding that
-    was recorded after the end of the session says so."""
+    """Return the outcome by which a session is judged.
+
+    It is ``quarantined`` also if a finding that was recorded after the end of the session says so.
+    """
     return "quarantined" if quarantined(episode.rewards) else episode.session.outcome or ""
 
 
 def outside_the_baseline(
     episode: Episode, reward: float | None, config: FilterConfig
 ) -> DropReason | None:
-    """Return the reason why a session says nothing about how good its group is, or ``None`` if it
-    counts in the baseline."""
+    """Return the reason why a session does not count in the baseline, or ``None`` if it does.
+
+    A session that does not count says nothing about how good its group is.
+    """
     if config.outcomes.get(outcome_of(episode)) == "exclude":
         return DropReason.INFRASTRUCTURE
     if reward is None:

@@ -27,8 +27,10 @@ BLOCK: Final = 128
 
 @cache
 def _compiled() -> Any:
-    """Compile FlexAttention, which otherwise computes all ``N²`` scores. Compiling loads much of
-    PyTorch, so it is done at first use."""
+    """Compile FlexAttention, which otherwise computes all ``N²`` scores.
+
+    Compiling loads much of PyTorch, so it is done at first use.
+    """
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -73,8 +75,10 @@ def plan_mask(
 
 
 def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return the number of marked blocks in each row, ``int32[1, 1, B]``, and the row's blocks with
-    the marked ones first, ``int32[1, 1, B, B]``."""
+    """Return the number of marked blocks in each row, and the row's blocks, marked ones first.
+
+    The numbers are ``int32[1, 1, B]``, and the blocks ``int32[1, 1, B, B]``.
+    """
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(axis=1, dtype=np.int32)
     return (
@@ -86,9 +90,9 @@ def _listed(blocks: NDArray[np.bool_], device: torch.device | str) -> tuple[Tens
 def flex_tree_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: TreeMask, scale: float | None = None
 ) -> Tensor:
-    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
-    ``G | H``.
+    """Compute attention of ``query`` to ``key`` and ``value``.
 
+    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
     Returns ``[1, H, N, D]``.
     """
     attend = _compiled() if query.is_cuda else flex_attention

@@ -95,10 +95,10 @@ def longest_branch(pack: Pack) -> int:
 
 
 def trained_length(sequence: TokenSequence) -> int:
-    """Return the number of tokens that must be computed to train ``sequence``: all before its last
-    trained one.
+    """Return the number of tokens that must be computed to train ``sequence``.
 
-    Raises ``ValueError`` if token 0 is trained, because nothing precedes it.
+    They are all tokens before its last trained one. Raises ``ValueError`` if token 0 is trained,
+    because nothing precedes it.
     """
     trained = np.flatnonzero(sequence.mask)
     if len(trained) == 0:
@@ -169,8 +169,10 @@ def _tree_bins(
 def _plain_bins(
     branches: Sequence[Index], occupied: Sequence[int], config: PackingConfig
 ) -> Iterator[list[int]]:
-    """Yield bins of branches by length; a bin ends where the budget ends. For ``padded``, padding
-    counts."""
+    """Yield bins of branches by length; a bin ends where the budget ends.
+
+    For ``padded``, padding counts.
+    """
     current: list[int] = []
     total = 0
     for i in sorted(occupied, key=lambda i: len(branches[i])):
@@ -189,8 +191,10 @@ def _plain_bins(
 def _tree_pack(
     sequences: Sequence[TokenSequence], branches: Sequence[Index], indices: Sequence[int]
 ) -> Pack:
-    """Return the prefix tree of the branches: in sorted order, each adds what its predecessor
-    lacks."""
+    """Return the prefix tree of the branches.
+
+    The branches are in sorted order, and each adds what its predecessor lacks.
+    """
     token_ids: list[Index] = []
     parents: list[Index] = []
     positions: list[Index] = []

@@ -183,8 +183,11 @@ def prepare(
 
 
 def compared_by(numbers: Numbers, stated: AdvantageConfig) -> float | None:
-    """Return the number by which a session is compared: the return of the whole episode for
-    stepwise estimators without ``reward_turns``, and otherwise the session's number."""
+    """Return the number by which a session is compared.
+
+    It is the return of the whole episode for stepwise estimators without ``reward_turns``, and
+    otherwise the session's number.
+    """
     by_steps = is_stepwise(ADVANTAGES.get(stated.baseline)) and stated.reward_turns is None
     return numbers.episode if by_steps else numbers.value
 
@@ -202,8 +205,10 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
 
 
 def group_of(episode: Episode) -> Hashable:
-    """Return the key of the sessions that are compared with each other: the group, else the task,
-    else the session alone."""
+    """Return the key of the sessions that are compared with each other.
+
+    The key is the group, else the task, else the session alone.
+    """
     session = episode.session
     if session.task_id is None or session.group_id is not None:
         return session.group_id or session.id
@@ -251,8 +256,10 @@ def _estimated(
 
 
 def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
-    """Return whether a token that would be trained has an advantage other than 0; NaN counts as
-    none."""
+    """Return whether a token that would be trained has an advantage other than 0.
+
+    NaN counts as none.
+    """
     return any(
         bool(np.any(np.nan_to_num(part[sample.mask])))
         for sample, part in zip(episode.samples, credit, strict=True)

@@ -56,8 +56,10 @@ class TreeStates:
 
 
 def plan_states(parents: NDArray[np.int64], device: torch.device | str = "cpu") -> TreeStates:
-    """Plan the recurrences of a pack. ``parents`` is ``int64[N]``, in depth-first order, -1 at a
-    root."""
+    """Plan the recurrences of a pack.
+
+    ``parents`` is ``int64[N]``, in depth-first order, -1 at a root.
+    """
     count = len(parents)
     children = np.bincount(parents[parents >= 0], minlength=count)
     follows = (parents >= 0) & (children[parents] == 1)
@@ -151,8 +153,10 @@ def _tree_convolution(
     activation: str | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a depthwise convolution of ``[1, C, N]`` with ``weight`` ``[C, K]``, over each token
-    and its ``K - 1`` ancestors."""
+    """Compute a depthwise convolution over each token and its ``K - 1`` ancestors.
+
+    The input is ``[1, C, N]``, and ``weight`` is ``[C, K]``.
+    """
     del plain, kwargs
     inputs = torch.nn.functional.pad(hidden_states.to(weight.dtype), (0, 1))
     ancestors = torch.arange(hidden_states.shape[-1], device=hidden_states.device)
@@ -177,10 +181,10 @@ def _tree_delta_rule(
     beta: Tensor,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the delta rule on ``[1, N, heads, dim]``, with each segment starting from its
-    parent's final state.
+    """Compute the delta rule on ``[1, N, heads, dim]``.
 
-    Behind a segment's end keys, gates and ``beta`` are 0, which leaves a state as it is.
+    Each segment starts from its parent's final state. Behind a segment's end keys, gates and
+    ``beta`` are 0, which leaves a state as it is.
     """
     kwargs |= {"output_final_state": True}
     padded = [torch.cat([each[0], torch.zeros_like(each[0, :1])]) for each in (query, key, value)]

@@ -82,8 +82,10 @@ def plan_tree_spans(
     block_tokens: int,
     dtype: torch.dtype = torch.float32,
 ) -> TreeSpans:
-    """Plan the attention of a pack in a whole model. ``sources`` are the tokens whose output is
-    read; ``dtype`` is that of the queries."""
+    """Plan the attention of a pack in a whole model.
+
+    ``sources`` are the tokens whose output is read; ``dtype`` is that of the queries.
+    """
     inner = plan_spans(parents, block_tokens, dtype)
     return TreeSpans(inner, only_wanted(inner, sources, dtype))
 
@@ -129,9 +131,11 @@ def _parts(
 def _chain(
     start: int, ends: NDArray[np.int64], starts: NDArray[np.int64], block_tokens: int
 ) -> list[slice]:
-    """Return runs of at most ``block_tokens`` each and ``KEYS`` together. The first begins at
-    ``start``, each further one at the largest child of the one before, while its subtree exceeds a
-    block."""
+    """Return runs of at most ``block_tokens`` each and ``KEYS`` together.
+
+    The first begins at ``start``, each further one at the largest child of the one before, while
+    its subtree exceeds a block.
+    """
     chain: list[slice] = []
     room = KEYS
     while room and ends[start] - start > block_tokens:
@@ -148,8 +152,11 @@ def _chain(
 
 
 def _descendants(chain: Sequence[slice], ends: NDArray[np.int64]) -> Iterator[Part]:
-    """Yield the attention to a chain of runs. Descendants of the last run attend to all runs; other
-    descendants of a run attend to that run alone."""
+    """Yield the attention to a chain of runs.
+
+    Descendants of the last run attend to all runs; other descendants of a run attend to that run
+    alone.
+    """
     last = chain[-1]
     for run in chain[:-1]:
         yield Part(slice(run.stop, last.stop), run, False)
@@ -196,9 +203,9 @@ def _line_mask(run: slice, dtype: torch.dtype) -> Tensor:
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None = None
 ) -> Tensor:
-    """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``,
-    ``G | H``.
+    """Compute attention of ``query`` to ``key`` and ``value``.
 
+    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
     Returns ``[1, H, N, D]``, zero for a token whose query is not wanted.
     """
     if torch.is_autocast_enabled(query.device.type):

@@ -100,8 +100,11 @@ class GroupBook:
         self._open[number].verdict, self._open[number].judged = verdict, version
 
     def ready(self) -> list[int] | None:
-        """Return the groups that a step takes now, oldest first: up to ``per_step`` live ones,
-        spent ones up to ``limit``, and all late ones. Return ``None`` if too few are finished."""
+        """Return the groups that a step takes now, or ``None`` if too few are finished.
+
+        The groups are oldest first: up to ``per_step`` live ones, spent ones up to ``limit``, and
+        all late ones.
+        """
         finished = [number for number in sorted(self._open) if self._open[number].finished]
         of = {
             verdict: [number for number in finished if self._open[number].verdict == verdict]

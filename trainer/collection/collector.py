@@ -89,8 +89,10 @@ class Collector:
             return self._book.as_data()
 
     def __call__(self, step: int, version: int) -> list[Episode]:
-        """Wait for the step's groups and return their sessions. Raise any error of running or
-        loading one."""
+        """Wait for the step's groups and return their sessions.
+
+        Raise any error of running or loading one.
+        """
         with self._changed:
             self._version, self._steps_left = version, self._config.steps - step
             self._training = False
@@ -105,8 +107,10 @@ class Collector:
         return in_order(taken)
 
     def published(self, version: int) -> None:
-        """Record that the engine serves ``version`` from now on, and that the next step trains
-        it."""
+        """Record that the engine serves ``version`` from now on.
+
+        Record also that the next step trains it.
+        """
         with self._changed:
             self._version = version
             self._training = self._config.max_staleness == 0
@@ -188,8 +192,11 @@ class Collector:
 
 
 def in_order(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """Return the sessions of some groups in the order in which they began, groups by their first
-    session. The order does not depend on how they ended, so their training is reproducible."""
+    """Return the sessions of some groups in the order in which they began.
+
+    The groups are ordered by their first session. The order does not depend on how the sessions
+    ended, so their training is reproducible.
+    """
     by_session = [sorted(group, key=lambda episode: began(episode.session)) for group in groups]
     by_session.sort(key=lambda group: began(group[0].session) if group else (0.0, ""))
     return [episode for group in by_session for episode in group]

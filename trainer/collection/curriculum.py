@@ -26,8 +26,10 @@ class TaskChoice:
         self._lock = threading.Lock()
 
     def learn(self, attempts: Iterable[tuple[str, float]]) -> None:
-        """Count attempts, each given as the key of a task and the reward. Unknown keys are
-        ignored."""
+        """Count attempts, each given as the key of a task and the reward.
+
+        Unknown keys are ignored.
+        """
         with self._lock:
             for key, reward in attempts:
                 if (place := self._places.get(key)) is not None:
@@ -35,8 +37,10 @@ class TaskChoice:
                     self._passed[place] += reward >= self._success
 
     def weights(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the weights of the tasks, ``float64[tasks]``: ``p (1 - p)`` of each, summing to
-        1."""
+        """Return the weights of the tasks, ``float64[tasks]``.
+
+        The weights are ``p (1 - p)`` of each task, scaled to sum to 1.
+        """
         with self._lock:
             chance = (self._passed + 1) / (self._attempts + 2)
         spread = chance * (1 - chance)

@@ -53,8 +53,10 @@ class RecordedGroups:
         return [self.load(one) for one in ids[:limit]]
 
     def __call__(self, step: int, version: int) -> list[Episode]:
-        """Return the sessions of the next ``per_step`` groups; there are fewer only if no more are
-        to come."""
+        """Return the sessions of the next ``per_step`` groups.
+
+        There are fewer groups only if no more are to come.
+        """
         ready = self._ready()
         while self.complete is not None and len(ready) < self.per_step:
             time.sleep(POLL_S)
@@ -64,8 +66,11 @@ class RecordedGroups:
         return in_order([[self.episode(one, version) for one in ready[key]] for key in chosen])
 
     def episode(self, session_id: str, version: int) -> Episode:
-        """Return a session without its tokens of versions before ``oldest`` or beyond ``version``,
-        which this training has not reached. Both were sampled from other weights."""
+        """Return a session without its tokens of versions that are too old or not reached yet.
+
+        The versions are those before ``oldest`` and those beyond ``version``, which this training
+        has not reached. Tokens of both were sampled from other weights.
+        """
         episode = self.load(session_id)
         versions = [sample.versions for sample in episode.samples]
         earlier = [(each >= 0) & (each < self.oldest) for each in versions]
@@ -80,8 +85,10 @@ class RecordedGroups:
         return {"recorded": sorted(self.trained)}
 
     def _ready(self) -> dict[str, list[str]]:
-        """Return session ids by the key of their group, with groups in the order of their first
-        session."""
+        """Return session ids by the key of their group.
+
+        The groups are in the order of their first session.
+        """
         found: dict[str, list[SessionRecord]] = {}
         for session in self.find():
             key = group_key(session)

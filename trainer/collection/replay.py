@@ -133,8 +133,10 @@ class ReplayBuffer:
         )
 
     def renumbered(self, shift: int) -> ReplayBuffer:
-        """Return the buffer after a change of numbers
-        (:mod:`bridle.trainer.collection.renumbering`)."""
+        """Return the buffer after a change of numbers.
+
+        See :mod:`bridle.trainer.collection.renumbering`.
+        """
         successes = (replace(each, version=each.version + shift) for each in self.successes)
         return replace(self, successes=tuple(successes))
 
@@ -153,8 +155,10 @@ class ReplayBuffer:
 
 
 def coefficient(step: int, warmup_steps: int) -> float:
-    """Return the coefficient ``c`` of self-imitation in ``step``, which grows from 0 to 1 along
-    half a cosine."""
+    """Return the coefficient ``c`` of self-imitation in ``step``.
+
+    It grows from 0 to 1 along half a cosine.
+    """
     if step >= warmup_steps:
         return 1.0
     return (1 - math.cos(math.pi * step / warmup_steps)) / 2
@@ -179,7 +183,9 @@ def _items(
     success: Success, advantage: float, session: int, load: Callable[[str], Episode]
 ) -> list[TrainItem]:
     """Return the session's branches as the step's ``session``-th; each replayed session is a group.
-    The list is empty if the store no longer has the session."""
+
+    The list is empty if the store no longer has the session.
+    """
     try:
         episode = load(success.session_id)
     except NotFound:

@@ -65,8 +65,7 @@ _GATED: Final = GatedOptions()
 
 @register_advantage("gated")
 def gated(group: CreditGroup, options: GatedOptions = _GATED) -> Credit:
-    """Add the rewards of steps where the session's own reward has passed the gate, then
-    standardize."""
+    """Add step rewards where the session's own reward has passed the gate, then standardize."""
     totals = group.terminal.copy()
     for (episode, _), value in group.call_rewards.items():
         if group.terminal[episode] >= options.gate:

@@ -112,10 +112,10 @@ class Teacher:
         self._engine.close()
 
     def served(self) -> str:
-        """Return the model name of requests: the configured one, or the first that the teacher
-        serves.
+        """Return the model name of requests.
 
-        Raises :class:`TeacherError` if the teacher does not answer.
+        It is the configured name, or the first that the teacher serves. Raises
+        :class:`TeacherError` if the teacher does not answer.
         """
         try:
             first = self._engine.model().id
@@ -124,11 +124,10 @@ class Teacher:
         return self._config.model or first
 
     def gaps(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Return ``log π_T - log π`` of each sample's trained tokens in nats and 0 elsewhere,
-        ``float32[T]``.
+        """Return ``log π_T - log π`` of each sample's tokens in nats, ``float32[T]``.
 
-        Several samples are scored at a time, each up to its last trained token. Raises
-        :class:`TeacherError`; then no sample has a result.
+        It is 0 except at trained tokens. Several samples are scored at a time, each up to its last
+        trained token. Raises :class:`TeacherError`; then no sample has a result.
         """
         model = self.served()
         with ThreadPoolExecutor(self._config.parallel, "teacher") as requests:

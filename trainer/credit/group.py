@@ -56,13 +56,17 @@ class CreditGroup:
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
-        """``float64[G]``: distance of each reward from the group's mean; exact zeros if there is
-        nothing to compare."""
+        """The distance of each reward from the group's mean, ``float64[G]``.
+
+        The distances are exact zeros if there is nothing to compare.
+        """
         return centred(self.rewards)
 
     def deviation(self, values: NDArray[np.float64]) -> float:
-        """Return the standard deviation, of the sample or the population as configured; 0 for one
-        value."""
+        """Return the standard deviation of the sample or the population, as configured.
+
+        It is 0 for one value.
+        """
         if len(values) < 2:
             return 0.0
         return float(values.std(ddof=1 if self.config.deviation == "sample" else 0))
@@ -90,8 +94,10 @@ class CreditGroup:
         ]
 
     def by_step(self, advantages: NDArray[np.float64]) -> Credit:
-        """Return the same credit for every token of a step; ``advantages`` has one for each of
-        ``steps``."""
+        """Return the same credit for every token of a step.
+
+        ``advantages`` has one value for each of ``steps``.
+        """
         values = {
             (step.episode, step.call_id): value
             for step, value in zip(self.steps, advantages.tolist(), strict=True)
@@ -108,8 +114,10 @@ class CreditGroup:
 
     @cached_property
     def call_rewards(self) -> dict[tuple[int, str], float]:
-        """Reward of each call itself, by episode and call. It is the sum over names; of several
-        rewards with one name, the latest counts."""
+        """Reward of each call itself, by episode and call.
+
+        It is the sum over names; of several rewards with one name, the latest counts.
+        """
         return {
             (number, call_id): value
             for number, one in enumerate(self.numbers)
@@ -118,16 +126,21 @@ class CreditGroup:
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
-        """``float64[G]``: each session's number without the part that ``reward_turns`` adds from
-        its calls."""
+        """The number of each session without the part that ``reward_turns`` adds, ``float64[G]``.
+
+        The part is added from the session's calls.
+        """
         added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
         terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
         return terminal
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
-        """``float64[G]``: the return of each episode. With ``reward_turns`` it is ``rewards``,
-        which includes the rewards of calls already; otherwise they are added."""
+        """``float64[G]``: the return of each episode.
+
+        With ``reward_turns`` it is ``rewards``, which includes the rewards of calls already;
+        otherwise they are added.
+        """
         totals = self.rewards.copy()
         if self.config.reward_turns is None:
             for (episode, _), value in self.call_rewards.items():
@@ -135,8 +148,10 @@ class CreditGroup:
         return totals
 
     def own_reward(self, episode: int, role: str | None) -> float:
-        """Return the reward that a session was given under the name of a role, or else the
-        session's number; NaN without either."""
+        """Return the reward that a session was given under the name of a role.
+
+        Without one, return the session's number, and NaN without either.
+        """
         if role is not None:
             mapped = self.config.role_rewards or {}
             name, factor = mapped.get(role, role), 1.0 if role in mapped else None
@@ -164,8 +179,10 @@ def _of_calls(
 
 
 def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the distance from the mean; exact zeros for fewer than two values, and for equal
-    ones."""
+    """Return the distance of each value from the mean.
+
+    The distances are exact zeros for fewer than two values, and for equal ones.
+    """
     if len(values) < 2:
         return np.zeros_like(values)
     spread = float(values.max() - values.min())
@@ -180,8 +197,11 @@ STEPWISE: Final = "reads_step_rewards"
 
 
 def stepwise(advantage: Advantage) -> Advantage:
-    """Mark an estimator that reads the rewards of single calls. It compares sessions by
-    :attr:`CreditGroup.totals`, and accepts sessions that have no other reward."""
+    """Mark an estimator that reads the rewards of single calls.
+
+    It compares sessions by :attr:`CreditGroup.totals`, and accepts sessions that have no other
+    reward.
+    """
     setattr(advantage, STEPWISE, True)
     return advantage
 
@@ -195,8 +215,10 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage", "bridle.advantages")
 
 
 def estimated(group: CreditGroup, name: str | None = None) -> Credit:
-    """Return the credit of the estimator ``name``, by default the configured one, with its
-    options."""
+    """Return the credit of the estimator ``name`` with its options.
+
+    The configured estimator is the default.
+    """
     config = group.config
     return ADVANTAGES.configured(name or config.baseline, config.options)(group)
 

@@ -20,7 +20,10 @@ def numbers_of(episode: Episode, stated: AdvantageConfig) -> Numbers:
 
 
 def calls_in_order(episode: Episode, others: Sequence[str] = ()) -> list[str]:
-    """Return the ids of a session's calls in the order in which they started. Behind them stand the
-    calls that only its samples have, in the samples' order, and then ``others``."""
+    """Return the ids of a session's calls in the order in which they started.
+
+    Behind them stand the calls that only its samples have, in the samples' order, and then
+    ``others``.
+    """
     sampled = (call_id for sample in episode.samples for call_id in sample.call_ids)
     return list(dict.fromkeys([*(turn.call_id for turn in episode.turns), *sampled, *others]))

@@ -114,8 +114,10 @@ def returns(group: CreditGroup, discount: float) -> NDArray[np.float64]:
 
 
 def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
-    """Return the calls of a session that its samples have or that have a reward, in the order in
-    which they started."""
+    """Return the calls of a session that its samples have or that have a reward.
+
+    They are in the order in which they started.
+    """
     given = group.numbers[number].calls
     known = {call_id for sample in episode.samples for call_id in sample.call_ids} | given.keys()
     return [call_id for call_id in calls_in_order(episode, list(given)) if call_id in known]

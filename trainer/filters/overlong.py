@@ -12,8 +12,10 @@ from __future__ import annotations
 
 
 def overlong_punishment(sampled: int, limit: int, margin: int) -> float:
-    """Return the number from -1 to 0 that is added to the reward of a session with ``sampled``
-    tokens."""
+    """Return the number that is added to the reward of a session with ``sampled`` tokens.
+
+    The number is from -1 to 0.
+    """
     if sampled <= limit - margin:
         return 0.0
     if sampled <= limit:

@@ -36,8 +36,10 @@ def call_penalty(episode: Episode) -> float:
 def kept_on_correct(
     episodes: Sequence[Episode], rewards: NDArray[np.float64], seed: int
 ) -> NDArray[np.bool_]:
-    """Return which sessions of a group are kept, ``bool[G]``: half of those that succeeded and half
-    of those that did not, at least one of each."""
+    """Return which sessions of a group are kept, ``bool[G]``.
+
+    They are half of those that succeeded and half of those that did not, at least one of each.
+    """
     if rewards.min() == rewards.max():
         succeeded = np.full(len(rewards), rewards.max() > 0)
     else:

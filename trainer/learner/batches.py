@@ -105,8 +105,10 @@ def _train_pack(
 
 
 def _drawn(sample: Sample, offsets: Index) -> NDArray[np.float64]:
-    """Return the sampler settings that these tokens of a sample were drawn at,
-    ``float64[len(offsets), 4]``."""
+    """Return the sampler settings that these tokens of a sample were drawn at.
+
+    The settings are ``float64[len(offsets), 4]``.
+    """
     table = np.tile(_PLAIN, (len(sample.call_ids), 1))
     trained = set(sample.calls[offsets].tolist())
     for place, sampler in enumerate(sample.samplers):

@@ -28,11 +28,11 @@ class UnsupportedOptimizer(UsageError, ValueError):
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Make the optimizer that ``config`` names, over the parameters of ``model`` that require
-    gradients.
+    """Make the optimizer that ``config`` names.
 
-    Its factory is called with a list of them and the keywords ``lr``, ``betas``, ``eps`` and
-    ``weight_decay``. Raises :class:`UnsupportedOptimizer`, and the errors of :meth:`Registry.get`.
+    It is over the parameters of ``model`` that require gradients. Its factory is called with a list
+    of them and the keywords ``lr``, ``betas``, ``eps`` and ``weight_decay``. Raises
+    :class:`UnsupportedOptimizer`, and the errors of :meth:`Registry.get`.
     """
     if share_of(model).processes > 1:
         require_spreadable(config)
@@ -75,11 +75,11 @@ def require_spreadable(config: OptimizerConfig) -> None:
 
 
 def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Return the rate of step ``step`` (from 0) of ``total_steps``: linear warm-up, then the
-    schedule.
+    """Return the rate of step ``step`` (from 0) of ``total_steps``.
 
-    ``cosine`` falls to ``final_fraction`` of the peak at the last step. The rate is a function of
-    the step alone, so resuming needs no scheduler state.
+    A linear warm-up comes first, then the schedule. ``cosine`` falls to ``final_fraction`` of the
+    peak at the last step. The rate is a function of the step alone, so resuming needs no scheduler
+    state.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)

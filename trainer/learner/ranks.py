@@ -168,8 +168,10 @@ class SpreadLearner:
             _broadcast(None, self._control)
 
     def _everywhere(self, name: str, *arguments: Any, **named: Any) -> list[Any]:
-        """Execute an operation in every rank and return the outcomes. Raise rank 0's error, or else
-        another's."""
+        """Execute an operation in every rank and return the outcomes.
+
+        Raise rank 0's error, or else another's.
+        """
         operation = _Operation(name, arguments, named)
         with self._lock, _uninterrupted():
             _broadcast(operation, self._control)
@@ -181,8 +183,10 @@ class SpreadLearner:
 
 
 def _connected(world: World, policy: Path, config: Settings) -> tuple[Learner, dist.ProcessGroup]:
-    """Return this rank's part of the policy, once every rank has its own, and the group for
-    operations."""
+    """Return this rank's part of the policy and the group for operations.
+
+    Every rank has its own part by then.
+    """
     device = torch.device(config.compute.device)
     control = join(world, device)
     mesh = init_device_mesh(device.type, (world.size,))
@@ -228,8 +232,9 @@ def _next(control: dist.ProcessGroup) -> _Operation | None:
 
 
 def _execute(learner: Learner, operation: _Operation, control: dist.ProcessGroup) -> list[Any]:
-    """Execute ``operation`` in this rank. Return each rank's outcome in rank 0 and nothing in
-    others.
+    """Execute ``operation`` in this rank.
+
+    Return each rank's outcome in rank 0 and nothing in others.
 
     Errors that a user can act on are outcomes: every rank raises them alike, or rank 0 alone after
     the last exchange. Any other error ends this process.

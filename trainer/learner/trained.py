@@ -53,14 +53,18 @@ class TrainedPolicy:
         config: GrpoConfig,
         teacher: AskTeacher | None,
     ) -> PreparedStep:
-        """Prepare the policy's part of a step's sessions
-        (:func:`bridle.trainer.batch.prepare.prepare`)."""
+        """Prepare the policy's part of a step's sessions.
+
+        See :func:`bridle.trainer.batch.prepare.prepare`.
+        """
         own = [of_policy(episode, self.name) for episode in episodes]
         return prepare(own, version, config, self.memory, teacher)
 
     def load_checkpoint(self, name: str) -> Progress:
-        """Load the checkpoint ``name``. Raises
-        :class:`bridle.trainer.learner.checkpoint.CheckpointError`."""
+        """Load the checkpoint ``name``.
+
+        Raises :class:`bridle.trainer.learner.checkpoint.CheckpointError`.
+        """
         progress = self.learner.load_checkpoint(self.directory / name)
         self.kept_memory, self.memory = progress.memory, dict(progress.memory)
         return progress

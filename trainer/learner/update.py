@@ -186,8 +186,10 @@ def _update(
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:
-    """Return the gap of the tokens sampled at ``version``. ``old_logprobs`` are the policy's before
-    the first update, so at ``version``."""
+    """Return the gap of the tokens sampled at ``version``.
+
+    ``old_logprobs`` are the policy's before the first update, so at ``version``.
+    """
     current = pack.versions == version
     if not bool(current.any()):
         return LogprobGap()

@@ -35,8 +35,10 @@ class World:
 
     @classmethod
     def current(cls) -> Self:
-        """Return the place that torchrun states in the environment, or that of a lone process
-        without torchrun."""
+        """Return the place that torchrun states in the environment.
+
+        Without torchrun it is that of a lone process.
+        """
         if not dist.is_torchelastic_launched():
             return cls()
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -44,8 +44,11 @@ class Drift:
     @classmethod
     @torch.no_grad()
     def of(cls, logprobs: Tensor, behaviour_logprobs: Tensor, lags: Tensor) -> Drift:
-        """Measure ``M`` tokens; ``lags`` is ``int64[M]`` on the CPU. Tokens whose ratio is not
-        finite are left out, because the update that they belong to is not taken."""
+        """Measure ``M`` tokens.
+
+        ``lags`` is ``int64[M]`` on the CPU. Tokens whose ratio is not finite are left out, because
+        the update that they belong to is not taken.
+        """
         log_ratio = (logprobs - behaviour_logprobs).double().cpu().numpy()
         finite = np.isfinite(log_ratio)
         if not finite.any():

@@ -101,8 +101,10 @@ def branch_ratio(log_ratio: Tensor, branches: Tensor) -> Tensor:
 def cispo_surrogate(
     logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_high: float
 ) -> Tensor:
-    """Return ``-sg(min(r, 1 + ε_high)) A log π`` per token: every token keeps a gradient, of
-    bounded weight."""
+    """Return ``-sg(min(r, 1 + ε_high)) A log π`` per token.
+
+    Every token keeps a gradient, of bounded weight.
+    """
     return -ratio.clamp(max=1 + clip_high).detach() * advantages * logprobs
 
 
@@ -147,8 +149,10 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
-    """Return the weighted loss of a pack's tokens (a scalar with gradient) and the sums to
-    report."""
+    """Return the weighted loss of a pack's tokens and the sums to report.
+
+    The loss is a scalar with gradient.
+    """
     surrogate = LOSSES.configured(config.name, config.options)(terms, config)
     importance = importance_weights(terms, config)
     outside = outside_trust(terms, config)

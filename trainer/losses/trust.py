@@ -69,8 +69,10 @@ def clip(terms: TokenTerms, config: LossConfig) -> Tensor:
 
 @TRUST_REGIONS.registered("off_policy")
 def off_policy(terms: TokenTerms, config: LossConfig) -> Tensor:
-    """Return the tokens with negative advantages of branches that have become rarer, on average
-    over the branch's tokens."""
+    """Return the tokens with negative advantages of branches that have become rarer.
+
+    A branch has become rarer on average over its tokens.
+    """
     sums, counts = branch_sums(_log_ratio(terms), terms.branches)
     return (-sums / counts > config.trust_nats) & (terms.advantages < 0)
 

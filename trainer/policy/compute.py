@@ -28,8 +28,10 @@ _AUTOCAST: Final = "bridle_autocast"
 
 
 class UnsupportedCompute(BridleError, ValueError):
-    """This machine, or this build of PyTorch, has no device of that name, or the model cannot be
-    computed as configured."""
+    """The device does not exist here, or the model cannot be computed as configured.
+
+    A device does not exist if this machine, or this build of PyTorch, has none of that name.
+    """
 
 
 def choose_device(name: str) -> torch.device:

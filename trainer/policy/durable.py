@@ -17,8 +17,10 @@ _SCRATCH = re.compile(r"\..+\.(\d+)\.tmp")
 
 
 class NotWritten(BridleError):
-    """A directory could not be written, and is as it was. The message has its path and the
-    cause."""
+    """A directory could not be written, and is as it was.
+
+    The message has its path and the cause.
+    """
 
     retryable = True
 

@@ -70,9 +70,11 @@ def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
 
 
 def _why_unpackable(model: nn.Module) -> str | None:
-    """Return why the kinds of the model's layers rule out packing, or ``None``. At initialisation,
-    layers that mix what is packed together may change logprobs by too little for
-    :func:`_why_inexact`."""
+    """Return why the kinds of the model's layers rule out packing, or ``None``.
+
+    At initialisation, layers that mix what is packed together may change logprobs by too little for
+    :func:`_why_inexact`.
+    """
     kinds = set(getattr(_config(model), "layer_types", None) or ())
     unpackable = kinds - {"full_attention"}
     if forks_states(model):

@@ -19,8 +19,10 @@ _PROBED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output head, from hidden states to logits. It is kept apart from the body so that logits
-    are computed for needed tokens only."""
+    """The output head, from hidden states to logits.
+
+    It is kept apart from the body so that logits are computed for needed tokens only.
+    """
 
     layer: nn.Module
     scale: float = 1.0
@@ -59,8 +61,10 @@ class Head:
 
 @torch.no_grad()
 def why_not_its_own(model: nn.Module) -> str | None:
-    """Return how logits of :class:`Head` differ from the model's own, or ``None`` if they agree or
-    the model has no settings for logits."""
+    """Return how logits of :class:`Head` differ from the model's own, or ``None``.
+
+    ``None`` means that they agree or that the model has no settings for logits.
+    """
     head = Head.of(model)
     if head.is_plain:
         return None

@@ -45,8 +45,10 @@ def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` compute as the policy below its adapters. A model without adapters is
-    unchanged."""
+    """Let ``model`` compute as the policy below its adapters.
+
+    A model without adapters is unchanged.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     trained = adapters(model).values()
     for layer in layers:
@@ -70,8 +72,10 @@ def scaling(model: nn.Module) -> float | None:
 
 
 def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load ``tensors`` into the adapters of ``model``. Raises ``ValueError`` if they are not its
-    own."""
+    """Load ``tensors`` into the adapters of ``model``.
+
+    Raises ``ValueError`` if they are not its own.
+    """
     own = adapters(model)
     if {name: each.shape for name, each in own.items()} != {
         name: each.shape for name, each in tensors.items()
@@ -84,10 +88,10 @@ def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of ``model`` with its adapters merged in, under the names it has without
-    them.
+    """Return the state of ``model`` with its adapters merged in.
 
-    Weights without an adapter are the model's own, not copies.
+    Its names are those that the model has without adapters. Weights without an adapter are the
+    model's own, not copies.
     """
     state = {
         _name_without(name): each

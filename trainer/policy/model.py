@@ -63,8 +63,7 @@ ON_CPU: Final = ComputeConfig(device="cpu")
 
 
 class UnsupportedModel(BridleError, ValueError):
-    """There is no model that can be loaded, or it computes its logits in a way that this trainer
-    does not reproduce."""
+    """There is no model to load, or this trainer does not reproduce how it computes logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,10 @@ class TokenScores:
 
 
 def check_policy(directory: Path) -> None:
-    """Raise :class:`UnsupportedModel` if ``directory`` is not that of a model; no weights are
-    read."""
+    """Raise :class:`UnsupportedModel` if ``directory`` is not that of a model.
+
+    No weights are read.
+    """
     try:
         AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:
@@ -93,13 +94,13 @@ def load_policy(
     compute: ComputeConfig = ON_CPU,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """Load the causal LM in ``directory``, ready for tree attention, in evaluation mode (no
-    dropout).
+    """Load the causal LM in ``directory``, ready for tree attention.
 
-    ``dtype`` is the type of its weights, whatever ``compute`` says of forward passes. With a
-    ``mesh`` it is spread (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this
-    process's device. Raises :class:`UnsupportedModel` if there is none, and for families whose
-    changes to logits are not known here; :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
+    It is in evaluation mode (no dropout). ``dtype`` is the type of its weights, whatever
+    ``compute`` states for forward passes. With a ``mesh`` it is spread
+    (:mod:`bridle.trainer.policy.sharding`), and ``compute`` names this process's device. Raises
+    :class:`UnsupportedModel` if there is none, and for families whose changes to logits are not
+    known here. Also raises :class:`bridle.trainer.policy.compute.UnsupportedCompute`.
     """
     return place(_read(directory, dtype), compute, mesh)
 
@@ -256,8 +257,10 @@ def _score_pack(
 
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
-    """Return the logprob of each of ``T`` ids given its predecessors, alone and unpacked:
-    ``float[T-1]``."""
+    """Return the logprob of each of ``T`` ids given its predecessors, ``float[T-1]``.
+
+    The ids are scored alone and unpacked.
+    """
     require_within_index(model, len(token_ids) - 1)
     return within_forward(model, _score_sequence, model, token_ids)
 
@@ -297,10 +300,10 @@ def _tree_hidden_states(
 
 
 def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
-    """Return the hidden states of chains, ``float[N, hidden]``, computed as rows padded on the
-    right.
+    """Return the hidden states of chains, ``float[N, hidden]``.
 
-    Causal attention never looks to the right, so padding needs no mask.
+    They are computed as rows padded on the right. Causal attention never looks to the right, so
+    padding needs no mask.
     """
     rows = np.cumsum(pack.parents < 0) - 1
     token_ids = torch.zeros(int(rows[-1]) + 1, int(pack.positions.max()) + 1, dtype=torch.int64)
@@ -357,9 +360,11 @@ def _score_chunk(
 def _drawn_from(
     logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits of the distribution that each target was drawn from, ``-inf`` outside the
-    set, and each target's row. There is a row for each different state, sampler and, where the
-    sampler truncates, target."""
+    """Return the logits that the targets were drawn from, and each target's row of them.
+
+    They are the logits of the distribution that a target was drawn from, ``-inf`` outside the set.
+    There is a row for each different state, sampler and, where the sampler truncates, target.
+    """
     keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
     if Truncation.of(drawn).truncates:
         keyed = torch.cat([keyed, targets[:, None].double()], dim=1)

@@ -19,8 +19,10 @@ _IN_16_BITS: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def stored_in_16_bits(directory: Path) -> dict[str, torch.dtype]:
-    """Return the types of the weights that the safetensors of a model directory keep in 16 bits, by
-    name. No weight is read."""
+    """Return the types of the weights that a model directory keeps in 16 bits, by name.
+
+    The weights are those of the directory's safetensors. No weight is read.
+    """
     found: dict[str, torch.dtype] = {}
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

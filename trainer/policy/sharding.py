@@ -120,8 +120,10 @@ def gathered(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def gathered_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimizer's state as it would be in one process, with tensors as in
-    :func:`gathered`."""
+    """Return the optimizer's state as it would be in one process.
+
+    Its tensors are as in :func:`gathered`.
+    """
     state: dict[str, Any] = optimizer.state_dict()
     if share_of(model).processes == 1:
         return state

@@ -19,11 +19,11 @@ class SequenceTooLong(BridleError, ValueError):
 
 
 def index_limit(model: nn.Module) -> int | None:
-    """Return the most tokens of a sequence that the model attends to as a whole; ``None`` for any
-    number.
+    """Return the most tokens of a sequence that the model attends to as a whole.
 
-    The limit is read from attributes of its configuration that new families have under the same
-    names: ``index_topk`` in tokens, and ``index_topk_blocks`` or ``sparse_topk_blocks`` in blocks.
+    ``None`` stands for any number. The limit is read from attributes of its configuration that new
+    families have under the same names: ``index_topk`` in tokens, and ``index_topk_blocks`` or
+    ``sparse_topk_blocks`` in blocks.
     """
     model_config: Any = getattr(model, "config", None)
     if model_config is None:
@@ -38,8 +38,10 @@ def index_limit(model: nn.Module) -> int | None:
 
 
 def require_within_index(model: nn.Module, tokens: int) -> None:
-    """Raise :class:`SequenceTooLong` for a sequence of so many tokens if the model's index leaves
-    some out."""
+    """Raise :class:`SequenceTooLong` if the model's index leaves out some of so many tokens.
+
+    The tokens are those of one sequence.
+    """
     limit = index_limit(model)
     if limit is not None and tokens > limit:
         name = type(model).__name__.removeprefix("FSDP")

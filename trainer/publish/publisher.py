@@ -1,9 +1,9 @@
-"""The publication of new weights to an engine: they are verified by logprobs, or the old ones
-restored.
+"""The publication of new weights to an engine.
 
-:class:`Publisher` writes a model directory ``v00000012/`` once, whole or not at all, and has the
-engine reload from it, which works with any engine in any process.
-:mod:`bridle.trainer.publish.swap` makes and checks the change-over.
+The weights are verified by logprobs, or the old ones are restored. :class:`Publisher` writes a
+model directory ``v00000012/`` once, whole or not at all, and has the engine reload from it, which
+works with any engine in any process. :mod:`bridle.trainer.publish.swap` makes and checks the
+change-over.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class Publisher:
         self._record = record
 
     def serves(self, policy: Policy) -> bool:
-        """Return whether the engine scores the probes as ``policy`` does; it may have been
-        restarted."""
+        """Return whether the engine scores the probes as ``policy`` does.
+
+        The engine may have been restarted.
+        """
         return self._swap.serves(policy)
 
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
@@ -101,8 +103,9 @@ def write_version(
     origin: Path,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Path, str]:
-    """Write ``policy`` as ``v00000012/`` in ``directory``, whole or not at all. Return path and
-    digest.
+    """Write ``policy`` as ``v00000012/`` in ``directory``, whole or not at all.
+
+    Return path and digest.
 
     ``origin`` is the model directory that the policy began as, and has its tokenizer. A policy that
     computes in 16 bits, as its engine then does, is written in the 16 bits of ``origin``; one that
@@ -146,15 +149,19 @@ def policy_record(
 
 
 def default_probes(vocabulary: int, *, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Return sequences of 16 and 64 random token ids; every layer and position counts in their
-    scores."""
+    """Return sequences of 16 and 64 random token ids.
+
+    Every layer and position counts in their scores.
+    """
     generator = np.random.default_rng(seed)
     return [generator.integers(0, vocabulary, length) for length in (16, 64)]
 
 
 def weights_digest(directory: Path) -> str:
-    """Return the SHA-256 hex over the safetensors files of a model directory, in the order of their
-    names."""
+    """Return the SHA-256 hex over the safetensors files of a model directory.
+
+    The files are taken in the order of their names.
+    """
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:

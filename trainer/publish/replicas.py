@@ -74,8 +74,7 @@ class Replicas(Generic[Engine]):
         return [name for name in self.engines if name not in self.lagging]
 
     def serves(self, policy: Policy) -> bool:
-        """Return whether every engine in rotation answers, and scores the probes as ``policy``
-        does."""
+        """Return whether all engines in rotation answer and score the probes as ``policy`` does."""
         swaps = [self._swaps[name] for name in self.in_rotation()]
         try:
             return all(swap.serves(policy) for swap in swaps)
@@ -83,8 +82,10 @@ class Replicas(Generic[Engine]):
             return False
 
     def _on_each(self, swap: Callable[[str], float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Swap all engines at the same time. Return the gap of each that took the weights, and the
-        error of each of the others."""
+        """Swap all engines at the same time.
+
+        Return the gap of each that took the weights, and the error of each of the others.
+        """
         gaps: dict[str, float] = {}
         lagging: dict[str, str] = {}
         with ThreadPoolExecutor(len(self.engines), "publish") as pool:
@@ -98,8 +99,10 @@ class Replicas(Generic[Engine]):
 
 
 class ReplicaPublisher(Replicas[EngineControl]):
-    """A publisher through directories, which every engine reads. It is made as :class:`Replicas`
-    is."""
+    """A publisher through directories, which every engine reads.
+
+    It is made as :class:`Replicas` is.
+    """
 
     def publish(self, policy: Policy, version: int) -> PolicyRecord:
         """Write ``policy`` as ``version`` once, and have every engine load and verify it.

@@ -45,8 +45,10 @@ class EngineControl(Protocol):
 
 
 class PublishError(BridleError):
-    """The engine does not serve the new weights. It serves the previous ones unless the message
-    says otherwise."""
+    """The engine does not serve the new weights.
+
+    It serves the previous ones unless the message says otherwise.
+    """
 
     retryable = True
 
@@ -184,6 +186,8 @@ class VerifiedSwap:
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:
-    """Return the mean |difference| over all tokens of all probes, in nats; NaN if either side has
-    one."""
+    """Return the mean |difference| over all tokens of all probes, in nats.
+
+    It is NaN if either side has a NaN.
+    """
     return float(np.abs(np.concatenate(scores) - np.concatenate(others)).mean())

@@ -45,8 +45,10 @@ class TransferEngine(EngineControl, Protocol):
 
 
 class TransferPublisher(Replicas[TransferEngine]):
-    """A publisher by transfer. It is made as ``Replicas`` is, and is a context manager that ends
-    when the last directory is written.
+    """A publisher by transfer.
+
+    It is made as ``Replicas`` is, and is a context manager that ends when the last directory is
+    written.
 
     ``served`` is the directory of the version that was published last, once it is written. A
     version is recorded when it is served, and again when its directory is there.

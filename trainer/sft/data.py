@@ -29,8 +29,10 @@ class SftDataError(BridleError, ValueError):
 
 
 def with_context(example: SftExample, tokens: int) -> SftExample:
-    """Return ``example`` with at most ``tokens`` tokens before its first learned one, the nearest
-    ones."""
+    """Return ``example`` with at most ``tokens`` tokens before its first learned one.
+
+    The nearest ones are kept.
+    """
     start = max(0, int(np.argmax(example.mask)) - tokens)
     return SftExample(example.token_ids[start:], example.mask[start:])
 
@@ -72,9 +74,11 @@ def examples_from_store(
     left_out: Counter[str],
     accounts: dict[str, Conservation] | None = None,
 ) -> list[SftExample]:
-    """Return the samples of the selected sessions, exactly as they were sampled. ``left_out``
-    counts the sessions that are left out, by reason; ``accounts`` receives the account of each
-    session's tokens."""
+    """Return the samples of the selected sessions, exactly as they were sampled.
+
+    ``left_out`` counts the sessions that are left out, by reason; ``accounts`` receives the account
+    of each session's tokens.
+    """
     report = ExportReport(Path())
     found = []
     for session in select(reader, selection, report):
@@ -95,8 +99,10 @@ def is_parquet(path: Path) -> bool:
 def examples_from_parquet(
     path: Path, *, ids_column: str = "token_ids", mask_column: str = "mask"
 ) -> list[SftExample]:
-    """Read the examples of a tokens+mask Parquet file: one list of ids and one of booleans per
-    row."""
+    """Read the examples of a tokens+mask Parquet file.
+
+    A row has one list of ids and one of booleans.
+    """
     available = parquet.read_schema(path).names
     for column in (ids_column, mask_column):
         if column not in available:
@@ -118,8 +124,10 @@ def examples_from_parquet(
 def examples_from_jsonl(
     path: Path, tokenizer: Tokenizer, left_out: Counter[str]
 ) -> list[SftExample]:
-    """Read the examples of a file of JSON lines. A line holds a conversation,
-    ``{"messages": […]}``, or a prompt with its completion, both of them messages or both text.
+    """Read the examples of a file of JSON lines.
+
+    A line holds a conversation, ``{"messages": […]}``, or a prompt with its completion, both of
+    them messages or both text.
 
     ``tools`` beside messages are a list, as OpenAI takes them, or JSON text, as TRL does. Lines
     with tool arguments that no template can render are counted in ``left_out``, by reason.
@@ -173,8 +181,7 @@ def _messages(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def example_from_text(prompt: str, completion: str, tokenizer: Tokenizer) -> SftExample:
-    """Return an example of a completed prompt that learns the completion and the tokenizer's end
-    token.
+    """Return an example that learns a prompt's completion and the tokenizer's end token.
 
     The prompt begins as vLLM and TRL let a bare text begin: with the special tokens, if there are
     any, that the tokenizer puts before one.
@@ -248,8 +255,11 @@ class _Pieces:
         self._mask += [False] * len(ids)
 
     def add_reply(self, text: str) -> None:
-        """Append a reply. Its last end-of-turn token ends the learned part, because the rest is the
-        template's and not the policy's."""
+        """Append a reply.
+
+        Its last end-of-turn token ends the learned part, because the rest is the template's and not
+        the policy's.
+        """
         ids = self._tokenizer.encode(text)
         ends = [i for i, token in enumerate(ids) if token in self._tokenizer.eos_token_ids]
         length = ends[-1] + 1 if ends else len(ids)
@@ -258,8 +268,10 @@ class _Pieces:
         self._mask += [True] * length + [False] * (len(ids) - length)
 
     def example(self) -> SftExample:
-        """Return the sequence up to its last learned token, which is all that a recording of the
-        conversation holds."""
+        """Return the sequence up to its last learned token.
+
+        A recording of the conversation holds no more than that.
+        """
         length = max((i for i, learned in enumerate(self._mask) if learned), default=-1) + 1
         return SftExample(
             np.asarray(self._ids[:length], dtype=np.uint32),

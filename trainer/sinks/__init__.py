@@ -36,8 +36,11 @@ class MissingTracker(UsageError):
 
 
 def require_sink(name: str) -> None:
-    """Raise the errors of :meth:`bridle.registry.Registry.get` for a tracker that does not exist,
-    and :class:`MissingTracker` if its package is not installed."""
+    """Raise an error if a tracker cannot be used.
+
+    A tracker that does not exist raises the errors of :meth:`bridle.registry.Registry.get`.
+    :class:`MissingTracker` is raised if its package is not installed.
+    """
     if name in _EXTRAS and find_spec(name) is None:
         raise MissingTracker(f"the sink {name} needs its package: {install_command(name)}")
     SINKS.get(name)

@@ -24,8 +24,11 @@ class MetricSink(Protocol):
     """A receiver of the numbers of each step."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record ``values`` of ``step``. Names look like ``reward/mean``. Each step is written
-        once, except after a resume, where the later write counts."""
+        """Record ``values`` of ``step``.
+
+        Names look like ``reward/mean``. Each step is written once, except after a resume, where the
+        later write counts.
+        """
 
     def close(self) -> None:
         """Flush the numbers that are not on disk yet."""

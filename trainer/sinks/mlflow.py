@@ -1,5 +1,7 @@
-"""The MLflow sink. It reads ``MLFLOW_EXPERIMENT_NAME``; MLflow itself reads
-``MLFLOW_TRACKING_URI``."""
+"""The MLflow sink.
+
+It reads ``MLFLOW_EXPERIMENT_NAME``; MLflow itself reads ``MLFLOW_TRACKING_URI``.
+"""
 
 from __future__ import annotations
 

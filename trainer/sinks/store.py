@@ -23,8 +23,10 @@ class StoreSink:
         self._writer.record_metrics(self._run_id, step, finite)
 
     def account(self, fates: Sequence[StepFates]) -> None:
-        """Record where the tokens of durable steps went. Recording the same fates again changes
-        nothing."""
+        """Record where the tokens of durable steps went.
+
+        Recording the same fates again changes nothing.
+        """
         self._writer.add_sync(
             *(
                 SessionFates(

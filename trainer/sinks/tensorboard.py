@@ -11,8 +11,11 @@ from bridle.trainer.sinks.base import TrackedRun
 
 
 class TensorBoardSink:
-    """Event files in ``directory``, flushed once per step. The first write voids the events that an
-    earlier attempt wrote there for this step and later ones."""
+    """Event files in ``directory``, flushed once per step.
+
+    The first write voids the events that an earlier attempt wrote there for this step and later
+    ones.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

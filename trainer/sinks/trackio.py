@@ -1,5 +1,7 @@
-"""The Trackio sink. It reads ``TRACKIO_PROJECT``; Trackio itself reads ``TRACKIO_DIR`` and
-``TRACKIO_SPACE_ID``."""
+"""The Trackio sink.
+
+It reads ``TRACKIO_PROJECT``; Trackio itself reads ``TRACKIO_DIR`` and ``TRACKIO_SPACE_ID``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The W&B sink. It reads ``WANDB_PROJECT``; W&B itself reads ``WANDB_API_KEY`` and
-``WANDB_MODE``."""
+"""The W&B sink.
+
+It reads ``WANDB_PROJECT``; W&B itself reads ``WANDB_API_KEY`` and ``WANDB_MODE``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Parts that grammars share: the numbering of a reply's calls, and a reader of JSON objects as
-calls."""
+"""The parts that grammars share.
+
+They are the numbering of a reply's calls, and a reader of JSON objects as calls.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,7 @@ class Calls:
         return (ToolArguments(self._index, text),) if text else ()
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
-        """Return the JSON types that a tool's schema names for a parameter; empty if it names
-        none."""
+        """Return the JSON types, perhaps none, that a tool's schema names for a parameter."""
         schema = self._schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         return _types(properties.get(parameter)) if isinstance(properties, Mapping) else frozenset()
@@ -166,8 +167,10 @@ def _refuse(constant: str) -> None:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether ``value`` is a non-empty string that UTF-8 can carry (JSON escapes can spell lone
-    surrogates)."""
+    """Whether ``value`` is a non-empty string that UTF-8 can carry.
+
+    JSON escapes can spell lone surrogates, which it cannot carry.
+    """
     if not isinstance(value, str) or not value:
         return False
     try:

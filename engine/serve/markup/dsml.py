@@ -1,5 +1,7 @@
-"""DeepSeek's elements since V3.2: ``<｜DSML｜invoke name="NAME">`` with parameters that state
-whether they are text."""
+"""DeepSeek's elements since V3.2, such as ``<｜DSML｜invoke name="NAME">``.
+
+Their parameters state whether they are text.
+"""
 
 from __future__ import annotations
 

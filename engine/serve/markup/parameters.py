@@ -25,8 +25,9 @@ class ArgumentsWriter:
     def parameter(
         self, feed: Feed, name: str, ends: Sequence[str], *, string: bool | None = None
     ) -> Reading[str]:
-        """Read a parameter's value up to one of ``ends``. Return that end, or "" if the reply ends
-        before it.
+        """Read a parameter's value up to one of ``ends``.
+
+        Return that end, or "" if the reply ends before it.
 
         ``string`` states whether the value is text; if it is ``None``, the tool's schema decides.
         Text is emitted as it comes. Any other value is emitted when it is complete, and as text if

@@ -72,7 +72,9 @@ def reply_markup(tokenizer: Tokenizer, *, parse_thinking: bool) -> ReplyMarkup:
 
 
 def reader(markup: str, tools: Sequence[Mapping[str, Any]] = ()) -> MarkupReader:
-    """Return a reader of one reply in ``markup``, a key of :data:`READ`; ``tools`` are the
-    request's."""
+    """Return a reader of one reply in ``markup``, a key of :data:`READ`.
+
+    ``tools`` are the request's.
+    """
     calls = Calls(tools)
     return MarkupReader(lambda feed: READ[markup](feed, calls))

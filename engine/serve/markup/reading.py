@@ -58,9 +58,11 @@ class Feed:
         self._at -= len(text)
 
     def until(self, tags: Sequence[str], emit: Emit | None = None) -> Reading[tuple[str, str]]:
-        """Read up to the first of ``tags``, and the tag. Return the text and the tag, which is
-        empty at the end of the reply. With ``emit`` the text is emitted piece by piece and not
-        returned."""
+        """Read up to the first of ``tags``, and the tag.
+
+        Return the text and the tag, which is empty at the end of the reply. With ``emit`` the text
+        is emitted piece by piece and not returned.
+        """
         read: list[str] = []
         first = _first_of(tuple(tags)) if tags else None
         while True:
@@ -80,8 +82,10 @@ class Feed:
             yield None
 
     def accept(self, *starts: str, blanks: bool = True) -> Reading[str]:
-        """Read one of ``starts`` and, with ``blanks``, white space before it. Return the text that
-        was read. If none of them comes next, nothing is read."""
+        """Read one of ``starts`` and, with ``blanks``, white space before it.
+
+        Return the text that was read. If none of them comes next, nothing is read.
+        """
         while True:
             blank = _BLANKS.match(self._text, self._at) if blanks else None
             at = self._at if blank is None else blank.end()
@@ -96,8 +100,10 @@ class Feed:
             yield None
 
     def value(self, emit: Emit) -> Reading[bool]:
-        """Read a JSON object or array, which must come next, and emit it piece by piece. Return
-        whether it was closed before the reply ended."""
+        """Read a JSON object or array, which must come next, and emit it piece by piece.
+
+        Return whether it was closed before the reply ended.
+        """
         scanner = BracketScanner()
         while True:
             start, self._at = self._at, scanner.end(self._text, self._at)
@@ -170,8 +176,10 @@ class MarkupReader:
         return self._run()
 
     def flush(self) -> list[Delta]:
-        """Return the remaining deltas at the end of the reply. An unfinished call is judged as it
-        stands."""
+        """Return the remaining deltas at the end of the reply.
+
+        An unfinished call is judged as it stands.
+        """
         self._feed.ended = True
         deltas = self._run()
         if not self._called:

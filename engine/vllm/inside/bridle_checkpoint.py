@@ -50,8 +50,10 @@ def _compare(expected: Shapes, shapes: Shapes, config_in: Path, served: Path, wh
 
 
 def checkpoint_shapes(directory: Path) -> Shapes:
-    """Return the shape of each tensor of a safetensors checkpoint, from the files' headers. Raise
-    ValueError if there are no files, or if one cannot be read."""
+    """Return the shape of each tensor of a safetensors checkpoint, from the files' headers.
+
+    Raise ValueError if there are no files, or if one cannot be read.
+    """
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{directory} holds no safetensors files; the weights were not changed")

@@ -21,8 +21,10 @@ BEFORE, INSIDE, AFTER = range(3)
 
 @ReasoningParserManager.register_module("bridle_thinking")
 class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not installed here
-    """A parser for replies that may open their reasoning. When streaming, vLLM makes one per
-    reply."""
+    """A parser for replies that may open their reasoning.
+
+    When streaming, vLLM makes one per reply.
+    """
 
     first_place = BEFORE
 
@@ -82,13 +84,11 @@ class BridleThinkingParser(ReasoningParser):  # type: ignore[misc]  # vLLM is no
         return DeltaMessage(reasoning=reasoning or None, content=content or None)
 
     def get_streaming_fallback_content(self, text: str, request: Any) -> str | None:
-        """Return the text that is still held back if the stream ended before anything but blanks
-        came."""
+        """Return the text still held back if the stream ended before anything but blanks came."""
         return self._buffer if self._place == BEFORE else None
 
     def _push(self, text: str) -> tuple[str, str]:
-        """Return the reasoning and content that ``text`` settles; the undecided rest is
-        buffered."""
+        """Return the reasoning and content that ``text`` settles, and buffer the undecided rest."""
         self._buffer += text
         reasoning = ""
         if self._place == BEFORE:

@@ -1,5 +1,6 @@
-"""Weights from the trainer's memory, by vLLM's weight transfer interface, received whole before
-use.
+"""Weights from the trainer's memory, received by vLLM's weight transfer interface.
+
+They are received whole before use.
 
 The trainer announces a transfer (``/init_weight_transfer_engine``), sends, asks whether all of it
 has come (``/start_weight_update``, ``/update_weights``), pauses, and has it loaded
@@ -103,8 +104,10 @@ class Incoming:
 
 
 class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vLLM where types are checked
-    """The worker's end of transfers; ``--weight-transfer-config {"backend": "bridle"}`` selects
-    it."""
+    """The worker's end of transfers.
+
+    ``--weight-transfer-config {"backend": "bridle"}`` selects it.
+    """
 
     init_info_cls = Announcement
     update_info_cls = Arrived
@@ -113,8 +116,10 @@ class BridleTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # no vL
     _incoming: Incoming | None = None
 
     def init_transfer_engine(self, init_info: Announcement) -> None:
-        """Begin to receive. Raise ValueError if the tensors are not a version of the served
-        model."""
+        """Begin to receive.
+
+        Raise ValueError if the tensors are not a version of the served model.
+        """
         check_shapes(Path(self.vllm_config.model_config.model), init_info.shapes)
         self.shutdown()
         parallel = self.parallel_config

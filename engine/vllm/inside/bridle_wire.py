@@ -81,8 +81,9 @@ class Announcement:
 def buckets(
     announcement: Announcement, tensors: Iterable[Tensor], device: torch.device
 ) -> Iterator[Tensor]:
-    """Yield the buckets of ``tensors``, ``uint8`` on ``device``. Each is valid until the next is
-    requested.
+    """Yield the buckets of ``tensors``, ``uint8`` on ``device``.
+
+    Each is valid until the next is requested.
 
     ``tensors`` must be the announced ones, in that order, on any device.
     """
@@ -144,8 +145,10 @@ def find_store(announcement: Announcement) -> TCPStore:
 
 
 class Group:
-    """The members of one transfer, of which rank 0 sends. All of them create it at the same
-    time."""
+    """The members of one transfer, of which rank 0 sends.
+
+    All of them create it at the same time.
+    """
 
     def __init__(
         self, announcement: Announcement, rank: int, store: Store, device: torch.device
@@ -163,8 +166,10 @@ class Group:
             raise TransferBroken(f"the group did not form: {_first_line(error)}") from error
 
     def broadcast(self, bucket: Tensor, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Send ``bucket`` from rank 0, or fill it elsewhere. Raise :class:`TransferBroken` if that
-        fails, is cancelled or takes too long."""
+        """Send ``bucket`` from rank 0, or fill it elsewhere.
+
+        Raise :class:`TransferBroken` if that fails, is cancelled or takes too long.
+        """
         try:
             work = self._backend.broadcast(bucket, 0)
             deadline = time.monotonic() + self._stall_seconds

@@ -133,8 +133,7 @@ def is_dead(owner: str) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """Return the time at which a process started, in ticks, or ``""`` if there is no such
-    process."""
+    """Return the time at which a process started, in ticks, or ``""`` if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

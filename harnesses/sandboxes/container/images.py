@@ -39,8 +39,10 @@ class Images:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def get(self, spec: ContainerSpec) -> Image:
-        """Return the image of a task. Raise :class:`LaunchRefused` when it cannot be built or
-        pulled."""
+        """Return the image of a task.
+
+        Raise :class:`LaunchRefused` when it cannot be built or pulled.
+        """
         if spec.build is None:
             name = spec.image or DEFAULT_IMAGE
         else:

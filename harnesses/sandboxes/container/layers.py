@@ -28,8 +28,10 @@ _HERE: Final = Path(__file__).with_name("layer")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The files that are built for one harness. Without ``pins`` and ``command`` they are Python
-    alone."""
+    """The files that are built for one harness.
+
+    Without ``pins`` and ``command`` they are Python alone.
+    """
 
     name: str
     pins: str | None = None
@@ -202,8 +204,10 @@ async def remove(engine: Engine, layer: Layer) -> None:
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Make a hard link if both lie on one file system, else a copy. Some harnesses have hundreds of
-    megabytes."""
+    """Make a hard link if both lie on one file system, else a copy.
+
+    Some harnesses have hundreds of megabytes.
+    """
     try:
         Path(target).hardlink_to(source)
     except OSError:

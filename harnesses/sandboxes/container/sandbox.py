@@ -372,8 +372,7 @@ def _place(programs: MountedPrograms, spec: ContainerSpec, image: Image) -> Plac
 
 
 def _port_of(urls: Mapping[str, str]) -> int:
-    """Return the proxy's own port, so that the URLs of a session on this machine stay as they
-    are."""
+    """Return the proxy's own port, so that URLs of a session on this machine stay as they are."""
     return next((urlsplit(url).port or 8484 for url in urls.values() if url), 8484)
 
 
@@ -439,8 +438,10 @@ async def _send(process: asyncio.subprocess.Process, line: bytes) -> None:
 
 
 def _exit_code(told: Mapping[str, Any], launch: Launch) -> int:
-    """Return the exit code of a launch. Raise the error that it reports if the process did not
-    start."""
+    """Return the exit code of a launch.
+
+    Raise the error that it reports if the process did not start.
+    """
     if told.get("error") == "directory":
         raise DirectoryGone("the directory to start in does not exist")
     if told.get("error") == "start":
@@ -474,9 +475,12 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def extract(tar: tarfile.TarFile, target: Path) -> None:
-    """Extract an archive of an agent's files. Leave out entries that would lie, or lead, outside of
-    the folder, that are no files or folders, or that are too deep or too large. Pythons before
-    3.11.4 cannot detect where a link leads, so with them all links are left out."""
+    """Extract an archive of an agent's files.
+
+    Leave out entries that would lie, or lead, outside of the folder, that are no files or folders,
+    or that are too deep or too large. Pythons before 3.11.4 cannot detect where a link leads, so
+    with them all links are left out.
+    """
     members = _bounded(tar)
     if hasattr(tarfile, "data_filter"):
         tar.extractall(target, members=members, filter=_harmless)  # noqa: S202 - filtered

@@ -68,8 +68,11 @@ class _Warm:
 
 
 class WarmContainerProvider:
-    """Opens sessions in one warm container per image. ``preload``, ``fresh`` and ``environment``
-    are those of :class:`bridle.harnesses.sandboxes.forked.ForkedProvider`."""
+    """Opens sessions in one warm container per image.
+
+    ``preload``, ``fresh`` and ``environment`` are those of
+    :class:`bridle.harnesses.sandboxes.forked.ForkedProvider`.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""The loader of the tasks of a verifiers environment. The Python that has the environment installed
-lists them."""
+"""The loader of the tasks of a verifiers environment.
+
+The Python that has the environment installed lists them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ PYTHON_VARIABLE: Final = "BRIDLE_VERIFIERS_PYTHON"
 
 
 def environment_python() -> str:
-    """Return the interpreter that has verifiers and the environments: the one in
-    ``BRIDLE_VERIFIERS_PYTHON``, or else this one."""
+    """Return the interpreter that has verifiers and the environments.
+
+    It is the one in ``BRIDLE_VERIFIERS_PYTHON``, or else this one.
+    """
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 

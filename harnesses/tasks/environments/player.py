@@ -27,8 +27,10 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 
 def environment(name: str) -> Env[Any]:
-    """Load the environment. Its agents run as processes here unless its file names another
-    runtime."""
+    """Load the environment.
+
+    Its agents run as processes here unless its file names another runtime.
+    """
     block: dict[str, Any] = {"taskset": {"id": name}}
     if name.endswith(".toml"):
         block = tomllib.loads(Path(name).read_text(encoding="utf-8"))["env"]
@@ -52,8 +54,10 @@ def show_tasks(name: str) -> None:
 
 
 async def play(name: str, index: int) -> dict[str, Any]:
-    """Play the task at ``index`` and return its rewards and errors. ``reward`` is the weighted sum
-    of the rewards, as in verifiers."""
+    """Play the task at ``index`` and return its rewards and errors.
+
+    ``reward`` is the weighted sum of the rewards, as in verifiers.
+    """
     env = environment(name)
     task: Task[Any, Any, Any] = next(itertools.islice(env.taskset, index, None))
     url = os.environ["OPENAI_BASE_URL"]

@@ -233,8 +233,10 @@ def sources(entries: tuple[str | Artifact, ...]) -> list[str]:
 
 
 def _network(table: EnvironmentTable, agent: AgentTable) -> tuple[Network, tuple[str, ...]]:
-    """Return the network as Harbor chooses it: the agent's own policy, else the environment's, else
-    public."""
+    """Return the network as Harbor chooses it.
+
+    It is the agent's own policy, else the environment's, else public.
+    """
     mode, hosts = agent.network_mode, agent.allowed_hosts
     if mode is None:
         mode, hosts = table.network_mode, table.allowed_hosts

@@ -16,8 +16,10 @@ PASSING = ("PASSED", "XFAIL")
 
 
 def pytest_results(log: str) -> "dict[str, str]":
-    """Return pytest's states by test, from ``STATE name`` in the summary (-rA) and ``name STATE``
-    in verbose output."""
+    """Return pytest's states by test.
+
+    They come from ``STATE name`` in the summary (-rA) and ``name STATE`` in verbose output.
+    """
     found = {}
     for line in re.sub(r"\x1b\[[0-9;]*m", "", log).split("\n"):
         after = re.match(rf"({STATES}) (\S.*?)(?: - .*)?$", line.strip())
@@ -30,8 +32,10 @@ def pytest_results(log: str) -> "dict[str, str]":
 
 
 def unittest_results(log: str) -> "dict[str, str]":
-    """Return the states by test of verbose unittest and Django, from
-    ``name (module.Class) ... ok``."""
+    """Return the states by test of verbose unittest and Django.
+
+    They come from ``name (module.Class) ... ok``.
+    """
     found = {}
     for line in log.split("\n"):
         match = re.match(r"(.+?) \.\.\. (ok|FAIL|ERROR|skipped.*|expected failure)$", line.strip())

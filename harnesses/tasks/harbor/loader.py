@@ -1,5 +1,7 @@
-"""The loader of tasks in Harbor folders: one folder, a dataset of them, or a ``dataset.toml`` that
-names them."""
+"""The loader of tasks in Harbor folders.
+
+It loads one folder, a dataset of them, or a ``dataset.toml`` that names them.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,10 @@ def _instruction(folder: Path) -> str:
 
 
 def _named(manifest: Path) -> Iterator[Path]:
-    """Yield the folders of the tasks that a ``dataset.toml`` lists, which are beside it or in its
-    ``tasks``."""
+    """Yield the folders of the tasks that a ``dataset.toml`` lists.
+
+    They are beside it or in its ``tasks``.
+    """
     try:
         listed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("tasks", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -65,8 +65,10 @@ class SweTask:
 
 
 def swebench(row: Row) -> SweTask:
-    """Convert a row of SWE-bench, either of version 5 with ``image`` and ``eval_script``, or
-    older."""
+    """Convert a row of SWE-bench.
+
+    The row is of version 5 with ``image`` and ``eval_script``, or older.
+    """
     name = _text(row, "instance_id")
     image = row.get("image") or _registry("swebench", name, "_1776_")
     return _with_test_patch(row, name, str(image))
@@ -79,8 +81,10 @@ def swe_gym(row: Row) -> SweTask:
 
 
 def swe_rebench(row: Row) -> SweTask:
-    """Convert a row of SWE-rebench, whose ``install_config`` has the test command and the log
-    parser."""
+    """Convert a row of SWE-rebench.
+
+    Its ``install_config`` has the test command and the log parser.
+    """
     name = _text(row, "instance_id")
     config = row.get("install_config") or {}
     config = json.loads(config) if isinstance(config, str) else config
@@ -242,8 +246,10 @@ def _config(task: SweTask, separate: bool) -> str:
 
 
 def _restore(task: SweTask) -> str:
-    """Return shell commands that restore the tests' files from the base commit, whatever the agent
-    did to them, and apply the test patch."""
+    """Return shell commands that restore the tests' files and apply the test patch.
+
+    The files are those of the base commit, whatever the agent did to them.
+    """
     if not task.test_patch:
         return ""
     files = " ".join(_quoted(name) for name in _files_of(task.test_patch))
@@ -283,8 +289,10 @@ def _with_test_patch(
 
 
 def _modules(files: str, repository: str) -> str:
-    """Return the runner's arguments for test files: for Django the modules below ``tests``, for
-    others the files."""
+    """Return the runner's arguments for test files.
+
+    They are the modules below ``tests`` for Django, and the files for others.
+    """
     if repository != "django/django":
         return files
     names = (name.removeprefix("tests/").removesuffix(".py") for name in files.split())

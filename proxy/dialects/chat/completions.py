@@ -154,8 +154,10 @@ def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> 
 
 
 def _logprobs(detail: Sequence[Mapping[str, Any]], position: int = 0) -> dict[str, Any]:
-    """Return the parallel lists in which this dialect shows logprobs. ``position`` is the first
-    token's position in the text."""
+    """Return the parallel lists in which this dialect shows logprobs.
+
+    ``position`` is the first token's position in the text.
+    """
     offsets: list[int] = []
     for entry in detail:
         offsets.append(position)

@@ -89,8 +89,10 @@ def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple
 
 
 def _check_parts(parts: Sequence[Json], field: str) -> None:
-    """Raise :class:`ApiError` (400) for a part whose text is not a string, or that cannot be
-    written as JSON."""
+    """Raise :class:`ApiError` (400) for an invalid part.
+
+    A part is invalid if its text is not a string, or if it cannot be written as JSON.
+    """
     for index, part in enumerate(parts):
         if _is_plain(part):
             continue
@@ -100,9 +102,11 @@ def _check_parts(parts: Sequence[Json], field: str) -> None:
 
 
 def _is_plain(part: Json) -> bool:
-    """Return whether ``part`` is strings, one level deep at most, and has a text if it is of that
-    type. Nearly all parts are plain, and an image of megabytes need not be written as JSON to be
-    checked."""
+    """Return whether ``part`` is plain.
+
+    A plain part is strings, one level deep at most, and has a text if it is of that type. Nearly
+    all parts are plain, and an image of megabytes need not be written as JSON to be checked.
+    """
     if part.get("type") == "text" and "text" not in part:
         return False
     for name, value in part.items():

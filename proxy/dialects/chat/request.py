@@ -173,8 +173,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 def beyond(
     fields: Json, known: frozenset[str], forwarded: frozenset[str]
 ) -> tuple[Json, dict[Note, None]]:
-    """Return the fields beyond the ``known`` ones: those to forward, and a note for each other
-    one."""
+    """Return the fields beyond the ``known`` ones to forward, and a note for each other one."""
     extra: Json = {}
     notes: dict[Note, None] = {}
     for name, value in fields.items():

@@ -179,8 +179,11 @@ def _placed(given: Json, field: str) -> _Placed:
 
 
 def _add_model(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
-    """Add a model's content. Contents in a row are one turn, because clients keep each chunk of a
-    streamed reply as a content of its own."""
+    """Add a model's content.
+
+    Contents in a row are one turn, because clients keep each chunk of a streamed reply as a content
+    of its own.
+    """
     called = [
         google(part.function_call, _Call, f"{field}.functionCall")
         if part.function_call is not None
@@ -217,8 +220,10 @@ def _signed_id(signature: str | None) -> str | None:
 
 
 def _add_user(parts: list[_Placed], transcript: Transcript, calls: _Calls) -> None:
-    """Add a user's content. Function responses become tool messages, and the parts between them
-    become user messages."""
+    """Add a user's content.
+
+    Function responses become tool messages, and the parts between them become user messages.
+    """
     held: list[Json] = []
     has_response = False
     for placed in parts:
@@ -255,9 +260,11 @@ def _result_text(response: _Response, field: str, transcript: Transcript) -> str
 
 
 def _chat_parts(parts: list[_Placed], transcript: Transcript) -> list[Json]:
-    """Return text, image and audio parts in chat shape. A part of an unknown kind becomes its JSON
-    text, with a note: history is not dropped. Raise ``ApiError`` (400) for files that cannot be
-    read here."""
+    """Return text, image and audio parts in chat shape.
+
+    A part of an unknown kind becomes its JSON text, with a note: history is not dropped. Raise
+    ``ApiError`` (400) for files that cannot be read here.
+    """
     return [chat for placed in parts if (chat := _chat_part(placed, transcript)) is not None]
 
 

@@ -211,8 +211,7 @@ def _tool_choice(
 
 
 def _thinking(config: _Config, transcript: Transcript) -> tuple[Json, Json | None, bool]:
-    """Return the fields to forward, the template arguments, and whether thoughts are to be
-    shown."""
+    """Return the fields to forward, the template arguments, and whether to show thoughts."""
     if config.thinking_config is None:
         return {}, None, False
     thinking = google(config.thinking_config, _Thinking, "generationConfig.thinkingConfig")

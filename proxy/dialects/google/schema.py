@@ -1,5 +1,8 @@
-"""Google's names and schemas: keys in either spelling, and its Schema as JSON Schema, whose types
-are in lower case and have no ``nullable`` flag."""
+"""The names and schemas of Google's APIs.
+
+Keys come in either spelling. Google's Schema is converted to JSON Schema, whose types are in lower
+case and have no ``nullable`` flag.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ _COUNTS: Final = frozenset(
 
 
 def camel_keys(fields: Json) -> Json:
-    """Return ``fields`` with its own keys in camel case; Google's APIs accept
-    ``system_instruction`` as well as ``systemInstruction``."""
+    """Return ``fields`` with its own keys in camel case.
+
+    Google's APIs accept ``system_instruction`` as well as ``systemInstruction``.
+    """
     if not any("_" in name for name in fields):
         return fields
     return {_camel(name): value for name, value in fields.items()}

@@ -98,8 +98,11 @@ class GoogleEmitter:
         return b""
 
     def keep_alive(self) -> bytes:
-        """Return a response with an empty text, since Google's own client drops a whole turn from
-        its chat when one response of it has no content. Inside an array, white space is enough."""
+        """Return a response with an empty text.
+
+        The text is there since Google's own client drops a whole turn from its chat when one
+        response of it has no content. Inside an array, white space is enough.
+        """
         if not self._sse:
             return b"\n"
         return self._write(response_object(self._minted, [candidate(0, [{"text": ""}])]))

@@ -93,8 +93,10 @@ def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -
 
 
 def content_of(given: str | Sequence[Json] | None, field: str, transcript: Transcript) -> Content:
-    """Return a text, or blocks in chat shape. A block that has none becomes text or is dropped,
-    with a note."""
+    """Return a text, or blocks in chat shape.
+
+    A block that has none becomes text or is dropped, with a note.
+    """
     if given is None or isinstance(given, str):
         return given or ""
     return joined(_parts(given, field, transcript))
@@ -158,8 +160,11 @@ def _add_assistant(given: Sequence[Json], field: str, transcript: Transcript) ->
 def _chat_parts(
     kind: str, block: _Block | None, given: Json, field: str, transcript: Transcript
 ) -> list[Json]:
-    """Return a block as chat parts. One of an unknown type becomes its JSON text, with a note:
-    history is not dropped. Raise ``ApiError`` (400) for content that cannot be read here."""
+    """Return a block as chat parts.
+
+    One of an unknown type becomes its JSON text, with a note: history is not dropped. Raise
+    ``ApiError`` (400) for content that cannot be read here.
+    """
     if block is None:
         refuse_kind(kind, REFUSED, field)
         if kind in _WITHOUT_MEANING:
@@ -186,8 +191,10 @@ def _chat_parts(
 
 
 def _summary(block: _Block, given: Json, field: str) -> list[Json]:
-    """Return the summary that stands for earlier messages, or nothing if the compaction had
-    failed."""
+    """Return the summary that stands for earlier messages.
+
+    Return nothing if the compaction had failed.
+    """
     refuse(given, _OF_COMPACTION, f"{field}.")
     return [text_part(block.content)] if block.content and isinstance(block.content, str) else []
 

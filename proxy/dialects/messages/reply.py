@@ -55,8 +55,10 @@ def message_object(
 
 
 def usage_object(input_tokens: int, output_tokens: int) -> Json:
-    """Return the usage, with all input counted as ``input_tokens``. Harnesses add the cache fields
-    to it, and the sum decides when they compact."""
+    """Return the usage, with all input counted as ``input_tokens``.
+
+    Harnesses add the cache fields to it, and the sum decides when they compact.
+    """
     return {
         "input_tokens": input_tokens,
         "cache_creation_input_tokens": 0,
@@ -68,8 +70,10 @@ def usage_object(input_tokens: int, output_tokens: int) -> Json:
 def stop_reason_of(
     reason: FinishReason | None, stop_sequence: str | None, called_tools: bool
 ) -> str:
-    """Return Anthropic's stop reason. Engines report ``stop`` also after a call that
-    ``tool_choice`` forced."""
+    """Return Anthropic's stop reason.
+
+    Engines report ``stop`` also after a call that ``tool_choice`` forced.
+    """
     if reason == "length":
         return "max_tokens"
     if reason == "content_filter":

@@ -80,8 +80,11 @@ class _Tool(msgspec.Struct, gc=False):
 
 
 def _clears_thinking_alone(value: Any) -> bool:
-    """Return whether a ``context_management`` clears nothing but thinking. Claude Code sends such a
-    one; here the template and the setting ``continuation`` decide about thinking."""
+    """Return whether a ``context_management`` clears nothing but thinking.
+
+    Claude Code sends such a one; here the template and the setting ``continuation`` decide about
+    thinking.
+    """
     edits = value.get("edits") if isinstance(value, dict) else None
     return all(
         isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")
@@ -117,14 +120,18 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
-    """Parse a request to count tokens, which is like one of :func:`parse` but needs no
-    ``max_tokens``."""
+    """Parse a request to count tokens.
+
+    It is like a request of :func:`parse` but needs no ``max_tokens``.
+    """
     return parse_with(body, None)
 
 
 def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
-    """Parse like :func:`parse_count`, with the tools of the thread that the request continues;
-    ``None`` before they are known."""
+    """Parse like :func:`parse_count`, with the tools of the thread that the request continues.
+
+    ``thread_tools`` is ``None`` before they are known.
+    """
     fields = decode(body)
     wire = convert(fields, _Body)
     refuse(fields, REFUSED)
@@ -162,8 +169,10 @@ def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
 
 
 def with_history(body: bytes, history: Sequence[Message], tools: tuple[Json, ...]) -> Request:
-    """Return the request in ``body`` after the conversation that its thread holds. ``history``
-    begins with the instructions and ends with the reply that is continued."""
+    """Return the request in ``body`` after the conversation that its thread holds.
+
+    ``history`` begins with the instructions and ends with the reply that is continued.
+    """
     request = parse_with(body, tools)
     return msgspec.structs.replace(request, messages=(*history, *request.messages))
 

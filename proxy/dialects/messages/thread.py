@@ -26,8 +26,9 @@ class Thread(msgspec.Struct, gc=False):
 
 
 def continued_message(thread: Thread | None, fields: Json) -> str | None:
-    """Return the id of the message that the request with these ``fields`` continues, if it
-    continues one.
+    """Return the id of the message that the request continues, if it continues one.
+
+    ``fields`` are the fields of the request.
 
     Raise :class:`ApiError` (400) when it asks for something that a thread cannot have.
     """

@@ -100,8 +100,10 @@ def add_items(
     tools: ToolList,
     known: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
-    """Add the input's items to ``transcript`` in their order, with those of ``known`` in place of
-    references to them. Return the other ids that are referred to, each once.
+    """Add the input's items to ``transcript`` in their order.
+
+    Put the items of ``known`` in place of references to them. Return the other ids that are
+    referred to, each once.
 
     Raise ``ApiError`` (400) that names the field.
     """
@@ -124,8 +126,10 @@ def add_items(
 
 
 def _kind(item: Json, field: str) -> str:
-    """Return the item's type. An item without one is a message if it has a role, else a
-    reference."""
+    """Return the item's type.
+
+    An item without one is a message if it has a role, else a reference.
+    """
     if item.get("type"):
         return type_of(item, field)
     return "message" if item.get("role") is not None else "item_reference"

@@ -16,8 +16,10 @@ from bridle.proxy.wire.canonical import ToolCallDelta
 
 
 class OpenReasoning:
-    """A ``reasoning`` item. Its text is the item's summary if ``summarise`` is set, else its
-    content."""
+    """A ``reasoning`` item.
+
+    Its text is the item's summary if ``summarise`` is set, else its content.
+    """
 
     def __init__(self, identifier: str, place: Json, summarise: bool, signature: str | None):
         self._id = identifier
@@ -95,8 +97,11 @@ class OpenText:
 
 
 class OpenCall:
-    """A ``function_call`` or ``custom_tool_call`` item. The input of the latter is known only when
-    the function arguments that carry it are whole, and is sent in one piece."""
+    """A ``function_call`` or ``custom_tool_call`` item.
+
+    The input of the latter is known only when the function arguments that carry it are whole, and
+    is sent in one piece.
+    """
 
     def __init__(self, identifier: str, place: Json, first: ToolCallDelta, tool: ClientTool):
         self.index = first.index

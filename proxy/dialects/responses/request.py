@@ -175,15 +175,19 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
 
 
 def own_messages(request: Request) -> tuple[Message, ...]:
-    """Return the request's messages without its ``instructions``, which a later request that
-    continues it does not inherit."""
+    """Return the request's messages without its ``instructions``.
+
+    A later request that continues this one does not inherit them.
+    """
     return request.messages[1:] if request.instructions else request.messages
 
 
 def with_history(request: Request, history: Sequence[Message]) -> Request:
-    """Return ``request`` with the conversation of its ``previous_response_id`` before its input and
-    after its ``instructions``. ``history`` is the previous request's :func:`own_messages`, the
-    messages before them, and the previous reply."""
+    """Return ``request`` with the conversation of its ``previous_response_id``.
+
+    The conversation stands before the input and after the ``instructions``. ``history`` is the
+    previous request's :func:`own_messages`, the messages before them, and the previous reply.
+    """
     head = request.messages[:1] if request.instructions else ()
     return msgspec.structs.replace(request, messages=(*head, *history, *own_messages(request)))
 

@@ -48,8 +48,11 @@ class StoredResponses(StoredReplies):
         store."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
-        """Put recorded items in place of references, and the recorded conversation before the
-        input, without its ``instructions``."""
+        """Put recorded items for references, and the recorded conversation before the input.
+
+        The items take the place of the references. The conversation is put there without its
+        ``instructions``.
+        """
         if request.references:
             items = await asyncio.to_thread(self._named, request.references, readable)
             request = parse_with(body, items)

@@ -101,8 +101,10 @@ class ResponsesEmitter:
         return self._object(status, self._output, self._usage, incomplete=incomplete)
 
     def fail(self, error: ApiError) -> bytes:
-        """Return ``response.failed``. The item that was being written remains without its ``done``
-        event."""
+        """Return ``response.failed``.
+
+        The item that was being written remains without its ``done`` event.
+        """
         if self._before_end is not None:
             self._sequence, done = self._before_end
             del self._output[done:]

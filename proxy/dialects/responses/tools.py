@@ -157,8 +157,10 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the input in such arguments: the inverse of :func:`custom_arguments`. Arguments of
-    another shape are the input themselves."""
+    """Return the input in such arguments: the inverse of :func:`custom_arguments`.
+
+    Arguments of another shape are the input themselves.
+    """
     given = arguments_object(arguments).get("input")
     return given if isinstance(given, str) else arguments
 

@@ -16,8 +16,10 @@ Given = TypeVar("Given", str, list[str], str | None)
 
 
 def base_urls(option: typer.CallbackParam, value: Given) -> Given:
-    """Return the value of an option that takes base URLs; used as its callback. Raise
-    :class:`bridle.errors.UsageError` for a text that is not a URL."""
+    """Return the value of an option that takes base URLs; used as its callback.
+
+    Raise :class:`bridle.errors.UsageError` for a text that is not a URL.
+    """
     for text in [value] if isinstance(value, str) else value or ():
         if not is_base_url(text):
             raise UsageError(
@@ -27,16 +29,17 @@ def base_urls(option: typer.CallbackParam, value: Given) -> Given:
 
 
 def model_path(text: str) -> Path:
-    """Parse an option that names a model by its directory or its name on the Hub. Return the
-    directory."""
+    """Parse an option that names a model by its directory or its name on the Hub.
+
+    Return the directory.
+    """
     from bridle.run.hub import model_directory
 
     return _found(model_directory, text)
 
 
 def tokenizer_path(text: str) -> Path:
-    """Parse such an option, like :func:`model_path`, for a command that needs only the
-    tokenizer."""
+    """Parse such an option like :func:`model_path`, for a command that needs only the tokenizer."""
     from bridle.run.hub import tokenizer_directory
 
     return _found(tokenizer_directory, text)

@@ -136,8 +136,11 @@ if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not 
 
 
 class Commands(TyperGroup):
-    """The command group, which imports a command when it is called. Errors that a user can act on
-    end a command with one line: Bridle's own, and those of files, folders and disks."""
+    """The command group, which imports a command when it is called.
+
+    Errors that a user can act on end a command with one line: Bridle's own, and those of files,
+    folders and disks.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -183,8 +186,9 @@ def loaded(name: str) -> Any:
 
 
 def as_written(command: Any) -> Any:
-    """Return ``command`` with help texts, those of its sub-commands included, that print as they
-    are written.
+    """Return ``command`` with help texts that print as they are written.
+
+    Those of its sub-commands are included.
 
     Typer prints help as Rich markup, which drops words in brackets.
     """

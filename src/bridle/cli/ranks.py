@@ -13,8 +13,9 @@ from bridle.trainer.policy.compute import choose_devices
 
 
 def run_on_each_device(names: str) -> None:
-    """Run this command again for each device if ``names`` are several, and end it with the exit
-    code of the first. Under torchrun, do nothing.
+    """Run this command again for each device if ``names`` are several, and then end it.
+
+    Its exit code is that of the first. Under torchrun, do nothing.
 
     Raise :class:`bridle.trainer.policy.compute.UnsupportedCompute` for devices that cannot be used.
     """

@@ -20,8 +20,10 @@ _RUNS_NAMED: Final = 5
 
 @contextmanager
 def reader(store: str) -> Iterator[Reader]:
-    """Yield a reader of ``store``. The store must exist, and its schema must not be newer than this
-    Bridle knows."""
+    """Yield a reader of ``store``.
+
+    The store must exist, and its schema must not be newer than this Bridle knows.
+    """
     require_store(store)
     with Reader(store) as opened:
         refuse_newer(opened.engine)
@@ -62,8 +64,10 @@ def nothing_found(source: Reader) -> str:
 
 
 def one_session(source: Reader, wanted: str) -> SessionRecord:
-    """Return the session with this id, name, or unambiguous beginning of an id; ``last`` is the
-    newest. End the command if there is no such session, or more than one."""
+    """Return the session with this id, name, or unambiguous beginning of an id.
+
+    ``last`` is the newest session. End the command if there is no such session, or more than one.
+    """
     if wanted == "last":
         newest = next(iter(source.sessions(limit=1, newest_first=True)), None)
         if newest is None:

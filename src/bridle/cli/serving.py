@@ -17,8 +17,7 @@ POLL_S = 0.5
 
 @contextmanager
 def listening_on(host: str, port: int) -> Iterator[None]:
-    """End the command with one line if the server that is opened in the context cannot listen
-    there."""
+    """End the command with one line if the server opened in the context cannot listen there."""
     try:
         yield
     except OSError as error:

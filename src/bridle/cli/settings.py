@@ -87,8 +87,10 @@ def configured(kind: type, flags: Mapping[str, str]) -> Callable[[Callable[..., 
 
 
 def replacements(error: Any) -> list[str]:
-    """Return the options that set what the unknown option of a click error seems to mean, such as
-    ``--set training.seed=VALUE`` for ``--seed``. There may be none."""
+    """Return the options that set what the unknown option of a click error seems to mean.
+
+    An example is ``--set training.seed=VALUE`` for ``--seed``. There may be none.
+    """
     option = getattr(error, "option_name", "")
     command: Any = error.ctx.command if error.ctx else None
     settings: Mapping[str, str] = getattr(getattr(command, "callback", None), "shown_settings", {})

@@ -26,8 +26,11 @@ _GAP: Final = 2
 
 
 class Terminal(Console):
-    """A console that prints text as it is. Recorded control characters are shown and not obeyed.
-    Brackets and ``:names:`` are not markup, because names, paths and errors contain them."""
+    """A console that prints text as it is.
+
+    Recorded control characters are shown and not obeyed. Brackets and ``:names:`` are not markup,
+    because names, paths and errors contain them.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)

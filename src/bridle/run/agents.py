@@ -53,8 +53,7 @@ describes it, or a class of verifiers that is made without arguments."""
 
 
 class UnknownAgent(UsageError, ValueError):
-    """No harness or verifier has the name, or it does not fit the sandbox; the message has the
-    choices."""
+    """A harness or verifier is unknown or does not fit the sandbox; the message has the choices."""
 
 
 def _warm(adapter: Adapter) -> SandboxProvider:
@@ -72,9 +71,10 @@ def agent(
     tasks: Iterable[Task] = (),
     options: Options = MappingProxyType({}),
 ) -> tuple[Adapter, SandboxProvider]:
-    """Return an adapter and its sandboxes. Without a ``sandbox``, which names one of
-    :data:`SANDBOXES`, they are containers if one of ``tasks`` needs one, else of the kind that
-    suits the adapter.
+    """Return an adapter and its sandboxes.
+
+    Without a ``sandbox``, which names one of :data:`SANDBOXES`, they are containers if one of
+    ``tasks`` needs one, else of the kind that suits the adapter.
 
     ``named`` is a harness (``codex``, or another of :data:`bridle.harnesses.adapters.ADAPTERS`), a
     Python script (``agent.py``), or a command line that contains ``{prompt}``. ``options`` are the

@@ -122,8 +122,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class FurtherPolicy:
-    """A further policy, which is trained for some roles of the agent and has an engine of its
-    own."""
+    """A further policy, which is trained for some roles of the agent and has its own engine."""
 
     model: str | None = None
     """The model of version 0, ``policy.model`` by default. It must have the same tokenizer and chat
@@ -230,8 +229,10 @@ class RunConfig:
 
     @property
     def shared_store(self) -> str | None:
-        """The store of the recordings, or else of the running services. ``None`` for a run that
-        starts its own proxy, which has a store of its own."""
+        """The store of the recordings, or else of the running services.
+
+        ``None`` for a run that starts its own proxy, which has a store of its own.
+        """
         if self.recordings.store is not None or not self.services.engine_urls:
             return self.recordings.store
         return self.services.store or default_store()

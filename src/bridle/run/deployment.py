@@ -1,5 +1,4 @@
-"""Check whether a machine is fit to keep a deployment running: its keys, disk, versions and
-clock."""
+"""Check whether a machine can keep a deployment running: its keys, disk, versions and clock."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ PACKAGES: Final = ("bridle-rl", "torch", "transformers", "peft", "sqlalchemy", "
 
 
 def examine_keys() -> dict[str, Any]:
-    """Return which keys are set. A key file that other users can read, or that cannot be read, is
-    broken."""
+    """Return which keys are set.
+
+    A key file that other users can read, or that cannot be read, is broken.
+    """
     lines, broken = [], []
     for variable in KEYS:
         named = os.environ.get(f"{variable}_FILE")
@@ -54,8 +55,10 @@ def _open_to_others(file: Path) -> list[str]:
 
 
 def examine_disk(store: str) -> dict[str, Any]:
-    """Return the free space where recordings are written: the data folder, and a store that is a
-    file."""
+    """Return the free space where recordings are written.
+
+    Recordings are written to the data folder, and to a store that is a file.
+    """
     places = {data_home()}
     try:
         url = database_url(store)
@@ -77,8 +80,10 @@ def examine_disk(store: str) -> dict[str, Any]:
 
 
 def examine_versions() -> dict[str, Any]:
-    """Return the versions that run here, so that two machines can be compared. None of them is
-    broken."""
+    """Return the versions that run here, so that two machines can be compared.
+
+    None of them is broken.
+    """
     lines = [f"Python {platform.python_version()} on {platform.platform(terse=True)}"]
     for package in PACKAGES:
         try:

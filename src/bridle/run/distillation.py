@@ -21,8 +21,9 @@ def require_teacher(config: DistillationConfig) -> None:
 
 @contextmanager
 def teaching(config: DistillationConfig) -> Iterator[AskTeacher | None]:
-    """Yield the function that asks the configured teacher, once the teacher has answered. Yield
-    ``None`` if none is configured.
+    """Yield the function that asks the configured teacher, once the teacher has answered.
+
+    Yield ``None`` if none is configured.
 
     Raise :class:`bridle.trainer.credit.distillation.TeacherError`.
     """

@@ -43,8 +43,10 @@ KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VA
 
 
 def data_home() -> Path:
-    """Return Bridle's folder for the user's recordings: ``$BRIDLE_HOME``, else the XDG data
-    folder."""
+    """Return Bridle's folder for the user's recordings.
+
+    It is ``$BRIDLE_HOME``, else the XDG data folder.
+    """
     if home := os.environ.get("BRIDLE_HOME"):
         return Path(home)
     data = os.environ.get("XDG_DATA_HOME")
@@ -52,8 +54,7 @@ def data_home() -> Path:
 
 
 def default_store() -> str:
-    """Return ``$BRIDLE_STORE`` (a path or a database URL), else ``bridle.db`` in the data
-    folder."""
+    """Return ``$BRIDLE_STORE`` (a path or a database URL), else the data folder's ``bridle.db``."""
     return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
 
 
@@ -64,16 +65,19 @@ def default_proxy() -> str:
 
 def key_in(variable: str) -> str | None:
     """Return the key in an environment variable, or else in the file that ``VARIABLE_FILE`` names.
-    An empty key is ``None``, and opens nothing. Raise ``OSError`` for a file that cannot be
-    read."""
+
+    An empty key is ``None``, and opens nothing. Raise ``OSError`` for a file that cannot be read.
+    """
     if not os.environ.get(variable) and (path := os.environ.get(f"{variable}_FILE")):
         return Path(path).read_text().strip() or None
     return os.environ.get(variable) or None
 
 
 def key_files() -> list[Path]:
-    """Return the files that hold our keys: those that the environment names, and the one that
-    ``bridle proxy`` makes. They need not exist."""
+    """Return the files that hold our keys, which need not exist.
+
+    They are those that the environment names, and the one that ``bridle proxy`` makes.
+    """
     named = [os.environ.get(f"{variable}_FILE") for variable in KEYS]
     return [*(Path(path) for path in named if path), admin_key_file()]
 
@@ -85,8 +89,11 @@ def store_files(store: str) -> list[Path]:
 
 
 def private_in(output: Path) -> tuple[Path, ...]:
-    """Return the files and folders of a training run's ``output`` that its sessions may not see:
-    the whole folder, or, if the command runs in it, the parts that the run makes there."""
+    """Return the files and folders of a run's ``output`` that its sessions may not see.
+
+    They are the whole folder of the training run, or, if the command runs in it, the parts that the
+    run makes there.
+    """
     inside = output.absolute().resolve()
     if Path.cwd().resolve().is_relative_to(inside):
         return tuple(inside / name for name in _OF_A_RUN)
@@ -94,8 +101,11 @@ def private_in(output: Path) -> tuple[Path, ...]:
 
 
 def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
-    """Return the admin key of the proxy at a URL: ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for
-    a proxy on this machine, the key that ``bridle proxy`` made for itself."""
+    """Return the admin key of the proxy at a URL.
+
+    It is ``given``, else ``$BRIDLE_ADMIN_KEY``, else, for a proxy on this machine, the key that
+    ``bridle proxy`` made for itself.
+    """
     key = given or key_in(ADMIN_KEY_VARIABLE)
     if key is None and _on_this_machine(proxy_url):
         with contextlib.suppress(OSError):
@@ -104,9 +114,11 @@ def admin_key_for(proxy_url: str, given: str | None = None) -> str | None:
 
 
 def made_admin_key() -> str:
-    """Return this user's admin key for proxies on this machine. It is made at its first use, in a
-    file that only the user can read. Raise :class:`bridle.errors.UsageError` if it cannot be
-    kept."""
+    """Return this user's admin key for proxies on this machine.
+
+    It is made at its first use, in a file that only the user can read. Raise
+    :class:`bridle.errors.UsageError` if it cannot be kept.
+    """
     file = admin_key_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +161,10 @@ def is_base_url(text: str) -> bool:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without the variables that torchrun adds, for a child process that
-    takes no part in the training."""
+    """Return ``environment`` without the variables that torchrun adds.
+
+    It is for a child process that takes no part in the training.
+    """
     return {
         name: value
         for name, value in environment.items()

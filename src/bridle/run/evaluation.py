@@ -87,8 +87,10 @@ def attempts_in(
     version: int | None,
     rule: Aggregation = SCORES,
 ) -> list[Attempt]:
-    """Return the attempts among ``results``, which are those with a verdict. ``rule`` makes a
-    session's rewards one number."""
+    """Return the attempts among ``results``, which are those with a verdict.
+
+    ``rule`` makes a session's rewards one number.
+    """
     attempts = []
     for result in results:
         value = attempt_reward(result.outcome, result.rewards, rule)
@@ -126,9 +128,11 @@ class HeldOut:
         return step % self.every == 0 or step == steps
 
     def measure(self, reader: Reader, version: int) -> Evaluation | None:
-        """Measure the policy that is served now as ``version``, and return the figures, or ``None``
-        if no session has a verdict. Sessions of this version from an earlier attempt at the run are
-        not run again."""
+        """Measure the policy that is served now as ``version``, and return the figures.
+
+        Return ``None`` if no session has a verdict. Sessions of this version from an earlier
+        attempt at the run are not run again.
+        """
 
         def mine(session: SessionRecord) -> bool:
             return session.labels.get(VERSION_LABEL) == version
@@ -154,8 +158,9 @@ class HeldOut:
 def keep_best(
     directory: Path, measured: Evaluation, version: int, policy: Weights, tokenizer: Path
 ) -> bool:
-    """Save ``policy`` below ``directory`` unless an earlier measurement was as good. Return whether
-    it was saved.
+    """Save ``policy`` below ``directory`` unless an earlier measurement was as good.
+
+    Return whether it was saved.
 
     The folder appears by one rename; it holds a model directory and :data:`FIGURES`.
     """

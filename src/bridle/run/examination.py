@@ -17,8 +17,10 @@ from bridle.proxy.settings import engine_base
 
 
 def examine_template(directory: Path) -> dict[str, Any]:
-    """Return the verdict on a model directory's chat template; ``broken`` is the reason why it
-    cannot be used, or ``None``."""
+    """Return the verdict on a model directory's chat template.
+
+    Its ``broken`` is the reason why the template cannot be used, or ``None``.
+    """
     from bridle.proxy.continuation.continuation import Continuer
 
     if not directory.is_dir():
@@ -79,9 +81,12 @@ def _is_proxy(root: str) -> bool:
 
 
 def examine_tokenizer(directory: Path, url: str, *, api_key: str | None = None) -> dict[str, Any]:
-    """Check whether the engine at ``url`` makes the same ids of a conversation as the tokenizer in
-    ``directory``. Both must have been examined by themselves. One token is sampled, because only
-    the prompt of a real call shows an engine that does not render by the template."""
+    """Check whether an engine makes the same ids of a conversation as a tokenizer.
+
+    The engine is at ``url`` and the tokenizer in ``directory``. Both must have been examined by
+    themselves. One token is sampled, because only the prompt of a real call shows an engine that
+    does not render by the template.
+    """
     from bridle.proxy.engines.rendering import PROBE
 
     tokenizer = Tokenizer(directory)

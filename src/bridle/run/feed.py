@@ -117,8 +117,7 @@ def feed() -> APIRouter:
         builder: BuilderName = "tree",
         run: str | None = None,
     ) -> Response:
-        """Return the sessions sealed after ``cursor``; the next cursor is in
-        ``x-bridle-cursor``."""
+        """Return sessions sealed after ``cursor``; ``x-bridle-cursor`` has the next cursor."""
         after = _read_cursor(cursor) if cursor else None
 
         def work() -> Response:

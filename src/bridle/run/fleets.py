@@ -22,8 +22,10 @@ from bridle.run.agents import verifier as named_verifier
 
 @dataclass(frozen=True, slots=True)
 class NamedParts:
-    """A factory that makes, on any machine, the sandboxes and the verifier that a user named on
-    another."""
+    """A factory that makes on any machine the parts that a user named on another.
+
+    The parts are the sandboxes and the verifier.
+    """
 
     agent: str
     sandbox: str | None

@@ -1,5 +1,6 @@
-"""The groups of a training run: their ids in the store, and the sessions that earlier attempts have
-finished.
+"""The groups of a training run: their ids in the store, and the sessions finished earlier.
+
+Earlier attempts at the run have finished those sessions.
 
 Group ``n`` of a run has the id ``RUN.n``. A session of it is finished if it was sealed with an
 outcome that shows how the agent did. It is then trained and not run again, even if the trainer was

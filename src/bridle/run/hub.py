@@ -15,8 +15,9 @@ _WEIGHTS: Final = ("*.safetensors", *_TOKENIZER)
 
 
 def model_directory(model: str) -> Path:
-    """Return the directory of a model with its weights: ``model`` itself, or the Hub's, fetched
-    once.
+    """Return the directory of a model with its weights.
+
+    It is ``model`` itself, or the Hub's, which is fetched once.
 
     Raise :class:`UsageError` for a name that is no directory and cannot be fetched.
     """
@@ -24,14 +25,15 @@ def model_directory(model: str) -> Path:
 
 
 def tokenizer_directory(model: str) -> Path:
-    """Return the directory of a model's tokenizer; like :func:`model_directory`, but without the
-    weights."""
+    """Return the directory of a model's tokenizer.
+
+    It is like :func:`model_directory`, but without the weights.
+    """
     return _directory(model, _TOKENIZER)
 
 
 def cached_tokenizer(model: str) -> Path | None:
-    """Return the directory of a model's tokenizer if it is on this machine, without fetching
-    anything."""
+    """Return the directory of a model's tokenizer if it is on this machine; fetch nothing."""
     directory = Path(model)
     if (directory / "tokenizer.json").is_file():
         return directory

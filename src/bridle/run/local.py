@@ -345,8 +345,7 @@ def _steps_trained(plan: TrainingPlan) -> int:
 
 
 def require_training(config: RunConfig) -> None:
-    """Raise :class:`bridle.errors.UsageError` for parts of ``config`` that exclude each other, or
-    that are missing."""
+    """Raise :class:`bridle.errors.UsageError` if parts of ``config`` are missing or conflict."""
     services, recordings = config.services, config.recordings
     for name, url in (
         *(("engine", url) for url in services.engine_urls),
@@ -384,8 +383,11 @@ def require_training(config: RunConfig) -> None:
 
 
 def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> None:
-    """Raise :class:`bridle.errors.UsageError` unless the policy ``name`` has the first one's
-    tokenizer and chat template, which render and tokenize the prompts of both."""
+    """Raise :class:`bridle.errors.UsageError` unless two policies share tokenizer and template.
+
+    The policy ``name`` must have the first one's tokenizer and chat template, which render and
+    tokenize the prompts of both.
+    """
     same = first.backend.to_str() == other.backend.to_str()
     if same and first.chat_template_source == other.chat_template_source:
         return
@@ -396,8 +398,10 @@ def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> Non
 
 
 def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
-    """Return the settings of the sessions of group ``number``: the number of calls that they may
-    make."""
+    """Return the settings of the sessions of group ``number``.
+
+    The settings are the number of calls that the sessions may make.
+    """
     if not groups.horizon:
         return {}
     step = number // groups.per_step
@@ -406,8 +410,7 @@ def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
 
 
 def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]:
-    """Return the tasks on which the policy is measured; there are none without
-    ``evaluation.every``.
+    """Return the tasks on which the policy is measured, none without ``evaluation.every``.
 
     Raise :class:`bridle.errors.UsageError` if they would be those on which it is trained.
     """
@@ -432,8 +435,10 @@ def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRe
 
 
 def evaluation_run(store: str, run_id: str, rule: Aggregation) -> str:
-    """Return the run of a training run's held-out sessions, which is begun already, and store
-    ``rule`` in it, so that their rewards count by the same rule."""
+    """Return the run of a training run's held-out sessions, which is begun already.
+
+    Store ``rule`` in it, so that their rewards count by the same rule.
+    """
     found = evaluation_of(run_id)
     with Writer(store) as writer:
         writer.configure_run(found, {"reward": rule.as_data()})
@@ -441,8 +446,10 @@ def evaluation_run(store: str, run_id: str, rule: Aggregation) -> str:
 
 
 def _run_id(store: str) -> str:
-    """Return the id of the store's training run, which a resumed run continues, or a new id if
-    there is none."""
+    """Return the id of the store's training run, or a new id if there is none.
+
+    A resumed run continues the store's run.
+    """
     with Reader(store) as reader:
         earlier = reader.runs("train")
     return earlier[-1].id if earlier else new_id("run")

@@ -10,8 +10,9 @@ from bridle.run.environment import is_base_url
 
 
 def other_model(text: str) -> tuple[str, OtherModel]:
-    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``; several URLs are several
-    engines.
+    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``.
+
+    Several URLs are several engines.
 
     Raise :class:`bridle.errors.UsageError`.
     """
@@ -54,8 +55,10 @@ def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
-    """Split ``NAME=VALUE`` into two texts. Raise :class:`bridle.errors.UsageError` for another
-    form."""
+    """Split ``NAME=VALUE`` into two texts.
+
+    Raise :class:`bridle.errors.UsageError` for another form.
+    """
     name, _, value = text.partition("=")
     if not name or not value:
         raise UsageError(f"{option} {text}: expected NAME=VALUE")

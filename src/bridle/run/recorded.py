@@ -67,8 +67,9 @@ def train_recorded(
     on_step: Callable[[StepReport], bool | None],
     on_rule: Callable[[str], None] = log.info,
 ) -> GrpoLoop:
-    """Train ``plan.policy`` on recorded sessions, each group once, or resume such a run. Of
-    sessions with several policies, the tokens of ``plan.name`` are trained.
+    """Train ``plan.policy`` on recorded sessions, each group once, or resume such a run.
+
+    Of sessions with several policies, the tokens of ``plan.name`` are trained.
 
     Without ``recordings.wait_for`` the run ends after the groups that are there, or after
     ``plan.config.steps``. A ``max_staleness`` of 0 stands for one pass: tokens of
@@ -146,8 +147,7 @@ def train_recorded(
 
 
 def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: int) -> None:
-    """Raise :class:`OtherPolicy` if tokens recorded at ``version`` were not drawn from the
-    policy."""
+    """Raise :class:`OtherPolicy` unless the policy drew the tokens recorded at ``version``."""
     samples = [
         sample
         for episode in episodes
@@ -177,8 +177,10 @@ def require_own_policy(learner: AnyLearner, episodes: list[Episode], version: in
 
 
 def _is_plain(sample: Sample) -> bool:
-    """Return whether every call drew from the policy's own distribution, which is the one it
-    scores."""
+    """Return whether every call drew from the policy's own distribution.
+
+    This is the distribution that the policy scores.
+    """
     return all(
         sampler is None or structs.replace(sampler, logprobs=PLAIN.logprobs) == PLAIN
         for sampler in sample.samplers

@@ -110,8 +110,10 @@ def _attempts_line(report: Mapping[str, Any]) -> str:
 
 
 def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:
-    """Return the mean seconds of each stage of a session, by its name in
-    ``bridle.harnesses.stages``."""
+    """Return the mean seconds of each stage of a session.
+
+    The stages' names are those of ``bridle.harnesses.stages``.
+    """
     taken = [session.labels or {} for session in reader.sessions(run=run_id, sealed=True)]
     measured = [labels["seconds"] for labels in taken if "seconds" in labels]
     names = dict.fromkeys(name for seconds in measured for name in seconds)
@@ -128,8 +130,10 @@ def _findings(reader: Reader, run_id: str) -> dict[str, int]:
 
 
 def _rows(reader: Reader, run_id: str) -> list[int]:
-    """Return for each session the number of its samples that train something, by the rules of the
-    run."""
+    """Return for each session the number of its samples that train something.
+
+    The rules of the run decide this.
+    """
     rules = StatedRules(reader).of(run_id)
     found = []
     for session in LoadedSession.stream(reader, reader.sessions(run=run_id, sealed=True)):
@@ -142,8 +146,11 @@ def _rows(reader: Reader, run_id: str) -> list[int]:
 
 
 def evaluations(reader: Reader, run_id: str) -> list[dict[str, float]]:
-    """Return a run's measurements on held-out tasks, in order: ``step`` (steps completed) and the
-    numbers of :func:`evaluation_metrics` without their prefix."""
+    """Return a run's measurements on held-out tasks, in order.
+
+    Each has ``step`` (steps completed) and the numbers of :func:`evaluation_metrics` without their
+    prefix.
+    """
     found: dict[int, dict[str, float]] = {}
     for metric in reader.metrics(run_id):
         if metric.name.startswith(EVALUATION):
@@ -165,8 +172,7 @@ def evaluation_metrics(measured: Evaluation) -> dict[str, float]:
 
 
 def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]:
-    """Write ``report.json`` and ``reward.png`` of a run into ``directory``, and return the
-    report."""
+    """Write ``report.json`` and ``reward.png`` of a run into ``directory``; return the report."""
     report = training_figures(reader, run_id) | {"evaluations": evaluations(reader, run_id)}
     report |= attempts_as_data(attempt_figures(reader, run_id))
     (directory / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -208,8 +214,7 @@ def _interval(measured: Mapping[str, float]) -> str:
 
 
 def plot_training(report: Mapping[str, Any], path: Path) -> None:
-    """Plot the reward over steps, with the held-out figures and their intervals if there are
-    any."""
+    """Plot the reward over steps, with the held-out figures and their intervals, if any."""
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     plot_rewards(axes, report["reward_by_step"], "training tasks, mean of a step")
     measured = report["evaluations"]

@@ -64,8 +64,10 @@ class Rollouts:
         key: str | None = None,
         given: GivenRewards | None = None,
     ) -> None:
-        """Prepare the event loop, which starts with the context. ``given`` records the rewards that
-        are sent to the proxy."""
+        """Prepare the event loop, which starts with the context.
+
+        ``given`` records the rewards that are sent to the proxy.
+        """
         self.given = GivenRewards() if given is None else given
         self._proxy_url = proxy_url
         self._key = key
@@ -116,8 +118,10 @@ class Rollouts:
 
     @contextmanager
     def run(self, name: str, kind: str = "rollout") -> Iterator[str]:
-        """Record a run in the proxy's store, and yield its id for ``RolloutSettings.run_id``. Its
-        kind is ``rollout``, or ``eval`` if its sessions are held out."""
+        """Record a run in the proxy's store, and yield its id for ``RolloutSettings.run_id``.
+
+        Its kind is ``rollout``, or ``eval`` if its sessions are held out.
+        """
         run_id = new_id("run")
         self._put_run(run_id, kind, "running", name)
         status, reason = "completed", None
@@ -148,8 +152,10 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> list[RolloutResult]:
-        """Run all jobs, and return their results in the order in which they came. Ctrl-C ends every
-        session that still runs."""
+        """Run all jobs, and return their results in the order in which they came.
+
+        Ctrl-C ends every session that still runs.
+        """
         running = self._submit(self._collect(adapter, jobs, settings, progress))
         try:
             return running.result()
@@ -174,8 +180,9 @@ class Rollouts:
         settings: RolloutSettings,
         progress: Callable[[RolloutResult], None] | None = None,
     ) -> StartGroup:
-        """Return a function that starts groups by their number; all of them share the slots of
-        ``settings``.
+        """Return a function that starts groups by their number.
+
+        All groups share the slots of ``settings``.
 
         A group's future raises :class:`bridle.harnesses.client.ProxyUnreachable` if no session can
         be opened for one of its jobs.

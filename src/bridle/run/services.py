@@ -46,8 +46,11 @@ class Service:
         threads: int = 1,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Prepare the process. ``keys`` are the keys that it gets, as environment variables; none
-        of this process's own is passed on."""
+        """Prepare the process.
+
+        ``keys`` are the keys that it gets, as environment variables; none of this process's own is
+        passed on.
+        """
         self._arguments = tuple(arguments)
         self._log = log
         self._threads = threads
@@ -98,8 +101,10 @@ class Service:
         return self._process.pid
 
     def _first_line(self) -> bytes:
-        """Return the first line of output, read in a thread because a child may hang without
-        printing or ending."""
+        """Return the first line of output.
+
+        It is read in a thread because a child may hang without printing or ending.
+        """
         if self._process is None or self._process.stdout is None:
             raise RuntimeError("the service is not running")
         lines: queue.Queue[bytes] = queue.Queue()
@@ -129,8 +134,10 @@ class Service:
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put the first line into ``lines``, and read the rest, so that the child never blocks on
-    it."""
+    """Put the first line into ``lines``, and read the rest.
+
+    Reading the rest keeps the child from blocking on it.
+    """
     lines.put(stream.readline())
     while stream.read(65536):
         pass

@@ -1,5 +1,4 @@
-"""Settings in layers: defaults, a TOML file that replaces them, and single values that replace
-both."""
+"""Settings in layers: defaults, a TOML file over them, and single values over both."""
 
 from __future__ import annotations
 
@@ -97,8 +96,10 @@ def settings_from(
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, str]:
-    """Return ``a.b=VALUE`` texts as a mapping from dotted names to the texts of values. Raise
-    :class:`SettingsError`."""
+    """Return ``a.b=VALUE`` texts as a mapping from dotted names to the texts of values.
+
+    Raise :class:`SettingsError`.
+    """
     values = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")

@@ -64,8 +64,11 @@ class Stack:
         return client(url or self.engine_url, api_key=self.engine_key)
 
     def announce(self, version: int, engine: str | None = None) -> None:
-        """Set the policy version that the engine at the URL ``engine``, or else the only one,
-        serves from now on. It may be an earlier version, if a publish was taken back."""
+        """Set the policy version that an engine serves from now on.
+
+        The engine is the one at the URL ``engine``, or else the only one. The version may be an
+        earlier one, if a publish was taken back.
+        """
         url = engine or self.engine_url
         if self.kind == "vllm":
             with VllmControl(url, api_key=self.engine_key) as control:
@@ -98,8 +101,10 @@ def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
 
 
 def running_stack(services: ServicesConfig) -> Stack:
-    """Return the stack of services that are running, with the keys of the environment. Raise
-    :class:`StackError` if the first engine does not answer."""
+    """Return the stack of services that are running, with the keys of the environment.
+
+    Raise :class:`StackError` if the first engine does not answer.
+    """
     proxy_url = services.proxy_url or default_proxy()
     first, *more = services.engine_urls
     engine_key = key_in(API_KEY_VARIABLE)
@@ -138,8 +143,10 @@ def stack(
     engine_arguments: Sequence[str] = (),
     host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
-    """Run an engine that serves ``policy`` as ``version``, and a proxy that records to ``store``
-    and listens on ``host``. Both ask for keys that are made here."""
+    """Run an engine that serves ``policy`` as ``version``, and a proxy in front of it.
+
+    The proxy records to ``store`` and listens on ``host``. Both ask for keys that are made here.
+    """
     with stacks(
         {DEFAULT_POLICY: policy},
         {},
@@ -217,8 +224,10 @@ def recording(
     key: str | None = None,
     host: str = "127.0.0.1",
 ) -> Iterator[Stack]:
-    """Run a proxy in front of an engine that serves ``policy`` as ``version`` and asks for
-    ``key``."""
+    """Run a proxy in front of an engine that serves ``policy`` as ``version``.
+
+    The engine asks for ``key``.
+    """
     with proxy(engine_url, policy, store, logs, key=key, host=host) as (proxy_url, admin_key):
         running = Stack(engine_url, proxy_url, kind=kind, engine_key=key, admin_key=admin_key)
         running.announce(version)
@@ -248,8 +257,9 @@ def engine_service(
     *,
     key: str | None = None,
 ) -> Service:
-    """Return ``bridle engine KIND`` as a service for ``policy``, on a port of its own, which asks
-    for ``key``.
+    """Return ``bridle engine KIND`` as a service for ``policy``, on a port of its own.
+
+    It asks for ``key``.
 
     ``further`` are options of that command.
     """
@@ -273,9 +283,11 @@ def proxy(
     host: str = "127.0.0.1",
     further: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
-    """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``. Yield
-    the proxy's base URL and the admin key that it asks for. ``further`` are options of
-    ``bridle proxy``."""
+    """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``.
+
+    Yield the proxy's base URL and the admin key that it asks for. ``further`` are options of
+    ``bridle proxy``.
+    """
     arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
     arguments += ["--store", store, "--host", host, "--port", "0", *further]
     admin_key = new_key()

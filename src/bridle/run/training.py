@@ -96,8 +96,10 @@ class TrainingPlan:
 
 
 def stated(config: GrpoConfig) -> dict[str, Any]:
-    """Return the part of a run's ``config`` in the store that ``config`` decides: how samples are
-    made, how rewards add up, and every setting."""
+    """Return the part of a run's ``config`` in the store that ``config`` decides.
+
+    It is how samples are made, how rewards add up, and every setting.
+    """
     return {
         "samples": {
             "builder": "tree",
@@ -115,9 +117,12 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 
 
 def require_parts(config: GrpoConfig) -> None:
-    """Raise :class:`bridle.errors.UsageError` for an advantage, loss, importance correction, trust
-    region, filter, sink or optimizer that ``config`` names and that does not exist, for an option
-    that it does not have, or for a teacher that cannot be asked."""
+    """Raise :class:`bridle.errors.UsageError` for a part of ``config`` that cannot be used.
+
+    The error is raised if ``config`` names an advantage, loss, importance correction, trust region,
+    filter, sink or optimizer that does not exist, or an option that such a part does not have. It
+    is also raised for a teacher that cannot be asked.
+    """
     require_named(config.advantages.options, (ADVANTAGES, config.advantages.baseline))
     require_named(
         config.loss.options,
@@ -133,8 +138,11 @@ def require_parts(config: GrpoConfig) -> None:
 
 
 def require_devices(config: GrpoConfig) -> None:
-    """Raise ``UnsupportedCompute`` if ``config`` names devices that are not here, or that cannot
-    train so. Raise ``UnsupportedOptimizer`` for an optimizer that they cannot share."""
+    """Raise an error for devices of ``config`` that are not here, or that cannot train so.
+
+    The error is ``UnsupportedCompute``. Raise ``UnsupportedOptimizer`` for an optimizer that they
+    cannot share.
+    """
     devices = choose_devices(config.compute.device)
     if len(devices) > 1:
         require_spreadable(config.optimizer)
@@ -145,8 +153,7 @@ def require_devices(config: GrpoConfig) -> None:
 
 
 def require_several(config: GrpoConfig) -> None:
-    """Raise :class:`bridle.errors.UsageError` for settings that are possible with one policy
-    only."""
+    """Raise :class:`bridle.errors.UsageError` for settings that only work with one policy."""
     if config.replay.share:
         raise UsageError("success replay is for one policy: set training.replay.share to 0")
     if World.current().size > 1 or len(choose_devices(config.compute.device)) > 1:
@@ -163,8 +170,9 @@ def train(
     given: GivenRewards | None = None,
     further: Mapping[str, Stack] = MappingProxyType({}),
 ) -> GrpoLoop:
-    """Run or resume ``plan``. Return the loop, whose learner is closed if it was spread over
-    devices.
+    """Run or resume ``plan``.
+
+    Return the loop, whose learner is closed if it was spread over devices.
 
     ``groups`` starts the sessions of a group. ``stack`` must serve ``plan.policy``, or a version of
     it that an earlier attempt published; so must ``further``, by name, each of ``plan.others``. A
@@ -346,8 +354,11 @@ def resumable() -> Iterator[None]:
 def loaded_episode(
     reader: Reader, session_id: str, rules: SampleRules, given: GivenRewards | None = None
 ) -> Episode:
-    """Return the episode of a session. If its record contradicts itself, it has no samples, and its
-    tokens are dropped as ``tree_broken``. Raise :class:`bridle.harnesses.given.RewardsDiffer`."""
+    """Return the episode of a session.
+
+    If its record contradicts itself, it has no samples, and its tokens are dropped as
+    ``tree_broken``. Raise :class:`bridle.harnesses.given.RewardsDiffer`.
+    """
     session = LoadedSession.load(reader, session_id)
     if given is not None and session.record.outcome in FINISHED:
         if not given.knows(session_id):
@@ -423,8 +434,10 @@ def publishing(
 def _transferring(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[TransferPublisher]:
-    """Yield a publisher that sends weights to the stack's engines, once each has shown that it
-    takes them."""
+    """Yield a publisher that sends weights to the stack's engines.
+
+    It is yielded once each engine has shown that it takes them.
+    """
     if stack.kind != "vllm":
         raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
     config = plan.config.publish

@@ -1,5 +1,4 @@
-"""The output of a training run while it works: its beginning, and the sessions of the current
-step."""
+"""The output of a training run at work: its beginning, and the sessions of the current step."""
 
 from __future__ import annotations
 
@@ -15,8 +14,11 @@ LINE_EVERY_S = 15.0
 
 
 class TrainingProgress:
-    """The progress of a run. It prints where the run is recorded, and then how many sessions of the
-    step have ended, with their mean reward. Sessions end in another thread than steps."""
+    """The progress of a run.
+
+    It prints where the run is recorded, and then how many sessions of the step have ended, with
+    their mean reward. Sessions end in another thread than steps.
+    """
 
     def __init__(
         self,

@@ -85,8 +85,10 @@ def _models(client: httpx.Client, wait_s: float) -> list[dict[str, Any]]:
 
 
 def _tokenizer(cards: list[dict[str, Any]], named: str | None) -> Path | None:
-    """Return the tokenizer's directory by the model's name, or by the ``root`` that vLLM and our
-    engines put on its card."""
+    """Return the tokenizer's directory by the model's name, or by the ``root`` on its card.
+
+    vLLM and our engines put the ``root`` there.
+    """
     for card in cards:
         if card["id"] == named:
             roots = (card.get("root"), named)

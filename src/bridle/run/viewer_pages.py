@@ -122,8 +122,10 @@ async def _require_admin(request: Request, services: Services) -> None:
 
 
 def _reward(form: Mapping[str, str]) -> NewReward:
-    """Return the reward in the form of a session's page. Raise :class:`ApiError` (422) if it is not
-    valid."""
+    """Return the reward in the form of a session's page.
+
+    Raise :class:`ApiError` (422) if it is not valid.
+    """
     given = {name: form[name].strip() for name in ("name", "value", "turn") if name in form}
     note = form.get("note", "").strip()
     try:

@@ -77,9 +77,11 @@ def viewer_app(source: Source) -> FastAPI:
 def pages_app(
     provide: Callable[[Request], Awaitable[Source]], store: str, root: str = ""
 ) -> FastAPI:
-    """Return the pages below ``root`` as an application. ``provide`` returns the source from which
-    a request is answered, or raises. ``store`` is the name on pages of requests that got no
-    source."""
+    """Return the pages below ``root`` as an application.
+
+    ``provide`` returns the source from which a request is answered, or raises. ``store`` is the
+    name on pages of requests that got no source.
+    """
     app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
 
     async def provided(request: Request) -> None:
@@ -110,8 +112,10 @@ From = Annotated[Source, Depends(_source)]
 
 
 def viewer_router(provide: Any, root: str = "") -> APIRouter:
-    """Return the routes of the pages below ``root``. ``provide`` is a dependency that refuses a
-    caller, or sets ``request.state.source``."""
+    """Return the routes of the pages below ``root``.
+
+    ``provide`` is a dependency that refuses a caller, or sets ``request.state.source``.
+    """
     router = APIRouter(prefix=root, dependencies=[provide], include_in_schema=False)
 
     @router.get("/", name="viewer")
@@ -372,8 +376,7 @@ def viewer_router(provide: Any, root: str = "") -> APIRouter:
 
 
 def number_of(reader: Reader) -> SessionNumber:
-    """Return the function that makes a session's rewards one number, by the rule that its run
-    states."""
+    """Return the function that makes a session's rewards one number, by its run's rule."""
     return CountedRewards(reader).number
 
 
@@ -394,9 +397,11 @@ def _took(reader: Reader, run: RunRecord) -> float | None:
 
 
 def _part(made: Sequence[Turn], first: int, count: int) -> dict[str, Any]:
-    """Return ``count`` turns from ``first`` on, for the template. At the end of the session, those
-    from the first running turn on are ``unsettled``; the page of a running session asks for them
-    again."""
+    """Return ``count`` turns from ``first`` on, for the template.
+
+    At the end of the session, those from the first running turn on are ``unsettled``; the page of a
+    running session asks for them again.
+    """
     end = first - 1 + count
     settled = next((t.number - 1 for t in made[first - 1 :] if t.running), len(made))
     last = end >= len(made)

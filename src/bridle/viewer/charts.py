@@ -1,5 +1,4 @@
-"""Line charts, histograms and bars as SVG coordinates, which the templates draw without a
-script."""
+"""Line charts, histograms and bars as SVG coordinates, drawn by the templates without a script."""
 
 from __future__ import annotations
 
@@ -94,8 +93,10 @@ def bar(parts: Mapping[str, float]) -> tuple[Bar, ...]:
 def histogram(
     values: Sequence[float], bins: int = 10
 ) -> tuple[tuple[float, float, int, float], ...]:
-    """Return the bins between the least and the largest value: both edges of each, its count, and
-    the count in percent of the largest one."""
+    """Return the bins between the least and the largest value.
+
+    A bin has both its edges, its count, and the count in percent of the largest one.
+    """
     if not values:
         return ()
     low, high = min(values), max(values)

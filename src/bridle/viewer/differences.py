@@ -73,8 +73,7 @@ class Difference:
 
 
 def difference(session: LoadedSession, call: CallRow, text: TokenText) -> Difference | None:
-    """Return the difference between a call and its parent, or ``None`` if the call continues
-    none."""
+    """Return a call's difference from its parent, or ``None`` if the call continues none."""
     parent = session.by_id.get(call.parent_call_id or "")
     if parent is None:
         return None
@@ -112,8 +111,10 @@ def _message_lines(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
-    """Return a unified diff with three lines of context. Lines that follow the whole old
-    conversation are the next turn, and no change."""
+    """Return a unified diff with three lines of context.
+
+    Lines that follow the whole old conversation are the next turn, and no change.
+    """
     shared = 0
     for one, other in zip_longest(old, new):
         if one != other:

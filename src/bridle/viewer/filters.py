@@ -40,8 +40,10 @@ def session_filter(
     reason: Text = None,
     text: Text = None,
 ) -> SessionFilter:
-    """Return the filter of a query. A field sets no condition if it is empty, or is not a number
-    where one is needed."""
+    """Return the filter of a query.
+
+    A field sets no condition if it is empty, or is not a number where one is needed.
+    """
     whole = _number(version)
     if whole is not None and abs(whole) > LARGEST:
         whole = None

@@ -43,8 +43,10 @@ class Lanes:
 
 
 def lanes_of(lines: Sequence[SessionLine]) -> Lanes:
-    """Return the lanes of these sessions, in their order. The lane of a running session ends at its
-    last call."""
+    """Return the lanes of these sessions, in their order.
+
+    The lane of a running session ends at its last call.
+    """
     if not lines:
         return Lanes(0.0, ())
     spans = [_times(line) for line in lines]
@@ -63,8 +65,10 @@ def lanes_of(lines: Sequence[SessionLine]) -> Lanes:
 
 
 def _times(line: SessionLine) -> tuple[float, float, float, float]:
-    """Return when the session was opened, its first call began, its last call ended, and it was
-    sealed. No time is before the one that precedes it."""
+    """Return when a session was opened, its first call began, its last ended, and it was sealed.
+
+    No time is before the one that precedes it.
+    """
     opened = line.record.created_at
     first = max(opened, line.started_at or opened)
     last = max(first, line.ended_at or first)

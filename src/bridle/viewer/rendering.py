@@ -42,8 +42,9 @@ class Source:
 
 
 def token_text(tokenizer: Path | None) -> turns.TokenText:
-    """Return a function from a token id to its text, by a model directory's tokenizer. Without a
-    tokenizer, the text is the id itself.
+    """Return a function from a token id to its text, by a model directory's tokenizer.
+
+    Without a tokenizer, the text is the id itself.
 
     Raise :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
     """

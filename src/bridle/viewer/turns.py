@@ -17,9 +17,12 @@ TokenText = Callable[[int], str]
 
 
 def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
-    """Return the turns with their depths. A turn comes below the turn that it continues. It is one
-    deeper if a later turn continues the same one, or if it broke. A sub-agent, which continues
-    none, is one deeper than the turn after which it began."""
+    """Return the turns with their depths.
+
+    A turn comes below the turn that it continues. It is one deeper if a later turn continues the
+    same one, or if it broke. A sub-agent, which continues none, is one deeper than the turn after
+    which it began.
+    """
     below: dict[int | None, list[Turn]] = {}
     began_after = None
     for turn in turns:
@@ -44,8 +47,9 @@ def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 def token_strip(
     session: LoadedSession, call: CallRow, text: TokenText, *, observed: bool
 ) -> dict[str, Any]:
-    """Return a call's tokens as JSON-ready data: the sampled ones by choice, and with ``observed``
-    the prompt's tokens that this call brought.
+    """Return a call's tokens as JSON-ready data: the sampled ones by choice.
+
+    With ``observed``, the prompt's tokens that this call brought are included.
 
     A token is ``[id, text, logprob, version, reason]``. The last three are ``None`` for an observed
     token. ``reason`` is also ``None`` for a sampled token that is trained.

@@ -172,8 +172,10 @@ def _add(message: _Message, field: str, transcript: Transcript) -> None:
 
 
 def _parts(given: str | list[Json] | None, field: str, transcript: Transcript) -> list[Json]:
-    """Return the content as parts with a ``type`` and a ``text``. An image stays as it is, since
-    Cohere's part is that of chat completions."""
+    """Return the content as parts with a ``type`` and a ``text``.
+
+    An image stays as it is, since Cohere's part is that of chat completions.
+    """
     if given is None or isinstance(given, str):
         return [text_part(given)] if given else []
     parts: list[Json] = []

@@ -1,10 +1,10 @@
-"""The first process of a session's container, which forwards to the session's URL and ends all
-others.
+"""The first process of a session's container, which forwards to the session's URL.
 
-It runs as root under the Python that is mounted with the harness, with the standard library only.
-It connects to the relay outside (``relay.py``) by the mounted Unix socket. Connections to a port of
-the loopback are forwarded there. Orphans are reaped. The control connection asks for signals to all
-processes or to one user's, and for directories; when it ends, so does the container.
+It also ends all other processes. It runs as root under the Python that is mounted with the harness,
+with the standard library only. It connects to the relay outside (``relay.py``) by the mounted Unix
+socket. Connections to a port of the loopback are forwarded there. Orphans are reaped. The control
+connection asks for signals to all processes or to one user's, and for directories; when it ends, so
+does the container.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def main() -> None:
 
 
 def user_of(name: str) -> tuple[int, int]:
-    """Return the numbers of the user and group that ``name`` states as ``user``, ``uid`` or
-    ``user:group``; an empty name means root."""
+    """Return the numbers of the user and group that ``name`` states.
+
+    The forms are ``user``, ``uid`` and ``user:group``. An empty name means root.
+    """
     user, _, group = name.partition(":")
     if not user:
         return 0, 0

@@ -1,5 +1,4 @@
-"""``bridle config``: print the settings that are in effect, their JSON schema, or the parts that
-they can name."""
+"""``bridle config``: print settings in effect, their JSON schema, or the parts they can name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""``bridle doctor``: examine what exact recording needs and what the model's template does to a
-conversation, or explain the result of a recorded session or run."""
+"""``bridle doctor``: examine a setup, or explain the result of a recorded session or run.
+
+A setup is examined for what exact recording needs, and for what the model's template does to a
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -116,8 +119,10 @@ def _explain(store: str, about: str, json: bool) -> None:
 
 
 def print_findings(subject: str, found: Sequence[Finding]) -> None:
-    """Print each finding with its evidence and remedy. The first finding is the cause of the
-    others."""
+    """Print each finding with its evidence and remedy.
+
+    The first finding is the cause of the others.
+    """
     if not found:
         _say(f"{subject}: nothing is wrong in the record.")
         return

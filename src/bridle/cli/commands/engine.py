@@ -138,8 +138,10 @@ def scripted(
 
 
 def _small_tokenizer(directory: Path) -> Path:
-    """Return the directory of a tokenizer of English text with a chat template for tools, which is
-    made at the first use."""
+    """Return the directory of a tokenizer of English text with a chat template for tools.
+
+    It is made at the first use.
+    """
     if not (directory / "tokenizer_config.json").is_file():
         import pydoc_data.topics
 

@@ -143,8 +143,10 @@ def vllm(
 
 
 def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> None:
-    """Announce the server, and wait until a signal. End the command if vLLM is not started
-    again."""
+    """Announce the server, and wait until a signal.
+
+    End the command if vLLM is not started again.
+    """
     announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
     wait_for_signal(lambda: server.refusal is not None)
     if server.refusal is not None:
@@ -152,8 +154,11 @@ def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> No
 
 
 def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> list[Check]:
-    """Print the engine's checks, one line each (with ``json`` the failed ones only, to standard
-    error), and return all of them. End the command if one failed."""
+    """Print the engine's checks, one line each, and return all of them.
+
+    With ``json``, only the failed ones are printed, to standard error. End the command if one
+    failed.
+    """
     from bridle.engine.vllm import check_engine, failures
 
     checks = check_engine(url, expect=expect, api_key=key)

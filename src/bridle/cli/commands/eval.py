@@ -121,8 +121,10 @@ def eval(
 def _serve(
     context: typer.Context, policy: Path, engine: EngineKind, output: Path
 ) -> tuple[str, str | None]:
-    """Start an engine and a proxy that run as long as the command. Return the proxy's URL and its
-    key."""
+    """Start an engine and a proxy that run as long as the command.
+
+    Return the proxy's URL and its key.
+    """
     with needs_extra("train", "serving a policy needs the training extra"):
         from bridle.run.stack import stack
     from bridle.store.schema.database import migrate
@@ -135,8 +137,10 @@ def _serve(
 
 
 def table(parts: Mapping[str, Evaluation], whole: Evaluation, by: str) -> Table:
-    """Return the figures as a table for a person, with a row for each part, and one for all if
-    there are several parts."""
+    """Return the figures as a table for a person, with a row for each part.
+
+    If there are several parts, there is also a row for all of them.
+    """
     shown = Table(box=None, pad_edge=False)
     shown.add_column(by)
     shown.add_column("tasks", justify="right")

@@ -39,8 +39,11 @@ def examples(
 
 
 def _summary(directory: Path) -> str:
-    """Return the first line of an example's notebook, of the page of its Harbor task, or of the
-    docstring of its first program."""
+    """Return the first line that describes an example.
+
+    It is that of its notebook, of the page of its Harbor task, or of the docstring of its first
+    program.
+    """
     for notebook in directory.glob("*.ipynb"):
         first = orjson.loads(notebook.read_bytes())["cells"][0]["source"]
         return "".join(first).partition("\n")[0].lstrip("# ")

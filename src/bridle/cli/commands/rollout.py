@@ -126,8 +126,11 @@ def rollout(
 
 
 async def _hint_at_calls(proxy: str, key: str | None, sessions: Sequence[str]) -> str:
-    """Return a hint if none of ``sessions`` has a call or they cannot be counted, else an empty
-    text. Stop at the first session that has a call."""
+    """Return a hint if none of ``sessions`` has a call, else an empty text.
+
+    The hint is also returned if the calls cannot be counted. Stop at the first session that has a
+    call.
+    """
     async with Client(proxy, key) as client:
         try:
             for session in sessions:

@@ -132,8 +132,11 @@ async def _create(proxy: str, key: str | None, request: SessionRequest) -> Sessi
 
 
 def _found(command: str, known: Configurable | None) -> str:
-    """Return the path of the command: from ``PATH``, or of a harness that ``harnesses/*/install``
-    put here. End ``bridle run`` if there is neither."""
+    """Return the path of the command, or end ``bridle run`` if there is none.
+
+    The command is searched for in ``PATH``, and among the harnesses that ``harnesses/*/install``
+    put here.
+    """
     if (found := shutil.which(command)) is not None:
         return found
     if known is None:
@@ -148,8 +151,10 @@ def _found(command: str, known: Configurable | None) -> str:
 
 @contextmanager
 def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, str]]:
-    """Write the harness's configuration to a temporary folder, and yield the environment variables
-    that make the harness use it. The folder is deleted afterwards."""
+    """Write the harness's configuration to a temporary folder, which is deleted afterwards.
+
+    Yield the environment variables that make the harness use it.
+    """
     # Harnesses leave helpers behind that may write on.
     folder = TemporaryDirectory(prefix=f"bridle-{harness.name}-", ignore_cleanup_errors=True)
     with folder as home:
@@ -161,8 +166,7 @@ def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, s
 
 
 def _outside_git(arguments: Sequence[str]) -> bool:
-    """Return whether ``codex ARGUMENTS`` refuses to start because its folder is in no Git
-    repository."""
+    """Return whether ``codex ARGUMENTS`` refuses to start: its folder is in no Git repository."""
     if "exec" not in arguments and "e" not in arguments:
         return False  # on a terminal Codex asks
     if {"--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"} & set(arguments):

@@ -48,8 +48,9 @@ def seal(
 
 
 async def _sealed_by(proxy: str, key: str | None, session_id: str, outcome: str) -> bool:
-    """Return whether a proxy has sealed the session: false if no proxy answers, or if it does not
-    have the session.
+    """Return whether a proxy has sealed the session.
+
+    The answer is false if no proxy answers, or if it does not have the session.
 
     Raise :class:`ControlError` if the proxy refuses.
     """

@@ -75,8 +75,10 @@ def _about(line: SessionLine) -> str:
 
 
 def summaries(source: Reader, records: Sequence[SessionRecord]) -> list[dict[str, Any]]:
-    """Return a summary of each session: its identity, calls, tokens (each counted once), own
-    rewards and findings."""
+    """Return a summary of each session.
+
+    It has the session's identity, calls, tokens (each counted once), own rewards and findings.
+    """
     ids = [record.id for record in records]
     calls, tokens = source.call_counts_of(ids), source.token_counts_of(ids)
     rewards = source.rewards_of(ids)

@@ -48,8 +48,9 @@ class RecordingCost:
 
 
 def recording_cost(workload: Workload, model: Path) -> RecordingCost:
-    """Record sessions of the workload's shape, in whole turns, with the model's tokenizer. Return
-    what they cost.
+    """Record sessions of the workload's shape, in whole turns, with the model's tokenizer.
+
+    Return what they cost.
 
     Raise :class:`NotMeasured`, and :class:`bridle.run.services.ServiceFailed`.
     """
@@ -87,8 +88,10 @@ def recording_cost(workload: Workload, model: Path) -> RecordingCost:
 
 
 class _Text:
-    """Pieces of Python's own source with a given number of tokens, each different from the
-    others."""
+    """Pieces of Python's own source with a given number of tokens.
+
+    Each differs from the others.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -99,8 +102,10 @@ class _Text:
         self._at = 0
 
     def of(self, tokens: float, skip: int = 0) -> str:
-        """Return a text of about ``tokens`` tokens; ``skip`` moves on to text that was not given
-        before."""
+        """Return a text of about ``tokens`` tokens.
+
+        ``skip`` moves on to text that was not given before.
+        """
         count = max(1, round(tokens))
         self._at = (self._at + count + skip) % max(1, len(self._ids) - count)
         return self._decode(self._ids[self._at : self._at + count])

@@ -37,8 +37,10 @@ DATA_SHEETS: Final = {
 
 
 def this_machine() -> Device:
-    """Return this machine's first GPU, or else its CPU, measured with a second of matrix products
-    and of reading memory."""
+    """Return this machine's first GPU, or else its CPU.
+
+    It is measured with a second of matrix products and of reading memory.
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -61,8 +63,10 @@ def this_machine() -> Device:
 
 
 def _rate(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Return how often ``work`` can be done per second. The best time counts, because other work on
-    this machine makes single times longer."""
+    """Return how often ``work`` can be done per second.
+
+    The best time counts, because other work on this machine makes single times longer.
+    """
     work()
     wait()
     ends, best = time.perf_counter() + _SECONDS, float("inf")

@@ -40,8 +40,9 @@ class Engines:
 
 
 def engines(workload: Workload, model: ModelSize, device: Device, parallel: float) -> Engines:
-    """Return the engines for ``parallel`` sessions at a time in one engine, whose prefix cache
-    holds their histories.
+    """Return the engines for ``parallel`` sessions at a time in one engine.
+
+    Its prefix cache holds the sessions' histories.
 
     Raise :class:`bridle.errors.UsageError` if ``parallel`` is less than one.
     """
@@ -78,8 +79,9 @@ class Trainers:
 def trainers(
     workload: Workload, model: ModelSize, device: Device, *, lora: bool, reference: bool = False
 ) -> Trainers:
-    """Return the trainers for one update with each session, whose tree is packed so that each token
-    is computed once.
+    """Return the trainers for one update with each session.
+
+    The session's tree is packed so that each token is computed once.
 
     With ``lora``, only adapters are trained; their own size is left out. With ``reference``, a KL
     penalty scores each session with the reference policy too; with adapters, the base model is the

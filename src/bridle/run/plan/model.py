@@ -1,5 +1,7 @@
-"""The amounts that a model computes, reads and keeps, from its configuration and the headers of its
-weights."""
+"""The amounts that a model computes, reads and keeps.
+
+They are found from its configuration and the headers of its weights.
+"""
 
 from __future__ import annotations
 

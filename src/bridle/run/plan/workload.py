@@ -39,14 +39,15 @@ class Workload:
 
     @property
     def tokens(self) -> float:
-        """Number of a session's tokens, each counted once: those of its last context, and of its
-        tree in training."""
+        """The number of a session's tokens, each counted once.
+
+        They are the tokens of its last context, and of its tree in training.
+        """
         return self.observed + self.sampled * self.turns
 
     @property
     def read(self) -> float:
-        """Number of a session's tokens that an engine has to compute beside those that it
-        samples."""
+        """The number of a session's tokens that an engine computes besides those it samples."""
         return self.observed - self.shared
 
     @property
@@ -58,8 +59,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The shape of a recorded run's sessions, and the time for which their calls kept an engine
-    busy."""
+    """The shape of a recorded run's sessions, and the time their calls kept an engine busy."""
 
     sessions: int
     workload: Workload
