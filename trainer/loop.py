@@ -70,7 +70,7 @@ class GrpoLoop:
         others: Sequence[TrainedPolicy] = (),
         account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
-        """``groups`` returns what checkpoints keep of the groups that have been taken.
+        """Create the loop. ``groups`` returns what checkpoints keep of the groups that were taken.
 
         ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
         session of an earlier step by its id, for success replay. ``name`` is the policy whose

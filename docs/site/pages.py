@@ -31,7 +31,7 @@ _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the generated pages."""
+    """Add the generated pages."""
     pages = {
         "index.md": _from_root((ROOT / "README.md").read_text(encoding="utf-8")),
         "changelog.md": _from_root((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
@@ -64,7 +64,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _from_root(markdown: str) -> str:
-    """A page of the repository's root as one of the site."""
+    """Return a page of the repository's root as one of the site."""
 
     def led(found: re.Match[str]) -> str:
         if found[1].startswith("docs/"):
@@ -139,7 +139,7 @@ def _default(one: dataclasses.Field[Any]) -> str:
 
 
 def python_page() -> str:
-    """What ``import bridle`` offers."""
+    """Return the page of the names that ``import bridle`` gives."""
     parts = ["# Python\n\n`import bridle` gives these names; each is imported at its first use.\n"]
     for name in face.__all__:
         value = getattr(face, name)
@@ -152,7 +152,7 @@ def python_page() -> str:
 
 
 def control_api_page() -> str:
-    """The routes under ``/bridle/v1``, from the OpenAPI that the proxy serves."""
+    """Return the routes under ``/bridle/v1``, from the OpenAPI that the proxy serves."""
     schema = control_api(_no_services, [feed()]).openapi()
     parts = [
         "# Control API\n\nUnder the proxy's address, as `/openapi.json` there describes it. "
@@ -199,19 +199,19 @@ def _first(kind: Any) -> str:
 
 
 def _sphinx_free(text: str) -> str:
-    """A docstring as Markdown: roles and double backquotes become plain code."""
+    """Return a docstring as Markdown: roles and double backquotes become plain code."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     return text.replace("``", "`")
 
 
 def _cell(value: object) -> str:
-    """A value inside a table's cell."""
+    """Return a value inside a table's cell."""
     text = " ".join(_sphinx_free(str(value)).split())
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that a typed line names, and its own words. Raises ``KeyError``."""
+    """Return the command that a typed line names, and its own words. Raise ``KeyError``."""
     command, rest = program.loaded(words[0]), words[1:]
     while rest and rest[0] in (inner := getattr(command, "commands", {})):
         command, rest = inner[rest[0]], rest[1:]

@@ -27,7 +27,7 @@ _BLANKS: Final = re.compile(r"\s*")
 
 @cache
 def _first_of(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the first of ``tags``; of two at one place, the one that the other begins with."""
+    """Find the first of ``tags``; of two at one place, the one that the other begins with."""
     return re.compile("|".join(map(re.escape, sorted(tags))))
 
 
@@ -54,7 +54,7 @@ class Feed:
         self._at = 0
 
     def unread(self, text: str) -> None:
-        """Takes back the end of what was just read."""
+        """Take back the end of what was just read."""
         self._at -= len(text)
 
     def until(self, tags: Sequence[str], emit: Emit | None = None) -> Reading[tuple[str, str]]:

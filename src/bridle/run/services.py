@@ -144,5 +144,5 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens a file that its owner alone may read when it is made."""
+    """Open a file that its owner alone may read when it is made."""
     return os.open(path, flags, 0o600)
