@@ -75,7 +75,7 @@ class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
     def __init__(self, directory: Path, enclosure: Enclosure | None = None) -> None:
-        """Create the provider. With an ``enclosure`` of ``None`` processes run without isolation."""
+        """Create the provider. Without an ``enclosure``, processes run without isolation."""
         enclosure = enclosure or Enclosure(directory / "tmp")
         super().__init__(directory, enclosure.user)
         self._enclosure = enclosure

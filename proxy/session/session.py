@@ -49,7 +49,7 @@ class Session:
     def __init__(
         self, record: SessionRecord, turns: TurnIndex | None = None, *, loaded: bool = True
     ) -> None:
-        """Create the session. ``turns`` is the index of its turns, if it shares one with other sessions."""
+        """Create the session. ``turns`` is an index of turns that sessions share."""
         self.record = record
         self.id: str = record.id
         self.turns = TurnIndex() if turns is None else turns

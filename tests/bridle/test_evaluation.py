@@ -110,7 +110,7 @@ def test_weights_are_the_same_with_evaluation_on_and_off(
     assert len(sessions) == 3 * 2 * 2
     assert {one.labels["evaluates"] for one in sessions} == {0, 1, 2}
 
-    by_version = ("--set", "by=version", "--k", "2", "--json")
+    by_version = ("--set", "by=version", "--set", "k=[2]", "--json")
     told = bridle("eval", "--store", str(out / "bridle.db"), "--run", run.id, *by_version)
     figures = json.loads(told.stdout)["version"]
     assert [figures[name]["pass_at"]["2"]["value"] for name in ("0", "1", "2")] == [
@@ -183,7 +183,8 @@ def test_a_policy_is_served_and_measured_by_one_command(
     done = bridle(
         *("eval", "--agent", agent, "--tasks", str(tmp_path / "tasks.jsonl")),
         *("--verifier", f"{tmp_path / 'verifier.py'}:check", "--samples", "3"),
-        *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "measured"), "--plot"),
+        *("--policy", str(tmp_path / "policy"), "--out", str(tmp_path / "measured")),
+        *("--set", "plot=true"),
     )
     assert done.returncode == 0, done.stderr
     assert "pass@1" in done.stdout
