@@ -79,6 +79,7 @@ def sessions_of(task: Task) -> Iterator[tuple[str, dict[str, str]]]:
     yield "Nobody", {"Nobody": "none"}
 
 
+SIZES = ("--set", "groups.per_step=4", "--set", "groups.size=8")
 REWARDS = [(1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.0, 0.0)]
 """The planner's and the worker's, by session."""
 
@@ -178,7 +179,7 @@ def begun(bridle: Callable[..., Any], tmp_path: Path) -> Path:
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
 def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Path) -> None:
-    done = train(begun, tmp_path / "out", "--steps", "1", "--groups", "4", "--group-size", "8")
+    done = train(begun, tmp_path / "out", "--steps", "1", *SIZES)
     assert done.returncode == 0, done.stdout + done.stderr
     with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
         (run,) = reader.runs("train")
@@ -212,12 +213,12 @@ def lengths(delivery):
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
 def test_each_role_trains_a_policy_of_its_own_and_goes_on(begun: Path, tmp_path: Path) -> None:
-    out, sizes = tmp_path / "out", ("--groups", "4", "--group-size", "8")
+    out = tmp_path / "out"
     own = ("--set", f"policies.worker.model={begun}")
     lengths = tmp_path / "lengths.py"
     lengths.write_text(LENGTHS)
     for steps in ("1", "2"):
-        done = train(begun, out, "--steps", steps, *sizes, *own, verifier=f"{lengths}:lengths")
+        done = train(begun, out, "--steps", steps, *SIZES, *own, verifier=f"{lengths}:lengths")
         assert done.returncode == 0, done.stdout + done.stderr
     with Reader(str(out / "bridle.db")) as reader:
         (run,) = reader.runs("train")
