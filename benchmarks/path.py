@@ -43,7 +43,8 @@ def measure(sessions: int = 5) -> dict[str, Any]:
 
     ``python_calls`` is the number of entered functions, ``modules`` the number of distinct modules
     among them, ``hops`` the number of times that the module changes from one entry of a thread to
-    the next, and ``by_module`` the entries by module.
+    the next, ``room_crossings`` the number of times that its folder does, and ``by_module`` the
+    entries by module.
     """
     entries = _Entries()
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as scratch:
@@ -109,11 +110,11 @@ def _second_call(client: httpx.Client, entries: _Entries, number: int) -> dict[s
 
 def _report(entered: dict[str, list[str]]) -> dict[str, Any]:
     by_module = Counter(module for modules in entered.values() for module in modules)
+    steps = [step for modules in entered.values() for step in pairwise(modules)]
     return {
         "modules": len(by_module),
-        "hops": sum(
-            before != after for modules in entered.values() for before, after in pairwise(modules)
-        ),
+        "hops": sum(before != after for before, after in steps),
+        "room_crossings": sum(Path(before).parent != Path(after).parent for before, after in steps),
         "python_calls": by_module.total(),
         "by_module": dict(by_module.most_common()),
     }
