@@ -140,7 +140,7 @@ def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, pag
     strip = page.locator("#turn-2 .strip").first
     strip.locator(".tk").nth(3).hover()
     expect(strip.locator(".about")).to_contain_text("logprob -")
-    expect(strip.locator(".about")).to_contain_text("trained")
+    expect(strip.locator(".about")).to_contain_text("trainable")
     first = strip.locator(".about").inner_text()
     strip.locator(".run").focus()
     page.keyboard.press("ArrowRight")
