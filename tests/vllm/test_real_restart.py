@@ -70,7 +70,7 @@ def test_killed_in_mid_session_it_comes_back_with_the_published_weights_or_stays
             down = ask(history)
             assert down.status_code == 502
             assert down.json()["type"] == "error", "as the Messages API tells it"
-            assert down.json()["error"]["type"] == "api_error"
+            assert down.json()["error"]["type"] == "overloaded_error"
 
             while server.pid == killed:
                 time.sleep(0.05)
