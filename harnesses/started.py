@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from bridle.store.records import StartFacts
 
-_GIT_S = 5.0
+_GIT_S: Final = 5.0
 """Seconds to wait for Git."""
+_NAMES: Final = r"(?:api[_-]?key|token|secret|password|passwd)"
+_ASSIGNED: Final = re.compile(rf"""(?i)({_NAMES}["']?\s*[=:]\s*["']?|\bbearer\s+)([^\s"',;)]+)""")
+"""A secret beside its name, as in ``api_key="…"`` or ``--token=…``."""
+_OPTION: Final = re.compile(rf"(?i)-+[\w-]*{_NAMES}")
+_VARIABLE: Final = re.compile(r"(?i)key|token|secret|passw|credential")
+_SHORTEST: Final = 8
+"""Characters of the shortest value of a variable that is looked for in a command."""
+_REMOVED: Final = "[redacted]"
 
 
 def how_started(
@@ -19,19 +29,34 @@ def how_started(
 ) -> StartFacts:
     """Return the facts of a start.
 
-    ``secrets`` are replaced in ``argv``. The environment gives ``HOME``, ``TZ`` and the names of
-    its variables, but no other value.
+    The environment gives ``HOME``, ``TZ`` and the names of its variables, but no other value. In
+    ``argv`` are replaced: ``secrets``, the values of variables that are named like secrets, and
+    what stands beside such a name.
     """
-    shown = list(argv)
-    for secret in filter(None, secrets):
-        shown = [one.replace(secret, "[redacted:session_key]") for one in shown]
+    secrets = [
+        *secrets,
+        *(v for name, v in environment.items() if _VARIABLE.search(name) and len(v) >= _SHORTEST),
+    ]
     return StartFacts(
-        argv=tuple(shown),
+        argv=without_secrets(argv, secrets),
         folder=folder,
         home=environment.get("HOME"),
         tz=environment.get("TZ"),
         environment_names=tuple(sorted(environment)),
     )
+
+
+def without_secrets(argv: Sequence[str], secrets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return ``argv`` without ``secrets``, and without values that are named like secrets."""
+    shown: list[str] = []
+    for before, word in zip(("", *argv), argv, strict=False):
+        if _OPTION.fullmatch(before):
+            shown.append(_REMOVED)
+            continue
+        for secret in filter(None, secrets):
+            word = word.replace(secret, _REMOVED)
+        shown.append(_ASSIGNED.sub(rf"\1{_REMOVED}", word))
+    return tuple(shown)
 
 
 def installed_version(program: str) -> str | None:
