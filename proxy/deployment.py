@@ -118,7 +118,7 @@ class Deployment:
 
         Raise ``ApiError`` if the store cannot be read.
         """
-        if self._store.local:
+        if self._store.ready:
             read = self._store.is_sealed
             try:
                 return read(session_id)
@@ -153,13 +153,13 @@ class Deployment:
     async def _read(self) -> None:
         """Read the rows and set the gates and pools by them. Raise :class:`StoreUnavailable`."""
         async with self._reading:
-            began, known = time.monotonic(), self._rows.revision
-            if self._store.local:
-                rows = self._store.read(known)
+            began = time.monotonic()
+            if self._store.ready:
+                newest = self._store.revision()
             else:
-                rows = await asyncio.to_thread(self._store.read, known)
-            if rows is not None:
-                self._rows = rows
+                newest = await asyncio.to_thread(self._store.revision)
+            if newest != self._rows.revision:
+                self._rows = await asyncio.to_thread(self._store.read)
                 self._apply()
             self._set_fresh(began)
 

@@ -79,20 +79,25 @@ class Member:
 class Gates:
     """The rows of one deployment; the methods may be called from any thread.
 
-    :meth:`read` and :meth:`is_sealed` use a connection of their own, without SQLAlchemy. With
-    SQLite they take some 5 µs and do not wait for writers, so that an event loop may call them.
+    :meth:`revision` and :meth:`is_sealed` use a connection of their own, without SQLAlchemy. With
+    SQLite, once it is open, they take some 5 µs and fail at once if the file is locked, so that an
+    event loop may call them.
     """
 
     def __init__(self, engine: Engine, deployment: str) -> None:
         self._engine = engine
         self._deployment = deployment
-        self.local = engine.dialect.name == "sqlite"
-        """Whether :meth:`read` and :meth:`is_sealed` may be called in an event loop."""
+        self._sqlite = engine.dialect.name == "sqlite"
         self._lock = threading.Lock()
         self._pooled: Any = None
         self._driver: Any = None
         """The driver's connection for :meth:`_query`, opened at the first use, and the pool's hold
         on it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`revision` and :meth:`is_sealed` may be called in an event loop now."""
+        return self._sqlite and self._driver is not None
 
     def close(self) -> None:
         with self._lock:
@@ -102,14 +107,16 @@ class Gates:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, known: int = 0) -> Rows | None:
-        """Return all rows, or ``None`` if their revision is ``known``.
+    def revision(self) -> int:
+        """Return the deployment's newest revision, 0 before it has any.
 
         Raise :class:`StoreUnavailable`.
         """
-        ((revision,),) = self._query(_REVISION, self._deployment)
-        if revision == known:
-            return None
+        ((newest,),) = self._query(_REVISION, self._deployment)
+        return newest or 0
+
+    def read(self) -> Rows:
+        """Return all rows. Raise :class:`StoreUnavailable`."""
         with self._engine.connect() as connection:
             return self._rows(connection)
 
@@ -238,9 +245,13 @@ class Gates:
                 if self._driver is None:
                     self._pooled = self._engine.raw_connection()
                     self._driver = self._pooled.driver_connection
-                    if not self.local:
+                    if self._sqlite:
+                        self._driver.execute("PRAGMA busy_timeout=0")
+                    else:
                         self._driver.autocommit = True
-                cursor = self._driver.execute(sql if self.local else sql.replace("?", "%s"), values)
+                cursor = self._driver.execute(
+                    sql if self._sqlite else sql.replace("?", "%s"), values
+                )
                 return list(cursor.fetchall())
             except self._engine.dialect.loaded_dbapi.Error as error:
                 if self._pooled is not None:
@@ -255,7 +266,7 @@ class Gates:
         Yield its connection, the rows before the change, and the revision that the change makes.
         """
         with transaction(self._engine) as connection:
-            if not self.local:
+            if not self._sqlite:
                 connection.exec_driver_sql(
                     "SELECT pg_advisory_xact_lock(hashtextextended(%(key)s, 0))",
                     {"key": f"bridle gates {self._deployment}"},

@@ -214,6 +214,7 @@ async def test_a_drain_waits_for_the_calls_of_every_process(url: str) -> None:
         other.gate.running = 1
         pausing = asyncio.create_task(one.control.pause(30))
         await holds(lambda: other.gate.paused)
+        await holds(lambda: one.control._store.others(one.writer.id)[0].report["running"] == 1)
         assert (await one.control.state()).running == 1
         assert not pausing.done()
         other.gate.running = 0
@@ -280,17 +281,17 @@ async def test_a_store_that_cannot_be_read_holds_calls_for_a_while(
 ) -> None:
     async with process(url, when_store_is_down=when_store_is_down) as one:
         away = [True]
-        read, is_sealed = one.control._store.read, one.control._store.is_sealed
+        revision, is_sealed = one.control._store.revision, one.control._store.is_sealed
 
         def failing(query: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def ask(value: Any) -> Any:
+            def ask(*values: Any) -> Any:
                 if away:
                     raise StoreUnavailable("away")
-                return query(value)
+                return query(*values)
 
             return ask
 
-        monkeypatch.setattr(one.control._store, "read", failing(read))
+        monkeypatch.setattr(one.control._store, "revision", failing(revision))
         monkeypatch.setattr(one.control._store, "is_sealed", failing(is_sealed))
         with caplog.at_level(logging.WARNING):
             await asyncio.sleep(0.5)

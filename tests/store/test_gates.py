@@ -34,18 +34,16 @@ def member(url: str, deployment: str = "one", engines: Any = None) -> Iterator[t
 
 def versions(gates: Gates) -> dict[str, int]:
     rows = gates.read()
-    assert rows is not None
     return {url: one.version for url, one in rows.engines.items()}
 
 
-def test_a_change_is_a_revision_that_is_read_once(url: str) -> None:
+def test_a_change_is_a_revision_and_a_look_without_one_costs_no_rows(url: str) -> None:
     with member(url) as (gates, _):
         rows = gates.read()
-        assert rows is not None
-        assert gates.read(rows.revision) is None
+        assert gates.revision() == rows.revision
         revision = gates.publish("policy", 3, "tuned", None, back=False)
-        changed = gates.read(rows.revision)
-        assert changed is not None
+        assert gates.revision() > rows.revision
+        changed = gates.read()
         assert changed.revision == revision > rows.revision
         assert (changed.gates["policy"].version, changed.gates["policy"].model) == (3, "tuned")
         assert changed.gates["planner"] == rows.gates["planner"]
@@ -57,7 +55,6 @@ def test_changes_from_several_threads_get_a_revision_each(url: str) -> None:
         revisions = list(threads.map(lambda n: gates.set_paused(n % 2 == 0), range(20)))
         assert len(set(revisions)) == 20
         rows = gates.read()
-        assert rows is not None
         assert rows.revision == max(revisions)
 
 
@@ -75,7 +72,6 @@ def test_one_engine_takes_the_policy_along_only_to_a_newer_version(url: str) -> 
         gates.publish("policy", 5, None, "http://one", back=False)
         gates.publish("policy", 4, None, "http://two", back=False)
         rows = gates.read()
-        assert rows is not None
         assert rows.gates["policy"].version == 5
         assert versions(gates) == {"http://one": 5, "http://two": 4, "http://three": 0}
         with pytest.raises(NotFound):
@@ -89,7 +85,6 @@ def test_a_fingerprint_belongs_to_the_publish_that_it_was_read_for(url: str) -> 
         gates.set_fingerprints("policy", overtaken, {"http://one": "of the first"})
         gates.set_fingerprints("policy", latest, {"http://two": "of the last"})
         rows = gates.read()
-        assert rows is not None
         assert rows.engines["http://one"].weights_fingerprint is None
         assert rows.engines["http://two"].weights_fingerprint == "of the last"
 
@@ -132,12 +127,10 @@ def test_a_pause_and_other_engines_end_with_the_last_process(url: str) -> None:
         stranger.set_paused(True)
         with member(url, engines={"critic": ["http://five"]}) as (later, _):
             rows = later.read()
-            assert rows is not None
             assert all(gate.paused for gate in rows.gates.values())
             assert set(rows.engines) == {"http://two", "http://three", "http://four", "http://five"}
     with member(url) as (gates, _):
         rows = gates.read()
-        assert rows is not None
         assert not any(gate.paused for gate in rows.gates.values())
         assert (rows.gates["policy"].version, rows.gates["policy"].model) == (3, "tuned")
         assert versions(gates) == {"http://one": 0, "http://two": 3, "http://three": 0}
@@ -161,3 +154,14 @@ def test_a_connection_that_is_lost_is_opened_again(url: str) -> None:
         with pytest.raises(StoreUnavailable):
             gates.is_sealed("ses_1")
         assert not gates.is_sealed("ses_1")
+
+
+def test_an_event_loop_may_ask_only_an_open_connection_that_waits_for_no_lock(url: str) -> None:
+    with member(url) as (gates, _):
+        assert not gates.ready, "to connect may take long"
+        gates.revision()
+        assert gates.ready != url.startswith("postgresql")
+        if gates.ready:
+            assert gates._driver.execute("PRAGMA busy_timeout").fetchone() == (0,)
+        gates.close()
+        assert not gates.ready
