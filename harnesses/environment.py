@@ -24,7 +24,7 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     of the machine stays, but never for loopback, where the recording proxy is.
     """
     return _loopback_direct(
-        {name: value for name, value in environment.items() if not _leaves(name)}
+        {name: value for name, value in environment.items() if not is_secret(name)}
     )
 
 
@@ -71,6 +71,7 @@ def home_at(home: PurePath) -> dict[str, str]:
     }
 
 
-def _leaves(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Return whether a variable of this name may hold a secret or a provider's setting."""
     upper = name.upper()
     return bool(upper in _NAMED or _PROVIDERS.match(upper) or _SECRETS.search(upper))

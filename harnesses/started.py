@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from bridle.harnesses.environment import is_secret
 from bridle.store.records import StartFacts
 
 _GIT_S: Final = 5.0
@@ -18,7 +19,6 @@ _NAMES: Final = r"(?:api[_-]?key|token|secret|password|passwd)"
 _ASSIGNED: Final = re.compile(rf"""(?i)({_NAMES}["']?\s*[=:]\s*["']?|\bbearer\s+)([^\s"',;)]+)""")
 """A secret beside its name, as in ``api_key="…"`` or ``--token=…``."""
 _OPTION: Final = re.compile(rf"(?i)-+[\w-]*{_NAMES}")
-_VARIABLE: Final = re.compile(r"(?i)key|token|secret|passw|credential")
 _SHORTEST: Final = 8
 """Characters of the shortest value of a variable that is looked for in a command."""
 _REMOVED: Final = "[redacted]"
@@ -35,7 +35,7 @@ def how_started(
     """
     secrets = [
         *secrets,
-        *(v for name, v in environment.items() if _VARIABLE.search(name) and len(v) >= _SHORTEST),
+        *(v for name, v in environment.items() if is_secret(name) and len(v) >= _SHORTEST),
     ]
     return StartFacts(
         argv=without_secrets(argv, secrets),
