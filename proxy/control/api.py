@@ -328,8 +328,12 @@ async def get_calls(
 
     def read() -> list[RecordedCall]:
         calls = services.reader.calls(session.id)
+        judged = services.reader.judged(session.id)
         turns = {call.id: turn for turn, call in enumerate(calls, start=1)}
-        return [recorded_call(call, turns) for call in calls[first - 1 : first - 1 + limit]]
+        return [
+            recorded_call(call, turns, judged[call.id])
+            for call in calls[first - 1 : first - 1 + limit]
+        ]
 
     return await asyncio.to_thread(read)
 

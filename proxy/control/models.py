@@ -327,14 +327,17 @@ def recorded_reward(reward: Reward) -> RecordedReward:
     return RecordedReward(**_shown(reward))
 
 
-def recorded_call(call: CallRow, turns: Mapping[str, int]) -> RecordedCall:
+def recorded_call(
+    call: CallRow, turns: Mapping[str, int], judged: Mapping[str, str | None]
+) -> RecordedCall:
     """Return ``call`` as the API shows it.
 
-    ``turns`` has the number of each call of the session, by its id.
+    ``turns`` has the number of each call of the session, by its id. ``judged`` has the facts that
+    take precedence over the recorded ones.
     """
     asked = () if call.conversation is None else call.conversation.tail
     return RecordedCall(
-        **_shown(call),
+        **{**_shown(call), **judged},
         turn=turns[call.id],
         continues=turns.get(call.parent_call_id or ""),
         model=call.model_served or call.model_requested,

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from bridle.printable import printable
 from bridle.proxy.settings import LogLevel
 from bridle.store.call import CallBegun, CallEnded
+from bridle.store.records import CallKind
 
 Format = Literal["text", "json"]
 
@@ -73,7 +74,7 @@ def log_call(begun: CallBegun, ended: CallEnded) -> None:
         "dialect": begun.dialect,
         "status": ended.status.value,
         "reason": ended.reason,
-        "kind": ended.kind.value,
+        "kind": None if ended.kind is CallKind.UNKNOWN else ended.kind.value,
         "model": ended.model_served,
         "prompt_tokens": ended.usage.get("prompt_tokens"),
         "sampled_tokens": sum(len(choice.token_ids) for choice in ended.choices),

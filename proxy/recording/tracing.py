@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from bridle.proxy.dialects.dialect import Dialect
 from bridle.store.call import CallBegun, CallEnded
-from bridle.store.records import CallStatus
+from bridle.store.records import CallKind, CallStatus
 
 _REQUEST: Final = {
     "temperature": "temperature",
@@ -90,7 +90,7 @@ def _attributes(dialect: Dialect, begun: CallBegun, ended: CallEnded) -> dict[st
         "gen_ai.agent.name": ended.role,
         "bridle.dialect": begun.dialect,
         "bridle.call.status": ended.status.value,
-        "bridle.call.kind": ended.kind.value,
+        "bridle.call.kind": None if ended.kind is CallKind.UNKNOWN else ended.kind.value,
         "bridle.call.parent": begun.parent_call_id,
         "bridle.policy_version": versions[-1].version if versions else None,
     }

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     Engine,
     ExceptionContext,
@@ -23,9 +24,11 @@ from sqlalchemy import (
     Table,
     bindparam,
     case,
+    column,
     event,
     func,
     select,
+    table,
     text,
 )
 
@@ -186,9 +189,9 @@ class Reader:
         """
         query = SESSIONS
         wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
-        for column, value in (wanted | {"outcome": outcome}).items():
+        for name, value in (wanted | {"outcome": outcome}).items():
             if value is not None:
-                query = query.where(sessions.c[column] == value)
+                query = query.where(sessions.c[name] == value)
         if split is not None:
             query = query.where(sessions.c.task_split == split)
         if sealed is not None:
@@ -360,6 +363,18 @@ class Reader:
         )
         row = self._rows(query)[0]
         return int(row.number or 0), int(row.tokens or 0)
+
+    def judged(self, session_id: str) -> dict[str, dict[str, str | None]]:
+        """Return ``kind``, ``role``, ``policy`` and ``break_reason`` of a session's calls by id.
+
+        They are those of the view ``turns``: as a person decided, else as judged from the record,
+        else as recorded.
+        """
+        names = ("kind", "role", "policy", "break_reason")
+        columns: list[ColumnElement[Any]] = [column(name) for name in ("call_id", *names)]
+        query = select(*columns).select_from(table("turns"))
+        rows = self._rows(query.where(column("session_id") == session_id))
+        return {row.call_id: {name: getattr(row, name) for name in names} for row in rows}
 
     def request_body(self, call_id: str) -> bytes:
         """Return the bytes that the client sent.

@@ -192,6 +192,8 @@ def test_a_calls_kind_is_said_and_taken_back(bench: Any, control: Any, ask: Any)
     said = control.put(path, json={"kind": "side", "role": "title", "by": "ada"})
     assert said.json() == {"call_id": call.id, "kind": "side", "role": "title", "by": "ada"}
     assert (bench.call().kind_set, bench.call().kind_by) == ("side", "ada")
+    (shown,) = control.get(f"/sessions/{made['id']}/calls").json()
+    assert (shown["kind"], shown["role"], shown["policy"]) == ("side", "title", "policy")
     assert control.delete(path).json()["kind"] is None
     assert bench.call().kind_set is None
     assert control.put(path, json={"kind": "holiday"}).status_code == 422
