@@ -64,7 +64,10 @@ BEYOND_THE_RECORDER = {
     "proxy/test_served_weights.py": "torch",
     "proxy/test_memory.py": "bridle.bench",
 }
-"""What these need is missing where only the recorder's wheel is installed (tests/pythons.py)."""
+"""The module that each file needs beyond the recorder's wheel (tests/pythons.py).
+
+A file whose module is missing is not collected.
+"""
 collect_ignore = [
     file for file, module in BEYOND_THE_RECORDER.items() if importlib.util.find_spec(module) is None
 ]

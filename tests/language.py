@@ -26,6 +26,9 @@ ROOMS: Final = (
     "recipes",
     "src",
     "benchmarks",
+    "examples",
+    "tests",
+    "docs",
 )
 OPENINGS: Final = re.compile(
     r"(What|Who|Whose|Whom|Which|Whichever|Whoever|Whatever|Those|That|Of|By|As|From|For|To|In|On"

@@ -36,7 +36,7 @@ def block(title: str, language: str = "python") -> str:
 
 
 def recipe(title: str) -> dict[str, Any]:
-    """What the Python block under the heading ``title`` defines."""
+    """Return the names that the Python block under the heading ``title`` defines."""
     names: dict[str, Any] = {"__name__": "recipe"}
     exec(compile(block(title), title, "exec", dont_inherit=True), names)  # noqa: S102 - our page
     return names

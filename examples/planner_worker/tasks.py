@@ -95,7 +95,10 @@ def held_out() -> list[Task]:
 
 
 def conversations(count: int) -> Iterator[dict[str, list[dict[str, str]]]]:
-    """Those of ``count`` sessions in which neither role errs, as lines of ``bridle sft --data``."""
+    """Yield the conversations of ``count`` sessions in which neither role errs.
+
+    Each one is a line of ``bridle sft --data``.
+    """
     from agent import PLAN_EXAMPLE, WORK_EXAMPLE, ask_for_job, ask_for_names
 
     for task in tasks("train", count):

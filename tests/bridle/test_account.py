@@ -177,7 +177,7 @@ class RandomStore:
         return captured, trainable
 
     def _fates(self, captured: int, trainable: int) -> dict[tuple[str, str], int]:
-        """As a step may judge a session: what the rules mask, and parts of the rest."""
+        """Draw the fates of a session's tokens in a step: masked ones, and parts of the rest."""
         stale, trained = sorted(self._random.integers(0, trainable + 1, 2))
         reason = str(self._random.choice(["zero_variance", "stale", "a_filter"]))
         fates = {

@@ -93,19 +93,19 @@ class Plan:
     """A rollout of four tasks in groups of four; healthy but for what a test changes."""
 
     base: str = SESSIONS_BASE
-    """Where the agent sends its calls, as Python."""
+    """The base URL of the agent's calls, as Python."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Of the agent's requests."""
+    """The further fields of the agent's requests."""
     reward: str = MIXED
-    """What the verifier returns, as Python."""
+    """The verifier's return value, as Python."""
     options: tuple[object, ...] = ()
     """More of ``bridle rollout``."""
     router: bool = False
     """Whether a router without token ids stands before the engine."""
     engine_path: str = ""
-    """What the proxy has behind the engine's address."""
+    """The path that the proxy adds to the engine's address."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the proxy."""
+    """The further settings of the proxy."""
 
 
 def equal_rewards(plan: Plan) -> None:
@@ -294,7 +294,10 @@ TRAINED: dict[str, tuple[int, str, tuple[object, ...]]] = {
     "engine_weights_differ": (4, VARIED, ("--set", "recordings.other_policy=true")),
     "rewards_equal": (3, "1.0", ()),
 }
-"""By cause: the seed of the trained weights (3 drew the sessions), the reward, the options."""
+"""The seed of the trained weights, the reward and the options, by cause.
+
+Seed 3 drew the sessions.
+"""
 
 
 @pytest.mark.parametrize("cause", TRAINED)

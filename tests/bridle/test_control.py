@@ -1,4 +1,4 @@
-"""What commands say when the proxy refuses them or does not answer."""
+"""Test the messages of commands when the proxy refuses them or does not answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_proxy(model_dir: Path, store: str) -> Iterator[str]:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> dict[str, list[object]]:
-    """What follows the name and the options of commands that ask a running proxy."""
+    """The arguments behind name and options, for commands that ask a running proxy."""
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t1", "prompt": "one", "payload": {"answer": "one"}}\n')
     agent: list[object] = ["--agent", "echo {prompt}", "--set", f"agent.directory={tmp_path / 's'}"]

@@ -1,4 +1,4 @@
-"""What belongs to an extra is missed with the name of that extra, in our own distribution."""
+"""Test that a missing part is reported with the name of its extra, in our own distribution."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ ASKED = re.compile(
     r"(?:needs_extra\(|install_command\(|require\(\s*\"[\w.]+\",|missing_extra\(\s*\"[^\"]*\",)"
     r"\s*[\"'](\w+)[\"']"
 )
-"""How a source asks for an extra: by its name."""
+"""The ways in which a source asks for an extra by its name."""
 
 
 def texts() -> dict[str, str]:

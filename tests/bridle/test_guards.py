@@ -1,4 +1,4 @@
-"""From what an agent did to what it is trained and measured by: a guard's finding never pays."""
+"""Test the way from an agent's act to its training and figures: a guard's finding never pays."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SLOW = "import random, time\ntime.sleep(random.uniform(0, 1.5))\n"
 
 
 def finished(store: Path) -> Counter[str]:
-    """By group, how many sessions ended with a verdict."""
+    """Count the sessions of each group that ended with a verdict."""
     with Reader(str(store)) as reader:
         found = [one for one in reader.sessions(sealed=True) if one.outcome in FINISHED]
     return Counter(str(session.group_id) for session in found)

@@ -71,7 +71,7 @@ def test_the_splits_share_no_job_of_a_person_and_hold_enough() -> None:
 
 
 def sessions_of(task: Task) -> Iterator[tuple[str, dict[str, str]]]:
-    """What the planner says in four sessions, and the jobs that the worker then gives."""
+    """Yield the planner's reply in four sessions, and the jobs that the worker then gives."""
     (one, job), (other, second) = task.payload["jobs"].items()
     yield f"{one}, {other}", {one: job, other: second}
     yield f"{one}, {other}", {one: job, other: job}

@@ -1,4 +1,4 @@
-"""What ``bridle proxy`` is told reaches the writer; what it cannot do it says in a line."""
+"""Test that options of ``bridle proxy`` reach the writer, and that refusals take one line."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def live(training_arguments: Callable[..., list[str]], tmp_path: Path) -> Path:
-    """What ``bridle train`` left after two steps of 32 sessions each."""
+    """The output of ``bridle train`` after two steps of 32 sessions each."""
     done = bridle(*training_arguments(), *LIVE)
     assert done.returncode == 0, done.stdout + done.stderr
     return tmp_path / "out"

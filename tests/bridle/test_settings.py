@@ -26,7 +26,7 @@ NEEDED = ("--policy .", "--agent a", "--tasks t", "--verifier number")
 
 @pytest.fixture
 def settled(tmp_path: Path) -> Callable[..., Any]:
-    """What options and a file's text come to."""
+    """Combine options and a file's text into a config."""
 
     def settle(
         text: str | None, *options: str, kind: type = RunConfig, needed: tuple[str, ...] = NEEDED

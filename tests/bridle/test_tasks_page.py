@@ -1,4 +1,4 @@
-"""What docs/tasks.md shows works as it stands there."""
+"""Test that the examples of docs/tasks.md work as they stand there."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def work(arguments: list[str]) -> list[str]:
-    """What of ``arguments`` names agent, tasks and verifier."""
+    """Return the part of ``arguments`` that names agent, tasks and verifier."""
     first = arguments.index("--agent")
     return arguments[first : first + 6]
 

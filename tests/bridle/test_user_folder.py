@@ -48,7 +48,7 @@ print(urllib.request.urlopen(request).read().decode()[-40:].replace("\\n", " "))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the user has: an agent, tasks, a verifier, and files of their own."""
+    """The user's folder: an agent, tasks, a verifier, and files of their own."""
     for room in ROOMS:
         (tmp_path / f"{room}.py").write_text(
             "raise RuntimeError('this file is the user\\'s own')\n"

@@ -1,4 +1,4 @@
-"""What is installed: one package with the product's own files, the same from checkout and sdist."""
+"""Test the wheel: one package with the product's own files, the same from checkout and sdist."""
 
 from __future__ import annotations
 

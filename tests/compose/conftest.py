@@ -34,9 +34,12 @@ from bridle.run.settings import parse_overrides, settings_of
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"
 WHEELS = ROOT / "deploy" / "wheels"
-"""Where ``make test-compose`` puts PyTorch's build without CUDA when pip has one here."""
+"""The folder for PyTorch's build without CUDA.
+
+``make test-compose`` puts the build there when pip has one here.
+"""
 LOOP = {"STEPS": 4, "GROUPS": 2, "GROUP_SIZE": 4}
-"""Of a shortened loop."""
+"""The settings of a shortened loop."""
 ALTERNATING = '''
 """A policy made a moment ago is never right: here every second session of a task is."""
 import collections
@@ -116,7 +119,7 @@ class Compose:
 
     @property
     def sessions(self) -> int:
-        """Of the whole loop."""
+        """The number of sessions of the whole loop."""
         return math.prod(int(self.environment[f"BRIDLE_{name}"]) for name in LOOP)
 
     @property

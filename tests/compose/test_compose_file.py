@@ -37,7 +37,7 @@ DEMANDED = {
 
 @pytest.fixture
 def services(compose_file: Any) -> dict[str, dict[str, Any]]:
-    """Those of the main file, with nothing set."""
+    """The services of the main file, with no variable set."""
     found: dict[str, dict[str, Any]] = compose_file(MAIN)["services"]
     return found
 

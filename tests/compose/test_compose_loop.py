@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 BASE = "python:3.11-slim"
 BASE_BYTES = 130e6
-"""What the official base image takes; a stand-in for it is larger."""
+"""The size of the official base image; a stand-in for it is larger."""
 HOSTILE = """
 import json, os, socket, sys, urllib.error, urllib.request
 

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass
 class Fold:
-    """What a streamed reply's choice adds up to."""
+    """A choice of a streamed reply, put together from its chunks."""
 
     content: str = ""
     reasoning: str = ""

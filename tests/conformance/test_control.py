@@ -16,7 +16,7 @@ from bridle.engine.contract.client import EngineClient, EngineRefused, EngineUnr
 LONG = 900
 """Tokens of a reply that leaves time to interfere."""
 PATIENCE_S = 120.0
-"""For one of them, from a machine that is busy elsewhere, too."""
+"""The seconds that one of them may take, also from a machine that is busy elsewhere."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ class Background:
                         self.began.set()
 
     def settled(self) -> Any:
-        """What has come once nothing has come for a while."""
+        """Return the reply so far, once nothing has come for a while."""
         seen = -1
         while seen < len(self.chunks):
             seen = len(self.chunks)

@@ -1,4 +1,4 @@
-"""What an engine refuses, and in which words."""
+"""Test the requests that an engine refuses, and the words of its refusals."""
 
 from __future__ import annotations
 

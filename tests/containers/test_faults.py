@@ -1,4 +1,4 @@
-"""What goes wrong in a container: the right outcome each time, and nothing left running."""
+"""Test faults in a container: each has the right outcome and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def sockets() -> Iterator[Path]:
-    """Where a process makes its sockets' folder, whose path must be short."""
+    """A folder for the sockets' folder of a process, whose path must be short."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 

@@ -146,7 +146,7 @@ class Solving:
     """Runs the task's solution in any harness's shell, then ends; or ends at once."""
 
     scripts: Mapping[str, str]
-    """By the line that the task asks for."""
+    """The solutions, by the line that the task asks for."""
     idle: bool = False
 
     def __call__(self, request: ScriptedRequest) -> ScriptedReply:

@@ -1,4 +1,4 @@
-"""What the dialect tests share: minted ids, the fold, a stream as bytes, event sequences."""
+"""Share with the dialect tests: minted ids, the fold, a stream as bytes, event sequences."""
 
 from __future__ import annotations
 

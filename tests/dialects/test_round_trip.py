@@ -1,4 +1,4 @@
-"""Whatever is streamed is what a plain reply says, and what comes back is what was said."""
+"""Test that a stream says the same as a plain reply, and that an echo keeps what was said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: truncation, penalties, and the distribution that is drawn from."""
+"""Test the way from logits to tokens: truncation, penalties, and the drawn distribution."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_it_needs_no_torch() -> None:
 def test_a_text_prompt_begins_as_the_tokenizer_lets_a_text_begin(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
-    """As at vLLM: Llama and Gemma have never seen a text without BOS."""
+    """A text begins as at vLLM: Llama and Gemma have never seen a text without BOS."""
     shutil.copytree(tiny_dir, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "tokenizer.json"
     backend = BackendTokenizer.from_file(str(path))

@@ -1,4 +1,4 @@
-"""From token ids to the text that a client sees: detokenising, stop strings, reasoning."""
+"""Test the way from token ids to the client's text: detokenising, stop strings, reasoning."""
 
 from __future__ import annotations
 

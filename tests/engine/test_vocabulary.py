@@ -1,4 +1,4 @@
-"""How many token ids a tokenizer's model has."""
+"""Test the number of token ids of a tokenizer's model."""
 
 from pathlib import Path
 

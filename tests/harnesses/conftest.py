@@ -30,30 +30,33 @@ Reply = Callable[[list[dict[str, Any]]], dict[str, Any] | web.Response]
 
 @dataclass
 class StandIn:
-    """What the stand-in was told; ``reply`` answers a chat conversation with a message."""
+    """A stand-in for the proxy that keeps what it is told.
+
+    Its ``reply`` answers a chat conversation with a message.
+    """
 
     url: str = ""
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     rewards: list[dict[str, Any]] = field(default_factory=list)
     sealed: dict[str, str] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
-    """How the harness of each sealed session was started."""
+    """The reported start of each sealed session's harness."""
     chats: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
     """Session, request body and Authorization header of every chat call."""
     failing: int = 0
-    """How many of the next control requests are answered with 503."""
+    """The number of the next control requests that are answered with 503."""
     create_wait_s: float = 0.0
-    """How long a session is there before whoever asked for it is told."""
+    """The seconds that a session exists before its creation is answered."""
     garbling: bool = False
     """Whether who asks for a session is told something that is none."""
     seal_wait_s: float = 0.0
-    """How long a session is sealed before whoever asked for it is told."""
+    """The seconds that a session is sealed before its seal is answered."""
     misencoding_seals: bool = False
     """Whether the answer to a seal is in another encoding than it says."""
     losing_rewards: int = 0
-    """How many of the next rewards are."""
+    """The number of the next rewards that are answered with 503."""
     fault: str | None = None
-    """What is told of every session."""
+    """The fault that is told of every session."""
     sampled: list[dict[str, Any]] = field(default_factory=list)
     """The tool calls of every session."""
     reply: Reply = lambda messages: {"role": "assistant", "content": "nothing"}

@@ -115,7 +115,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def program_path(agent: str) -> str:
-    """Where the commands of a page are found: ``bridle``, the harness, and its Python."""
+    """Return the path of a page's commands: ``bridle``, the harness, and its Python."""
     places = [str(Path(sys.executable).parent)]
     if agent in ("openai-agents", "mini-swe-agent"):
         program = "python" if agent in SDKS else "mini"
@@ -124,7 +124,7 @@ def program_path(agent: str) -> str:
 
 
 def typed(command: str, agent: str, work: Path, **environment: str) -> str:
-    """What a person's shell answers."""
+    """Return the answer of a person's shell."""
     named = {name: value for name, value in os.environ.items() if "BRIDLE" not in name}
     done = subprocess.run(
         ["bash", "-c", command],

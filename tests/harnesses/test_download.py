@@ -1,4 +1,4 @@
-"""What an agent leaves in its container is copied out without leading out of the copy."""
+"""Test that an agent's files are copied out of its container, and none lead out of the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a harness inherits, and what it must not."""
+"""Test the environment that a harness inherits, and the names that it must not inherit."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ pytestmark = pytest.mark.harness
 POLICY = ShellPolicy(turns=3)
 SOON_S = 60
 WAITS_AND_REPEATS = {"opencode"}
-"""On any 429, whatever its error says, for a minute and more."""
+"""The harnesses that repeat on any 429, whatever its error says, for a minute and more."""
 
 
 class Recorded:
-    """What the store holds of a session."""
+    """A session as the store holds it."""
 
     def __init__(self, session_id: str, reader: Reader) -> None:
         self.reader = reader
@@ -178,7 +178,7 @@ def test_what_a_layer_is_built_of_holds_its_harness(layer: Layer, tmp_path: Path
 async def test_sessions_share_most_of_their_prompts(
     stage: Stage, tmp_path: Path, harness: str
 ) -> None:
-    """What differs between sessions, their workspace's path, stands near the end."""
+    """The difference between sessions, their workspace's path, stands near the end."""
     bench, adapter = stage(POLICY), CASES[harness].adapter()
     prompts = []
     for place in ("one", "another"):
@@ -442,7 +442,10 @@ WRAPPED = {
     ),
     "claude-code": 'IS_SANDBOX=1 claude -p "$PROMPT" --dangerously-skip-permissions </dev/null',
 }
-"""What a person types after ``bridle run -- sh -c``; only Codex needs to be told its base URL."""
+"""The commands that a person types after ``bridle run -- sh -c``.
+
+Only Codex needs to be told its base URL.
+"""
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPED))

@@ -1,6 +1,7 @@
-"""What the installed harnesses' calls were for is told as the script meant them.
+"""Test that the calls of installed harnesses get the kinds that the script meant.
 
-The work, sub-agents at once, titles, and summaries of a conversation that had become too long.
+The kinds are the work, sub-agents at once, titles, and summaries of a conversation that had become
+too long.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def content_of(call: CallRow) -> str:
 
 
 def intended(call: CallRow) -> CallKind:
-    """What the script meant the call to be, by what it answered."""
+    """Return the kind that the script meant the call to be, by its answer."""
     content, reasoning = content_of(call), call.replies[0].reasoning or "" if call.replies else ""
     if "SUMMARY:" in content:
         return CallKind.COMPACTION

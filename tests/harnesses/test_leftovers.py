@@ -1,4 +1,4 @@
-"""What a session left is read, copied, tidied and removed without a way out of its folder."""
+"""Test that a session's files are read, copied, tidied and removed inside its folder alone."""
 
 from __future__ import annotations
 

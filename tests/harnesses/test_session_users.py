@@ -134,7 +134,7 @@ def python_for_all() -> str:
 
 @pytest.fixture
 def told(open_folder: Path) -> dict[str, Any]:
-    """What two sessions of each kind of sandbox came to, under a process that is not root."""
+    """The results of two sessions in each kind of sandbox, under a process that is not root."""
     python = python_for_all()
     agent, program, secret = (open_folder / name for name in ("agent.py", "program.py", "secret"))
     agent.write_text(AGENT)

@@ -48,7 +48,7 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of templates needs of its tokenizer."""
+    """The tokens that a family of templates needs of its tokenizer."""
 
     special_tokens: tuple[str, ...]
     eos_tokens: tuple[str, ...]
@@ -148,7 +148,7 @@ def ended(
 
 
 STATES: dict[str, LineageState] = {}
-"""What the store has of each call's link, by call id."""
+"""The store's state of each call's link, by call id."""
 
 
 def recorded(turn: Turn) -> SimpleNamespace:
@@ -197,7 +197,7 @@ class Talk:
         self.held = new_session()
 
     def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
-        """Where a request with these messages belongs."""
+        """Find the place of a request with these messages."""
         return self.held.find(request(*messages, **fields), agent)
 
     def answer(
@@ -315,7 +315,7 @@ class Policy:
         return self.tokenizer.encode(self.rendered())
 
     def words(self, message: Message) -> str:
-        """What the policy would generate to say ``message``, end of turn included."""
+        """Return the text that the policy would generate for ``message``, end of turn included."""
         user = Message("user", "x")
         start = self.rendered([user])
         whole = self.rendered([user, message], add_generation_prompt=False)

@@ -117,7 +117,7 @@ def test_of_equal_samples_the_one_with_the_later_replies_is_the_base_of_an_edit(
 
 
 def test_a_reply_that_the_harness_leaves_out_is_told_of_once(session) -> None:
-    """As mini-swe-agent does with replies that call no tool."""
+    """The harness behaves like mini-swe-agent with replies that call no tool."""
     hint = Message("user", "Call a tool.")
     first = session.answer(session.ask(SYSTEM, USER), "Well.")
     link = session.ask(SYSTEM, USER, hint)

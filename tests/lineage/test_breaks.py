@@ -1,4 +1,4 @@
-"""In rendered mode each break says what exactness would have saved."""
+"""Test that in rendered mode each break says what exactness would have saved."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_any_other_difference_would_be_seen(policy, tokenizer) -> None:
 
 
 def link_end(link) -> int:
-    """Where the tail begins."""
+    """Return the place where the tail begins."""
     return len(link.base.path_ids(link.choice))
 
 
@@ -230,7 +230,7 @@ def test_a_reasoning_effort_reads_in_the_tail_as_the_engine_renders_it(
 
 
 def test_a_reasoning_effort_has_the_tail_opened_for_thought(policy, tokenizers, tmp_path) -> None:
-    """As vLLM does it where a template thinks only when it is told to."""
+    """The tail opens as at vLLM, for a template that thinks only when it is told to."""
     source = tokenizers["qwen3"].chat_template_source
     told = "enable_thinking is defined and enable_thinking is false"
     assert told in source

@@ -1,4 +1,4 @@
-"""What a message says survives how it is written, and nothing else does."""
+"""Test that a digest depends on a message's meaning alone, not on its spelling."""
 
 from __future__ import annotations
 

@@ -17,8 +17,10 @@ from bridle.store.records import new_id
 
 TURNS, OBSERVED, SAMPLED = 200, 600, 60
 BYTES_PER_TURN = 4500
-"""Beside four for each token: a turn, its digests, the sampled message, and its places in the
-indexes."""
+"""The bound on a turn's bytes beside four for each token.
+
+A turn takes its own object, its digests, the sampled message, and its places in the indexes.
+"""
 
 
 def played(talk: SimpleNamespace) -> Session:

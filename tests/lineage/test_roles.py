@@ -101,7 +101,7 @@ def rendered(tokenizer: Tokenizer, messages, tools=None) -> str:
 
 
 def conversations(tokenizer: Tokenizer) -> list[tuple[Message, ...]]:
-    """Those of which nothing but the order of roles may be refused."""
+    """Return conversations of which nothing but the order of roles may be refused."""
     for text in (None, "Let me see."):
         asked = (say("user", "alpha."), call(1, text), result(1, "beta."))
         try:

@@ -44,7 +44,7 @@ OPERATIONS = (
 
 @dataclass
 class Agent:
-    """What one agent believes: its history, and which call its last reply came from."""
+    """An agent as it sees itself: its history, and the call that its last reply came from."""
 
     name: str | None
     system: str
@@ -53,7 +53,7 @@ class Agent:
     parents: tuple[str, ...] = ()
     """The call that the next request continues; several where samples said the very same."""
     expected: BreakReason | None = None
-    """Why the next request will be a break."""
+    """The reason for which the next request will be a break."""
     retry: tuple[str, CallStatus] | None = None
     """The call that the next request asks again, and how it ended."""
     waiting: bool = False
@@ -86,7 +86,7 @@ class World:
     """The ids of prompt and reply of each answered call, as the engine knew them."""
     prompts: dict[str, list[int]] = field(default_factory=dict)
     replies: dict[str, Message] = field(default_factory=dict)
-    """As they were sent: with the opaque values that a harness may echo."""
+    """The replies as they were sent: with the opaque values that a harness may echo."""
     counter: int = 0
 
     def unique(self, word: str) -> str:
@@ -349,7 +349,7 @@ def condense(world: World, agent: Agent, replied: list[int], rng: Random) -> Non
 
 
 def said(reply: Message) -> int:
-    """How many characters of text and arguments a reply has."""
+    """Count the characters of text and arguments of a reply."""
     return len((reply.content or "").strip()) + sum(len(c.arguments) for c in reply.tool_calls)
 
 

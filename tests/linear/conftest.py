@@ -1,4 +1,4 @@
-"""How the cost of something grows: measured by doubling its input until the time is measurable."""
+"""Measure the growth of a cost: double its input until the time is measurable."""
 
 from __future__ import annotations
 

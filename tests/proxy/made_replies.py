@@ -40,7 +40,7 @@ CONTRADICTIONS = (
 MISSING = ("logprob_unknown", "logprob_null", "logprob_nan")
 """A token without a logprob is recorded as such, and the reply is complete."""
 COUNTS = {"id_missing", "id_twice", "logprob_missing", "logprob_too_many", "usage_sampled"}
-"""Of these a reply has one at most: two may make up for each other."""
+"""The defects of which a reply has one at most: two may make up for each other."""
 HARMLESS = ("crlf", "comments", "unknown_fields", "no_done", "split_data", "model_name", "escapes")
 ONLY_STREAMED = {"output_after_finish", *HARMLESS} - {"unknown_fields", "model_name", "escapes"}
 TEXTS = ("a", " word", "é", "…", "🙂", "\u2028", '"', "\\", "\n\n", "data: ", "\x00", "")
@@ -217,7 +217,7 @@ class Plan:
         return before + b"data: " + payload + end + end
 
     def _chunks(self, index: int, said: Said) -> list[dict[str, Any]]:
-        """Of one choice: tokens in groups, the end with the last or by itself."""
+        """Return the chunks of one choice: tokens in groups, the end with the last or by itself."""
         found: list[dict[str, Any]] = []
         at, longest = 0, max(len(said.ids), len(said.logprobs), len(said.texts))
         while at < longest:

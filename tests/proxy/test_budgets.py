@@ -1,4 +1,4 @@
-"""What a session may spend, and how each provider's clients are told that it is spent."""
+"""Test a session's budget, and the error that each provider's clients get once it is spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an engine is left alone, and how it comes back."""
+"""Test the conditions on which an engine is left alone, and its return."""
 
 from __future__ import annotations
 

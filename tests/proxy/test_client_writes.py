@@ -1,4 +1,4 @@
-"""What is written to a client arrives whole and in order, whatever server carries it."""
+"""Test that writes to a client arrive whole and in order, whatever server carries them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_no_header_can_smuggle_another_one(http: Any) -> None:
 def test_a_client_that_offers_another_protocol_is_served_in_http_1(
     name: str, protocol: str
 ) -> None:
-    """As Java's own client asks: headers and body in two writes."""
+    """The client asks like Java's own: headers and body in two writes."""
 
     async def answer(client: Client) -> None:
         await client.respond(200, await client.body(Limits(), Held(InFlight(1 << 30))))

@@ -204,7 +204,10 @@ async def test_connections_that_are_closed_send_nothing_more() -> None:
 
 @TRANSPORTS
 async def test_who_does_not_answer_the_connection_cannot_be_reached(make: Any) -> None:
-    """As a machine that is gone; nothing was sent, so that another engine may be asked."""
+    """The listener acts like a machine that is gone.
+
+    Nothing was sent, so that another engine may be asked.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

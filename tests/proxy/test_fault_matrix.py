@@ -39,7 +39,7 @@ COMPLETE, PARTIAL, FAILED = CallStatus.COMPLETE, CallStatus.PARTIAL, CallStatus.
 
 @dataclass(frozen=True)
 class Fault:
-    """What the engine does, and what must come of it."""
+    """A fault of the engine, and the result that must come of it."""
 
     status: int
     """HTTP status when nothing has been sent to the client yet."""

@@ -1,4 +1,4 @@
-"""What goes wrong at the engine or the client: what is told, and what the record says."""
+"""Test faults at the engine or the client: the answer, and the entry in the record."""
 
 from __future__ import annotations
 

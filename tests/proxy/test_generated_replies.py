@@ -81,7 +81,7 @@ def theatre(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterat
 
 
 def logprobs(said: list[float | None]) -> Any:
-    """As they are recorded: NaN where the engine gave none."""
+    """Return the logprobs as they are recorded: NaN where the engine gave none."""
     return np.array([np.nan if one in (None, -9999.0) else one for one in said], np.float32)
 
 

@@ -32,7 +32,7 @@ from bridle.store.records import CallStatus
 PEAK_MIB = 400
 STALL_S = 0.25
 HELD_BYTES = 120 * (64 << 10)
-"""Of each reply that ``hostile_engine.held_whole`` does not end."""
+"""The bytes of each reply that ``hostile_engine.held_whole`` does not end."""
 CHAT = "/v1/chat/completions"
 KEY = "an-admin-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}

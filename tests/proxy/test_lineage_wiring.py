@@ -1,4 +1,4 @@
-"""What lineage finds out, in the record: parents, breaks and retries of calls through the proxy."""
+"""Test lineage's findings in the record of proxied calls: parents, breaks and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a proxy that only records has no use for stays out of its memory."""
+"""Test that a proxy that only records keeps nothing useless in its memory."""
 
 from __future__ import annotations
 

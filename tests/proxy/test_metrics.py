@@ -1,4 +1,4 @@
-"""What collectors read is what the library's own metrics would say."""
+"""Test that collectors read the figures that the library's own metrics would give."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ FINISHES = {
 
 @dataclass(eq=False)
 class Reply:
-    """What a reply means, and how it is written."""
+    """A reply's meaning, and its spelling."""
 
     seed: int
     habits: frozenset[str]

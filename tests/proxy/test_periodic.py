@@ -1,4 +1,4 @@
-"""What is done again and again goes on, whatever becomes of one time, until it is closed."""
+"""Test that a repeated action goes on until it is closed, whatever becomes of one time."""
 
 from __future__ import annotations
 

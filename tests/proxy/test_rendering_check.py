@@ -94,7 +94,10 @@ def test_an_engine_that_renders_otherwise_is_named_and_never_continued_exactly(
 def test_a_renderer_that_only_real_calls_show_is_noticed(
     stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As vLLM does for gpt-oss: it tokenises by the template and renders calls by other code."""
+    """The engine acts like vLLM for gpt-oss.
+
+    It tokenises by the template and renders calls by other code.
+    """
     render = generation.render
 
     def otherwise(*args: Any, **kwargs: Any) -> str:
@@ -147,7 +150,7 @@ def test_each_shape_of_a_prompt_is_compared_once_until_the_template_may_have_cha
 def test_a_renderer_that_only_tools_show_is_noticed_after_a_session_without_tools(
     stage: Any, start_proxy: Any, tmp_path: Path, model_dir: Path
 ) -> None:
-    """As a model with one template for chats and another one for chats with tools."""
+    """The model has one template for chats and another one for chats with tools."""
     shutil.copytree(model_dir, tmp_path / "other")
     template = tmp_path / "other" / CHAT_TEMPLATE_FILE
     template.write_text("{% if tools %}Tools!{% endif %}" + template.read_text())

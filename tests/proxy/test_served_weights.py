@@ -92,7 +92,7 @@ def state(bench: Any, member: Member) -> dict[str, Any]:
 
 
 def versions(bench: Any) -> list[int | None]:
-    """Of what was sampled, call by call."""
+    """Return the version that each complete call began with."""
     sampled = [call for call in bench.calls() if call.status is CallStatus.COMPLETE]
     return [call.version_start for call in sampled]
 

@@ -1,4 +1,4 @@
-"""Which session a call belongs to, with and without set-up, before and after a restart."""
+"""Test which session a call belongs to, with and without set-up, before and after a restart."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_without_any_id_the_conversation_finds_its_session(bench: Any) -> None:
 
 
 def test_equal_conversations_one_after_the_other_are_sessions_of_their_own(bench: Any) -> None:
-    """As when a script is run again, and a deterministic policy answers the same."""
+    """A script is run again, and a deterministic policy answers the same."""
     runs = []
     for _ in range(3):
         history: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ def test_a_conversation_that_goes_on_after_its_seal_is_whole_in_its_new_session(
 def test_a_session_that_was_deleted_costs_one_call_and_is_opened_anew(
     bench: Any, path: str
 ) -> None:
-    """As ``bridle forget`` does while the proxy runs."""
+    """The session is deleted as ``bridle forget`` does it while the proxy runs."""
     first = say(bench, [user("one")], path)
     forget(bench.reader.engine, [first["session"]])
     history = [user("one"), {"role": "assistant", "content": first["content"]}, user("two")]
@@ -375,7 +375,7 @@ def test_a_cap_bounds_what_is_sampled_and_raises_nothing(
 
 
 async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: Path) -> None:
-    """As each session does in every worker that did not seal it."""
+    """The session changes as each one does in every worker that did not seal it."""
     path = str(tmp_path / "bridle.db")
     migrate(path)
     with Writer(path) as writer, closing(Reader(path)) as reader:

@@ -1,4 +1,4 @@
-"""What single habits of upstreams come to: one rule a test."""
+"""Test the results of single habits of upstreams: one rule a test."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "needs_reasoning": {"calls": [("weather", OSLO)], "thinking": "I need the weather."},
 }
 CHATTY = {"calls", "thinking"}
-"""What a text completion cannot have."""
+"""The parts of a reply that a text completion cannot have."""
 FINISHED = {
     "chat": ("stop", "tool_calls"),
     "completions": ("stop", "stop"),

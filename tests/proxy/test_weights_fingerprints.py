@@ -1,4 +1,4 @@
-"""What an engine tells of its weights, compared with what it told when they were published."""
+"""Test an engine's report of its weights against its report when they were published."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def ask(url: str, session: str, messages: list[Any], **fields: Any) -> httpx.Response:
-    """On a connection of its own, so that any worker that runs may take it."""
+    """Ask on a connection of its own, so that any worker that runs may take it."""
     body = {"model": "m", "messages": messages, "tools": TOOLS, **fields}
     with httpx.Client(timeout=60, trust_env=False, verify=False) as client:  # noqa: S501
         return client.post(f"{url}/s/{session}{CHAT}", json=body, headers=ADMIN)

@@ -45,7 +45,7 @@ def chat(url: str, state: dict[str, Any]) -> None:
 
 
 def responses(url: str, state: dict[str, Any]) -> None:
-    """With the stored conversation: only the new items are sent."""
+    """Ask with the stored conversation: only the new items are sent."""
     previous = {"previous_response_id": state["id"]} if "id" in state else {}
     items = state.get("items", [{"role": "user", "content": "one?"}])
     reply = post(url, "/v1/responses", input=items, tools=RESPONSES_TOOLS, **previous)

@@ -25,7 +25,7 @@ class Recording:
         self.tree = TokenTree(self.session.id)
         self.clock = 0.0
         self.tools: dict[str | None, Sequence[Any]] = {}
-        """Of each call."""
+        """The tools of each call, by call id."""
         writer.add_sync(self.session)
 
     @property

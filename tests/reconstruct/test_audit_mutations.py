@@ -28,7 +28,7 @@ EXAMPLES = 60
 
 @st.composite
 def stories(draw):
-    """What each call of a session does: where it continues, what it adds, what it samples."""
+    """Draw each call of a session: where it continues, its new tokens, and its samples."""
     count = draw(st.integers(1, 7))
     return [
         {

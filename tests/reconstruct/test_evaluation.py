@@ -96,7 +96,7 @@ scores = st.lists(
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_a_finding_never_raises_a_pass_rate(sessions, mode, name, value, success) -> None:  # type: ignore[no-untyped-def]
-    """Whatever the mode does to the session: also one that is quarantined is an attempt."""
+    """The finding's mode makes no difference: also a quarantined session is an attempt."""
     rule, verifier = Aggregation(), RewardSource.VERIFIER
     own = [[Reward("s", n, v, 1.0, source=verifier) for n, v in given] for given in sessions]
     finding = Reward("s", name, value, 2.0, None, None, verifier, RewardKind.FINDING, mode)

@@ -31,7 +31,7 @@ def calling(name):
 
 
 def shown(name):
-    """What chat templates read."""
+    """The message as chat templates read it."""
     message = calling(name)
     return {"reasoning_content": message.pop("reasoning")} | message
 

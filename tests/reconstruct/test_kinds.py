@@ -1,4 +1,4 @@
-"""What a call was for, told from the record."""
+"""Test that the record tells the purpose of a call."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Replies:
     def __init__(self, recording) -> None:
         self.recording = recording
         self.tokens: dict[str, list[int]] = {}
-        """By the text of each reply."""
+        """The token ids, by the text of each reply."""
         self._path: dict[str | None, list[int]] = {None: []}
 
     def call(

@@ -1,4 +1,4 @@
-"""Which address an engine may have, and which engines get the upstream's key."""
+"""Test which address an engine may have, and which engines get the upstream's key."""
 
 from __future__ import annotations
 

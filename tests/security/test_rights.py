@@ -1,4 +1,4 @@
-"""Who may do what: a session key, a verifier key, no key at all, and the admin key."""
+"""Test the rights of a session key, a verifier key, no key at all, and the admin key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which account of a session counts, in both databases."""
+"""Test which account of a session counts, in both databases."""
 
 from __future__ import annotations
 

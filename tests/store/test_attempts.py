@@ -1,4 +1,4 @@
-"""How runs end: every way sets their status, and a reader sees that a killed one is gone."""
+"""Test the ends of runs: each sets their status, and a reader sees that a killed one is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer does when the database does not do its part."""
+"""Test the writer with a database that does not do its part."""
 
 import asyncio
 import os
@@ -312,7 +312,7 @@ async def test_a_commit_whose_server_went_down_with_the_answer_is_not_written_tw
 
 @pytest.mark.postgres
 async def test_a_server_that_may_only_be_read_is_waited_for(postgres, calls):
-    """As one is to which a failover has not come yet."""
+    """The server stands for one that a failover has not reached yet."""
     url = postgres.empty_database()
     migrate(url)
 

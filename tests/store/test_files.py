@@ -126,7 +126,7 @@ def test_a_store_that_others_may_read_is_warned_of_once_and_not_changed(tmp_path
 
 
 def sessions_in_a_copy(path: Path) -> int:
-    """How many sessions the main file has without what stands beside it."""
+    """Count the sessions in the main file without the files beside it."""
     copy = path.with_name("copy.db")
     shutil.copyfile(path, copy)
     copy.chmod(0o600)
@@ -174,7 +174,7 @@ def test_a_quiet_writer_moves_its_log_into_the_file(store, calls, monkeypatch):
 
 
 def test_a_store_that_was_moved_keeps_its_log(store, calls):
-    """What is in the log belongs to the file that was moved, not to what is there now."""
+    """The content of the log belongs to the moved file, not to the file that is there now."""
     writer = Writer(str(store)).start()
     writer.add_sync(calls.session())
     store.rename(store.with_name("moved.db"))
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_cannot_be_made_is_no_error(tmp_path):
 
 
 def test_a_check_of_the_file_leaves_the_locks_of_this_process(tmp_path: Path) -> None:
-    """Without its lock another process would be the last one, and remove the log at its end."""
+    """The lock keeps another process from being the last one, which removes the log at its end."""
     path = tmp_path / "bridle.db"
     migrate(str(path))
     another = (

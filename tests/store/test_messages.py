@@ -1,4 +1,4 @@
-"""What calls say, in columns and in exact bodies, through every way a session goes."""
+"""Test the content of calls, in columns and in exact bodies, in every course of a session."""
 
 import json
 import sqlite3

@@ -44,7 +44,7 @@ SECRETS = {
     "json_web_token": "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKK",
 }
 IN_CONTEXT = {"bearer_token": "Bearer {}", "password_in_url": "postgres://me:{}@db/x"}
-"""How those are written that only what is around them shows."""
+"""The text around the secrets that only their surroundings show."""
 ALONE = sorted(SECRETS.keys() - IN_CONTEXT.keys() - {"private_key", "npm_token"})
 
 

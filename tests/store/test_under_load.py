@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 KILL = runpy.run_path(str(Path(__file__).parents[1] / "proxy/test_kill.py"))
 PATIENCE_S = Limits().store_patience_s
 OWN_S = 5.0
-"""What a call takes without any trouble, on a machine that is busy."""
+"""The seconds that a call takes without any trouble, on a machine that is busy."""
 CLIENTS = 8
 
 

@@ -157,7 +157,7 @@ def make_episode() -> Callable[..., Episode]:
 
 @pytest.fixture(scope="session")
 def double_policy_shared(policy_directory: Path) -> Any:
-    """For tests that leave no gradients and change no weights."""
+    """A policy for tests that leave no gradients and change no weights."""
     return truly_double(load_policy(policy_directory, dtype="float64"))
 
 
@@ -179,7 +179,7 @@ class Bandit:
         self.make_sample = make_sample
         self.make_episode = make_episode
         self.sessions = sessions
-        """Of a prompt."""
+        """The number of sessions of a prompt."""
         self.versions: list[int] = []
         self.lag = 0
 

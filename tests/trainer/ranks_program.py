@@ -66,7 +66,7 @@ def penalty(policy: Path, out: Path) -> dict[str, Any]:
 
 
 def lora(policy: Path, out: Path) -> dict[str, Any]:
-    """With the policy below the adapters as the reference."""
+    """Train adapters, with the policy below them as the reference."""
     config = dataclasses.replace(
         CONFIG,
         lora=LoraConfig(rank=2),
@@ -77,7 +77,7 @@ def lora(policy: Path, out: Path) -> dict[str, Any]:
 
 
 def killed(policy: Path, out: Path) -> dict[str, Any]:
-    """As ``plain``; the last rank dies in the second step of the first attempt."""
+    """Do the same as ``plain``; the last rank dies in the second step of the first attempt."""
     world = World.current()
     if world.rank == world.size - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
 
@@ -101,7 +101,7 @@ def fine_tuned(policy: Path, out: Path) -> dict[str, Any]:
 
 
 def operations(policy: Path, out: Path) -> dict[str, Any]:
-    """What rank 0 sees of refused and of interrupted operations."""
+    """Report the results of refused and of interrupted operations at rank 0."""
     _follow(policy, CONFIG)
     found: dict[str, Any] = {}
     probes = default_probes(64)

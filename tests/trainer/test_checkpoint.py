@@ -105,7 +105,7 @@ def test_moments_in_eight_bits_are_resumed_bit_for_bit(tmp_path):
 
 
 def test_a_model_whose_files_have_other_names_than_its_parameters_is_resumed(tmp_path):
-    """In memory the experts of a layer are one tensor, in a checkpoint each has its own."""
+    """The experts of a layer are one tensor in memory; in a checkpoint each has its own."""
     config = Qwen3MoeConfig(
         vocab_size=64,
         hidden_size=16,

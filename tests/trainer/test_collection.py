@@ -1,4 +1,4 @@
-"""When groups begin, and which a step takes."""
+"""Test when groups begin, and which of them a step takes."""
 
 from __future__ import annotations
 

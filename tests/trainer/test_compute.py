@@ -1,4 +1,4 @@
-"""Where a policy is trained and in how many bits: another device, bfloat16, recomputed layers."""
+"""Test a policy on other devices, in bfloat16, and with recomputed layers."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_in_bfloat16_packs_are_scored_as_lone_sequences_are(policy_directory, la
 
 
 def test_small_updates_are_not_rounded_away(policy_directory):
-    """Of a weight around one, bfloat16 does not hold a change by a thousandth."""
+    """The type bfloat16 does not hold a change by a thousandth in a weight around one."""
     model = load_policy(policy_directory, compute=IN_BFLOAT16)
     norm = dict(model.named_parameters())["model.norm.weight"]
     before = norm.detach().clone()

@@ -234,7 +234,7 @@ def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("layout", ["tree", "flat"])
 def test_layers_that_mix_are_known_in_bfloat16_too(tmp_path, layout, rank):
-    """What they mix in may be no more than bfloat16 rounds by."""
+    """The mixed part may be no larger than the rounding of bfloat16."""
     model = small_model(Lfm2Config, layer_types=["conv", "full_attention"])
     with torch.no_grad():
         for name, each in model.named_parameters():

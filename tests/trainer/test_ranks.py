@@ -59,7 +59,7 @@ def run(command):
 
 
 def found(out, variant):
-    """What a variant reported, and the weights that it ended with."""
+    """Return a variant's report, and the weights that it ended with."""
     report = json.loads((out / f"{variant}.json").read_text())
     return report, load_policy(out / variant / "weights").state_dict()
 

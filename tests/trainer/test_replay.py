@@ -1,4 +1,4 @@
-"""Which successes are kept, what they count for later, and that they change nothing else."""
+"""Test which successes are kept, how they count later, and that they change nothing else."""
 
 import dataclasses
 import math

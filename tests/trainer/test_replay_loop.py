@@ -47,7 +47,7 @@ def replaying(bandit_loop):
 
 
 def fresh(report):
-    """What a step says of its own sessions, before the update."""
+    """Return a step's metrics of its own sessions, before the update."""
     rooms = ("reward/", "sessions/", "groups/", "tokens/", "staleness/")
     return {name: value for name, value in report.metrics().items() if name.startswith(rooms)}
 

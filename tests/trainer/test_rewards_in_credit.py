@@ -1,4 +1,4 @@
-"""Which rewards reach the credit: those that count, at their place, and never a finding."""
+"""Test which rewards reach the credit: the counted ones, at their place, and never a finding."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prepared(episodes: Sequence[Episode], drop: bool = False, **stated: Any) -> 
 
 
 def credit(step: PreparedStep) -> dict[str, list[float]]:
-    """By session, the advantages of its sampled tokens; NaN for none."""
+    """Return the advantages of the sampled tokens, by session; NaN for none."""
     return {
         item.sample.session_id: item.credit[item.sample.calls >= 0].tolist() for item in step.items
     }

@@ -79,7 +79,7 @@ def true_gradient(model, rewards, fields):
 
 
 def drawn_items(model, make_sample, rewards, fields, sampler):
-    """What the engine draws on a regular grid of uniform numbers, an item for each token."""
+    """Return the engine's draws on a regular grid of uniform numbers, an item for each token."""
     row = SamplingParams(max_tokens=1, **fields)
     with torch.no_grad():
         logits = logits_of(model)

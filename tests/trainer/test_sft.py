@@ -139,7 +139,7 @@ def test_of_a_prompt_and_its_completion_only_the_completion_is_learned(tokenizer
 def test_a_reply_is_learned_to_its_end_where_the_model_is_configured_with_another(
     chat_directory, tmp_path
 ):
-    """As a base model is whose tokenizer was given a chat template and its end of turn."""
+    """The model is a base model whose tokenizer was given a chat template and its end of turn."""
     shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
     tokenizer = Tokenizer(tmp_path)

@@ -25,7 +25,7 @@ def forests(draw):
 
 
 def seen_by(spans, count):
-    """How often a query is given a key: ``int64[queries, keys]``."""
+    """Count how often a query is given a key: ``int64[queries, keys]``."""
     queries = count if spans.wanted is None else len(spans.wanted)
     seen = np.zeros((queries, count), np.int64)
     for part in spans.parts:

@@ -63,7 +63,10 @@ branch = st.lists(
     min_size=1,
     max_size=12,
 )
-"""Of each sampled token: whether the rules train it, its version, the policy that sampled it."""
+"""The sampled tokens of a branch.
+
+Each token says whether the rules train it, its version, and the policy that sampled it.
+"""
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -49,7 +49,7 @@ def fake_vllm(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """What the launcher needs of a model: a config, a tokenizer, and a file of weights."""
+    """The files that the launcher needs of a model: config, tokenizer and weights."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text(
@@ -112,7 +112,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 @pytest.fixture
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, str | None]]:
-    """What a restart would begin with: directory and version."""
+    """Read the note that a restart would begin with: directory and version."""
     path = tmp_path / "served.json"
     monkeypatch.setenv("BRIDLE_SERVED_FILE", str(path))
 
@@ -200,7 +200,7 @@ class Commanded:
 
     @property
     def complaints(self) -> str:
-        """What the command said of checks that failed, deaths and restarts."""
+        """The command's reports of checks that failed, deaths and restarts."""
         return self._log.read_text()
 
     def start(self) -> None:
@@ -213,7 +213,7 @@ class Commanded:
 
 
 class VllmServers:
-    """At most one running vLLM, started when it is first needed."""
+    """One running vLLM at most, started when it is first needed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -276,7 +276,7 @@ class Publishing:
                     parameter.add_(torch.randn_like(parameter) * size)
 
     def with_adapters(self) -> None:
-        """From now on adapters are trained, and the weights below them are not."""
+        """Train adapters from now on, and not the weights below them."""
         from bridle.trainer.config import LoraConfig
         from bridle.trainer.policy.model import ON_CPU, trainable_policy
 
@@ -336,7 +336,10 @@ class Publishing:
         return float(np.abs(np.asarray(choice["logprobs"]["token_logprobs"]) - expected).mean())
 
     def transferring(self, engine: Any, told: Callable[[int], None] = lambda _version: None) -> Any:
-        """As :meth:`publisher`, with weights from memory; ``told`` hears after vLLM is stamped."""
+        """Make a publisher like :meth:`publisher` that sends weights from memory.
+
+        ``told`` hears of each version after vLLM is stamped.
+        """
         from bridle.trainer.publish.transfer import TransferPublisher
 
         def announce(version: int, _name: str) -> None:
@@ -364,7 +367,7 @@ class Publishing:
             publishing.publish(load_policy(self.origin), first + 6)
 
     def transfer_three(self) -> None:
-        """As :meth:`publish_five`, three and from memory."""
+        """Do the same as :meth:`publish_five` with three versions from memory."""
         from bridle.engine.vllm.transfer import VllmTransfer
         from bridle.trainer.policy.model import load_policy
 

@@ -29,7 +29,7 @@ TOOLS = [
 
 
 def parsed(case: dict[str, Any]) -> dict[str, Any]:
-    """What the chosen parsers find in the case's reply, whole and streamed."""
+    """Return the findings of the chosen parsers in the case's reply, whole and streamed."""
     from transformers import AutoTokenizer
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser.parser_manager import ParserManager

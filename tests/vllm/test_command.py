@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngine]:
-    """What answers behind the stand-in."""
+    """The engine that answers behind the stand-in."""
     directory = tmp_path_factory.mktemp("command") / "policy"
     size = train_tokenizer(directory, ["what is said and what is done"] * 4, vocab_size=320)
     shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)

@@ -1,4 +1,4 @@
-"""Which command line follows from which model and options."""
+"""Test which command line follows from which model and options."""
 
 from __future__ import annotations
 

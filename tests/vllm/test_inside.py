@@ -1,4 +1,4 @@
-"""What of ours runs inside vLLM, with a stand-in around it: reloads and reasoning."""
+"""Test our code that runs inside vLLM, with a stand-in around it: reloads and reasoning."""
 
 from __future__ import annotations
 

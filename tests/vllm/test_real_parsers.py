@@ -183,7 +183,7 @@ def sample(name: str) -> dict[str, Any]:
 
 
 def rendered(tokenizer: Tokenizer, name: str, prompt: str, arguments: dict[str, Any]) -> str:
-    """What the template writes behind ``prompt`` for a reply that reasons and calls."""
+    """Return the template's text behind ``prompt`` for a reply that reasons and calls."""
     calls = [
         {
             "id": f"abcdefgh{at}",
@@ -204,7 +204,7 @@ def rendered(tokenizer: Tokenizer, name: str, prompt: str, arguments: dict[str, 
 
 @cache
 def outcomes() -> dict[str, Any]:
-    """What vLLM finds in every family's sample, and the parsers that it knows."""
+    """Return vLLM's findings in every family's sample, and the parsers that it knows."""
     cases = {name: sample(name) for name in sorted(REASONING | PLAIN)}
     python = find_installation(None).python
     run = subprocess.run(

@@ -30,7 +30,7 @@ OWN_RENDERERS = {"deepseek-v3.2"}
 """Families that vLLM renders by code of its own, otherwise than the template does. The first prompt
 of a session shows it, and calls are not continued exactly."""
 BARE_TOOL = {"type": "function", "function": {"name": "ping"}, "cache_control": {"x": 1}}
-"""Without description and parameters, and with a field that vLLM drops."""
+"""A tool without description and parameters, and with a field that vLLM drops."""
 STRICT_TOOL = {
     "function": {"strict": True, **conversation.TOOL, "parameters": {"type": "object"}},
     "type": "function",

@@ -1,4 +1,4 @@
-"""What a pause does to a reply that is being sampled on a real vLLM, token by token."""
+"""Test the effect of a pause on a reply, token by token, while a real vLLM samples it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Reply(threading.Thread):
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def expected(self, model: torch.nn.Module) -> np.ndarray[Any, Any]:
-        """What ``model`` says of each sampled token, given everything before it."""
+        """Return ``model``'s logprob of each sampled token, given everything before it."""
         ids = np.asarray(self.prompt_ids + self.token_ids)
         with torch.no_grad():
             return score_sequence(model, ids).numpy()[-len(self.token_ids) :]
@@ -152,7 +152,7 @@ def test_keep_changes_the_version_at_the_token_where_the_stream_stood(
 def test_keep_without_clearing_mixes_old_keys_into_new_tokens(
     control: VllmControl, newer: tuple[Path, torch.nn.Module, torch.nn.Module]
 ) -> None:
-    """Why a publish always clears: such logprobs are no policy's."""
+    """Such logprobs are no policy's, so a publish always clears the cache."""
     directory, old, new = newer
     reply, stood = frozen_reply(control)
     control.reload_weights(directory)

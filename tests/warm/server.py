@@ -105,7 +105,7 @@ def main(address: str, client: str) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """What a client asks for and its three streams; None when it is gone already."""
+    """Return a client's request, None if the client is gone already, and its three streams."""
     header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
     if len(header) < HEADER_BYTES:
         return None, streams

@@ -24,7 +24,7 @@ INFO = {
 
 
 class LoadedModel:
-    """What the worker loads into, in place of vLLM's model."""
+    """The model that the worker loads into, in place of vLLM's model."""
 
     def __init__(self, directory: Path) -> None:
         self.policy: Any = load_policy(directory)
@@ -44,7 +44,7 @@ class Receiving(VllmTransfer):
         self.start(directory)
 
     def start(self, directory: Path) -> None:
-        """As vLLM starts, and starts again."""
+        """Start, and start again, as vLLM does."""
         self.loaded = LoadedModel(directory)
         self.worker: Any = BridleWorker(SimpleNamespace(model=str(directory)), None)
         config = SimpleNamespace(
