@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from bridle.engine.vllm.transfer import VllmTransfer
+from bridle.store.records import PolicyRecord
 from bridle.trainer.policy.model import checkpoint_tensors, load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
 from bridle.trainer.publish.transfer import TransferPublisher
@@ -47,19 +48,19 @@ def measure_publishing(engine_url: str, policy: Path, folder: Path, rounds: int)
     """
     model = load_policy(policy)
     probes = default_probes(vocabulary_size(model))
-    common: dict[str, Any] = {"run_id": "bench", "served": policy, "served_version": 0}
+    serving = PolicyRecord("bench", 0, 0.0, path=str(policy))
     seconds: dict[str, list[float]] = {"directory": [], "transfer": []}
     paused: dict[str, list[float]] = {"directory": [], "transfer": []}
     with Stopwatch(engine_url) as engine:
         by_directory = Publisher(
-            engine, folder / "by-directory", probes=probes, announce=engine.stamp, **common
+            engine, folder / "by-directory", serving, probes=probes, announce=engine.stamp
         )
         by_transfer = TransferPublisher(
             {"engine": engine},
             folder / "by-transfer",
+            serving,
             probes=probes,
             announce=lambda version, _name: engine.stamp(version),
-            **common,
         )
         publishers: dict[str, Callable[..., Any]] = {
             "directory": by_directory.publish,

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bridle.reconstruct.samples.sample import Episode
-from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.fates import StepFates, step_fates
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.collection.collector import Collect
@@ -30,12 +29,11 @@ from bridle.trainer.learner.checkpoint import (
     Progress,
     checkpoints,
 )
-from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
-from bridle.trainer.learner.trained import Publish, TrainedPolicy
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.update import UpdateStats
 from bridle.trainer.report import StepReport
-from bridle.trainer.sinks.base import MetricSink
+from bridle.trainer.sinks.base import RunSink
 
 log = logging.getLogger(__name__)
 
@@ -43,43 +41,32 @@ log = logging.getLogger(__name__)
 class GrpoLoop:
     """One GRPO run on one machine.
 
-    ``learner`` holds the weights of policy version ``version``, which the engine serves when
-    :meth:`run` begins. After :meth:`resume`, publish the weights of each of ``loop.policies`` as
-    ``loop.version`` first. ``directory`` receives the checkpoints.
-
-    ``others`` are further policies that are trained on the same sessions, each on its own tokens.
-    All policies share one version number: a step that trains one of them publishes all. A token
+    The ``policies`` are trained on the same sessions, each on its own tokens. The first one's
+    packing is the run's, and its checkpoints are written last. All share one version number, which
+    the engine serves when :meth:`run` begins: a step that trains one of them publishes all. A token
     that lags behind by some versions therefore lags by as many steps, whichever policy sampled it.
+    After :meth:`resume`, publish the weights of each policy as ``loop.version`` first.
     """
 
     def __init__(
         self,
         config: GrpoConfig,
-        learner: AnyLearner,
+        policies: Sequence[TrainedPolicy],
         collect: Collect,
         *,
-        directory: Path,
-        publish: Publish | None = None,
-        metrics: MetricSink | None = None,
-        tokenizer_from: Path | None = None,
         version: int = 0,
+        sinks: RunSink | None = None,
         groups: Callable[[], Mapping[str, Any]] = dict,
         teacher: AskTeacher | None = None,
         load: Callable[[str], Episode] | None = None,
-        name: str = DEFAULT_POLICY,
-        others: Sequence[TrainedPolicy] = (),
-        account: Callable[[Sequence[StepFates]], None] = lambda _fates: None,
     ) -> None:
         """Create the loop. ``groups`` returns what checkpoints keep of the groups that were taken.
 
         ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
-        session of an earlier step by its id, for success replay. ``name`` is the policy whose
-        tokens ``learner`` trains. ``account`` records where the tokens of steps went whose
-        checkpoint is on disk; after a crash it may receive the same steps again.
+        session of an earlier step by its id, for success replay.
         """
-        first = TrainedPolicy(learner, directory, publish, tokenizer_from, name)
-        self.policies = (first, *others)
-        """The trained policies, with ``learner``'s first."""
+        self.policies = tuple(policies)
+        first, *others = self.policies
         for each in self.policies:
             if (config.loss.kl_coefficient != 0) != each.learner.has_reference:
                 raise ValueError("a KL penalty needs a reference model, and a reference model one")
@@ -88,18 +75,17 @@ class GrpoLoop:
         if config.replay.share and others:
             raise ValueError("success replay trains one policy")
         self.config = first.configured(config)
-        self.learner = learner
+        self.learner = first.learner
         self.step = 0
         """Number of completed steps."""
         self.seconds = 0.0
         """Seconds that the completed steps took, over all attempts."""
         self.version = version
-        """Policy version of ``learner`` after the last completed step."""
+        """Policy version after the last completed step."""
         self._collect = collect
-        self._metrics = metrics
+        self._sinks = sinks
         self._groups = groups
         self._teacher = teacher
-        self._account = account
         self._fates: list[StepFates] = []
         """The token fates of the steps since the last checkpoint."""
         self._load = load
@@ -222,8 +208,8 @@ class GrpoLoop:
             seconds=dict(self._seconds),
             others=reports,
         )
-        if self._metrics is not None:
-            self._metrics.write(step, report.metrics())
+        if self._sinks is not None:
+            self._sinks.write(step, report.metrics())
         return report
 
     def _update(
@@ -293,6 +279,10 @@ class GrpoLoop:
         self._account(self._fates)
         self._fates = []
         return self.step
+
+    def _account(self, fates: Sequence[StepFates]) -> None:
+        if self._sinks is not None:
+            self._sinks.account(fates)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

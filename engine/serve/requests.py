@@ -302,17 +302,7 @@ def _check_common(body: SamplingFields) -> None:
     if body.choices > 1 and body.temperature is not None and body.temperature < 1e-5:
         raise RequestRefused(f"n must be 1 when using greedy sampling, got {body.choices}.")
     if body.prompt_logprobs is not None:
-        if body.prompt_logprobs < 0:
-            raise RequestRefused(
-                "`prompt_logprobs` must be a positive value or -1.",
-                param="prompt_logprobs",
-                value=body.prompt_logprobs,
-            )
-        if body.stream and body.prompt_logprobs > 0:
-            raise RequestRefused(
-                "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
-            )
-        _check_logprob_count(body.prompt_logprobs)
+        _check_prompt_logprobs(body.prompt_logprobs, streamed=body.stream)
 
 
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:
@@ -320,6 +310,20 @@ def _check_range(name: str, value: float | None, low: float, high: float) -> Non
         raise RequestRefused(
             f"{name} must be in [{low:g}, {high:g}], got {value}.", param=name, value=value
         )
+
+
+def _check_prompt_logprobs(count: int, *, streamed: bool) -> None:
+    if count < 0:
+        raise RequestRefused(
+            "`prompt_logprobs` must be a positive value or -1.",
+            param="prompt_logprobs",
+            value=count,
+        )
+    if streamed and count > 0:
+        raise RequestRefused(
+            "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
+        )
+    _check_logprob_count(count)
 
 
 def _check_logprob_count(count: int) -> None:

@@ -172,10 +172,9 @@ class Search:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            known = index.get(("next", below, digests[start]), ())
-            if nothing_new := index.get(("next", below, b"")):
-                known = [*known, *nothing_new]
-            for turn in known:
+            asked = index.get(("next", below, digests[start]), ())
+            nothing_new = index.get(("next", below, b""), ())
+            for turn in (*asked, *nothing_new):
                 end = start + len(turn.seen.units)
                 if end >= len(digests) or digests[start:end] != turn.seen.units:
                     continue

@@ -38,6 +38,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from bridle.run.stack import Stack, StackError
+from bridle.store.records import PolicyRecord
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import Publisher, default_probes
 
@@ -57,9 +58,7 @@ with stack.engine() as engine:
     Publisher(
         engine,
         Path(published),
-        run_id="run",
-        served=Path(policy),
-        served_version=0,
+        serving=PolicyRecord("run", 0, 0.0, path=policy),
         probes=default_probes(vocabulary_size(model)),
         announce=announce,
     ).publish(model, 1)

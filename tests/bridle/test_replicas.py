@@ -17,6 +17,7 @@ from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
+from bridle.store.records import PolicyRecord
 from bridle.trainer.policy.model import load_policy, vocabulary_size
 from bridle.trainer.publish.publisher import default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
@@ -65,9 +66,7 @@ def test_a_lagging_engine_is_out_of_rotation_until_a_publish_reaches_it(
             publisher = ReplicaPublisher(
                 reached,
                 tmp_path / "published",
-                run_id="run",
-                served=policy,
-                served_version=0,
+                serving=PolicyRecord("run", 0, 0.0, path=str(policy)),
                 probes=default_probes(vocabulary_size(model)),
                 announce=stack.announce,
                 retract=stack.retract,

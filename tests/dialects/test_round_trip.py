@@ -134,17 +134,12 @@ def gather_message(events: list[Any]) -> Any:
                 assert event["index"] == len(message["content"])
                 message["content"].append(event["content_block"])
             case "content_block_delta":
-                block, delta = message["content"][event["index"]], event["delta"]
-                match delta["type"]:
-                    case "text_delta":
-                        block["text"] += delta["text"]
-                    case "thinking_delta":
-                        block["thinking"] += delta["thinking"]
-                    case "signature_delta":
-                        block["signature"] = delta["signature"]
-                    case "input_json_delta":
-                        held = pieces.get(event["index"], "")
-                        pieces[event["index"]] = held + delta["partial_json"]
+                delta = event["delta"]
+                if delta["type"] == "input_json_delta":
+                    held = pieces.get(event["index"], "")
+                    pieces[event["index"]] = held + delta["partial_json"]
+                else:
+                    add_delta(message["content"][event["index"]], delta)
             case "content_block_stop":
                 if (held := pieces.get(event["index"])) is not None:
                     message["content"][event["index"]]["input"] = orjson.loads(held)
@@ -152,6 +147,16 @@ def gather_message(events: list[Any]) -> Any:
                 message |= event["delta"] | {"usage": event["usage"]}
     assert events[-1] == {"type": "message_stop"}
     return message
+
+
+def add_delta(block: Any, delta: Any) -> None:
+    match delta["type"]:
+        case "text_delta":
+            block["text"] += delta["text"]
+        case "thinking_delta":
+            block["thinking"] += delta["thinking"]
+        case "signature_delta":
+            block["signature"] = delta["signature"]
 
 
 def parts_of(response: Any) -> list[Any]:

@@ -144,21 +144,26 @@ def script(case: Case) -> Callable[[ScriptedRequest], ScriptedReply]:
                 return ScriptedReply("There are 3 words.", reasoning="I counted.")
             call = ScriptedCall(shell, SHELLS[shell]("echo 3"))
             return ScriptedReply(reasoning="I count.", tool_calls=(call,))
-        if not outputs:
-            calls = tuple(ScriptedCall(case.tool, case.arguments(task)) for task in TASKS)
-            return ScriptedReply(reasoning="Others count.", tool_calls=calls)
-        if case.adapter.name == "codex" and len(outputs) < 2 * len(TASKS):
-            # It does not wait for its sub-agents by itself.
-            agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
-            wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
-            return ScriptedReply(reasoning="I wait.", tool_calls=(wait,))
-        if len(outputs) > 25:
-            return ScriptedReply("It was never too long.")
-        numbers = f"seq {len(outputs)}000 {len(outputs)}900"
-        call = ScriptedCall(shell, SHELLS[shell](numbers))
-        return ScriptedReply(reasoning="I print more.", tool_calls=(call,))
+        return main_reply(case, shell, outputs)
 
     return reply
+
+
+def main_reply(case: Case, shell: str, outputs: list[str]) -> ScriptedReply:
+    """The main agent's next turn after the ``outputs`` of its tools."""
+    if not outputs:
+        calls = tuple(ScriptedCall(case.tool, case.arguments(task)) for task in TASKS)
+        return ScriptedReply(reasoning="Others count.", tool_calls=calls)
+    if case.adapter.name == "codex" and len(outputs) < 2 * len(TASKS):
+        # It does not wait for its sub-agents by itself.
+        agent = json.loads(outputs[len(outputs) - len(TASKS)])["agent_id"]
+        wait = ScriptedCall("multi_agent_v1__wait_agent", {"targets": [agent]})
+        return ScriptedReply(reasoning="I wait.", tool_calls=(wait,))
+    if len(outputs) > 25:
+        return ScriptedReply("It was never too long.")
+    numbers = f"seq {len(outputs)}000 {len(outputs)}900"
+    call = ScriptedCall(shell, SHELLS[shell](numbers))
+    return ScriptedReply(reasoning="I print more.", tool_calls=(call,))
 
 
 def asks_for_a_summary(text: str) -> bool:

@@ -56,6 +56,30 @@ class Said:
     finish: str | None = "stop"
 
 
+def _spoil_choice(said: Said, at: int, defect: str) -> None:
+    ids = {"id_beyond": VOCABULARY, "id_negative": -1, "id_no_integer": "7", "id_huge": 2**32}
+    scores = {"logprob_positive": 0.5, "logprob_unknown": -9999.0, "logprob_null": None}
+    match defect:
+        case "id_missing":
+            del said.ids[at:]
+        case "id_twice":
+            said.ids.insert(at, 7)
+        case "id_beyond" | "id_negative" | "id_no_integer" | "id_huge":
+            said.ids[at:] = [ids[defect]]
+        case "logprob_missing":
+            said.logprobs.pop()
+        case "logprob_too_many":
+            said.logprobs += [-0.5, -0.5]
+        case "logprob_positive" | "logprob_unknown" | "logprob_null":
+            said.logprobs[0:1] = [scores[defect]]
+        case "logprob_nan":
+            said.logprobs[0:1] = [float("nan")]
+        case "choice_missing":
+            said.finish = None
+        case "finish_unknown":
+            said.finish = "gave up"
+
+
 @dataclass
 class Plan:
     """One reply, and the request that it is for."""
@@ -102,23 +126,8 @@ class Plan:
     def _spoil(self, defect: str) -> None:
         said, rng = self.rng.choice(self.choices), self.rng
         at = rng.randrange(len(said.ids)) if said.ids else 0
-        ids = {"id_beyond": VOCABULARY, "id_negative": -1, "id_no_integer": "7", "id_huge": 2**32}
-        scores = {"logprob_positive": 0.5, "logprob_unknown": -9999.0, "logprob_null": None}
+        _spoil_choice(said, at, defect)
         match defect:
-            case "id_missing":
-                del said.ids[at:]
-            case "id_twice":
-                said.ids.insert(at, 7)
-            case "id_beyond" | "id_negative" | "id_no_integer" | "id_huge":
-                said.ids[at:] = [ids[defect]]
-            case "logprob_missing":
-                said.logprobs.pop()
-            case "logprob_too_many":
-                said.logprobs += [-0.5, -0.5]
-            case "logprob_positive" | "logprob_unknown" | "logprob_null":
-                said.logprobs[0:1] = [scores[defect]]
-            case "logprob_nan":
-                said.logprobs[0:1] = [float("nan")]
             case "prompt_missing":
                 self.prompt = None
             case "prompt_empty":
@@ -133,10 +142,6 @@ class Plan:
                 self.usage = None
             case "choice_unasked":
                 self.choices.append(Said([5], [-1.0], ["x"]))
-            case "choice_missing":
-                said.finish = None
-            case "finish_unknown":
-                said.finish = "gave up"
 
     # -- as bytes --------------------------------------------------------------------------------
 

@@ -186,15 +186,19 @@ def _responses(got: Got, payloads: list[Any], stream: bool) -> None:
 
 
 def _messages(got: Got, payloads: list[Any], stream: bool) -> None:
-    if not stream:
-        (payload,) = payloads
-        got.finish = payload["stop_reason"]
-        for block in payload["content"]:
-            got.text += block.get("text", "")
-            got.thinking += block.get("thinking", "")
-            if block["type"] == "tool_use":
-                got.calls.append(Call(block["name"], block["input"]))
+    if stream:
+        _message_events(got, payloads)
         return
+    (payload,) = payloads
+    got.finish = payload["stop_reason"]
+    for block in payload["content"]:
+        got.text += block.get("text", "")
+        got.thinking += block.get("thinking", "")
+        if block["type"] == "tool_use":
+            got.calls.append(Call(block["name"], block["input"]))
+
+
+def _message_events(got: Got, payloads: list[Any]) -> None:
     block: Any = None
     pieces = ""
     for payload in payloads:

@@ -129,25 +129,26 @@ def test_whatever_happens_it_comes_back_within_the_longest_cool_down(steps: list
     clock = Clock()
     circuit = Circuit(3, clock=clock)
     running: list[bool] = []
+
+    def begin() -> None:
+        if circuit.admits:
+            running.append(circuit.begin())
+
+    def wait() -> None:
+        clock.now += 0.7
+
+    events = {
+        "begin": begin,
+        "ok": circuit.answered,
+        "whole": circuit.succeeded,
+        "bad": lambda: circuit.failed(running.pop() if running else False),
+        "gone": lambda: circuit.abandoned(running.pop() if running else False),
+        "well": lambda: circuit.checked(True),
+        "ill": lambda: circuit.checked(False),
+        "wait": wait,
+    }
     for step in steps:
-        match step:
-            case "begin":
-                if circuit.admits:
-                    running.append(circuit.begin())
-            case "ok":
-                circuit.answered()
-            case "whole":
-                circuit.succeeded()
-            case "bad":
-                circuit.failed(running.pop() if running else False)
-            case "gone":
-                circuit.abandoned(running.pop() if running else False)
-            case "well":
-                circuit.checked(True)
-            case "ill":
-                circuit.checked(False)
-            case "wait":
-                clock.now += 0.7
+        events[step]()
     for trial in running:
         circuit.abandoned(trial)
     assert circuit.retry_after <= LONGEST_COOL_DOWN_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
 
@@ -242,9 +244,12 @@ def bandit_loop(policy_directory: Path, make_bandit: Any, tmp_path: Path) -> Any
     def make(config: GrpoConfig, **arguments: Any) -> tuple[GrpoLoop, Bandit]:
         model = trainable_policy(policy_directory, ON_CPU, config.lora)
         bandit = make_bandit(model)
-        arguments.setdefault("directory", tmp_path / "checkpoints")
+        directory = arguments.pop("directory", tmp_path / "checkpoints")
         learner = Learner(model, config, arguments.pop("reference", None))
+        policy = TrainedPolicy(learner, directory, arguments.pop("publish", None))
         collect = arguments.pop("collect", None) or bandit
-        return GrpoLoop(config, learner, collect, **arguments), bandit
+        if (account := arguments.pop("account", None)) is not None:
+            arguments["sinks"] = SimpleNamespace(write=lambda step, values: None, account=account)
+        return GrpoLoop(config, [policy], collect, **arguments), bandit
 
     return make

@@ -36,6 +36,7 @@ from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.launch import launch
 from bridle.trainer.learner.ranks import follow, learning
 from bridle.trainer.learner.sft_update import SftExample
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.compute import UnsupportedCompute
@@ -138,7 +139,7 @@ def _train(policy: Path, out: Path, config: GrpoConfig) -> dict[str, Any]:
     _follow(policy, config)
     reports: list[dict[str, Any]] = []
     with learning(policy, config) as learner:
-        loop = GrpoLoop(config, learner, _collect, directory=out / out.name)
+        loop = GrpoLoop(config, [TrainedPolicy(learner, out / out.name)], _collect)
         if checkpoints(out / out.name):
             loop.resume()
         loop.run(lambda report: reports.append(report.metrics()))

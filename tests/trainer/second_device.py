@@ -38,6 +38,7 @@ from bridle.trainer.config import (
 )
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.sft_update import SftExample
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.compute import choose_device
 from bridle.trainer.policy.model import (
@@ -180,7 +181,7 @@ def trained(policy: Path, out: Path, compute: ComputeConfig) -> dict[str, Any]:
     for steps in (2, 3):
         model = load_policy(policy, compute=compute)
         learner = Learner(model, config, reference)
-        loop = GrpoLoop(replace(config, steps=steps), learner, collect, directory=out)
+        loop = GrpoLoop(replace(config, steps=steps), [TrainedPolicy(learner, out)], collect)
         if steps == 3:
             loop.resume()
         loop.run()

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qw
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.model import load_model
+from bridle.store.records import PolicyRecord
 from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
@@ -219,9 +220,9 @@ def test_a_checkpoint_with_other_adapters_is_refused(policy_directory, tmp_path,
 def test_an_engine_serves_it_merged(chat_directory, tmp_path):
     model = trainable_policy(chat_directory, ON_CPU, LORA)
     probes = default_probes(vocabulary_size(model))
-    common = {"run_id": "run", "served_version": 0, "probes": probes}
+    serving = PolicyRecord("run", 0, 0.0, path=str(chat_directory))
     with EmbeddedEngine(chat_directory) as engine, EngineClient(engine.base_url) as client:
-        publisher = Publisher(client, tmp_path, served=chat_directory, **common)
+        publisher = Publisher(client, tmp_path, serving, probes=probes)
         tuned(model)
         record = publisher.publish(model, 1)
         assert record.verified
@@ -271,9 +272,8 @@ def test_engines_are_checked_at_the_same_time_and_the_model_computes_once_at_a_t
     model = trainable_policy(mixture_directory, ON_CPU, LORA)
     experts = model.model.layers[0].mlp.experts.get_base_layer()
     experts.register_forward_pre_hook(lambda *_: time.sleep(0.05))
-    publisher = ReplicaPublisher(
-        engines, tmp_path, run_id="run", served=mixture_directory, served_version=0, probes=[IDS]
-    )
+    serving = PolicyRecord("run", 0, 0.0, path=str(mixture_directory))
+    publisher = ReplicaPublisher(engines, tmp_path, serving, probes=[IDS])
     for version in (1, 2):
         assert publisher.publish(tuned(model, epochs=1), version).logprob_gap < 1e-4
         assert publisher.lagging == {}

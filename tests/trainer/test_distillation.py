@@ -27,6 +27,7 @@ from bridle.trainer.credit.distillation import (
 )
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import ON_CPU, load_policy, save_policy, trainable_policy
 
@@ -273,7 +274,7 @@ def loop(chat_directory, make_bandit, tmp_path):
     def make(teacher, config=CONFIG, directory=tmp_path / "checkpoints"):
         model = trainable_policy(chat_directory, ON_CPU, config.lora)
         learner, collect = Learner(model, config), make_bandit(model)
-        return GrpoLoop(config, learner, collect, directory=directory, teacher=teacher)
+        return GrpoLoop(config, [TrainedPolicy(learner, directory)], collect, teacher=teacher)
 
     return make
 

@@ -29,6 +29,7 @@ from bridle.trainer.config import (
 )
 from bridle.trainer.learner.checkpoint import CheckpointError, checkpoints
 from bridle.trainer.learner.learner import Learner
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.lora import adapters
 from bridle.trainer.policy.model import ON_CPU, load_policy, trainable_policy
@@ -374,7 +375,9 @@ def test_the_policy_below_adapters_holds_as_a_second_copy_of_it_does(
         model = trainable_policy(policy_directory, ON_CPU, lora)
         reference = model if copies == 1 else load_policy(policy_directory)
         learner = Learner(model, config, reference)
-        loop = GrpoLoop(config, learner, make_bandit(model), directory=tmp_path / str(copies))
+        loop = GrpoLoop(
+            config, [TrainedPolicy(learner, tmp_path / str(copies))], make_bandit(model)
+        )
         reports = run(loop)
         assert reports[-1].update.loss.mean("kl_reference") > 1e-4
         trained.append(adapters(model))
@@ -414,8 +417,8 @@ def test_metrics_reach_tensorboard_and_the_store(bandit_loop, tmp_path):
     board = tmp_path / "board"
     with Writer(url) as writer:
         writer.add_sync(RunRecord("run", "train", started_at=0.0))
-        sink = SinkGroup([TensorBoardSink(board), StoreSink(writer, "run")])
-        loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=2), metrics=sink)
+        sink = SinkGroup(StoreSink(writer, "run"), [TensorBoardSink(board)])
+        loop, _ = bandit_loop(dataclasses.replace(CONFIG, steps=2), sinks=sink)
         reports = run(loop)
         sink.write(2, {"odd": float("nan")})
         sink.close()

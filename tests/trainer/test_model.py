@@ -18,6 +18,7 @@ from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.sft_update import SftExample
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy import model as model_module
 from bridle.trainer.policy.exactness import exact_packing
@@ -293,7 +294,7 @@ def test_both_kinds_of_training_ask_for_exact_packing(tmp_path):
     model.save_pretrained(tmp_path)
     policy = load_policy(tmp_path)
     learner = Learner(policy, GrpoConfig())
-    loop = GrpoLoop(GrpoConfig(), learner, lambda step, version: [], directory=tmp_path)
+    loop = GrpoLoop(GrpoConfig(), [TrainedPolicy(learner, tmp_path)], lambda step, version: [])
     assert loop.config.packing.layout == "padded"
     ids = np.arange(24, dtype=np.uint32)
     examples = [SftExample((ids + 7 * n) % 64, ids >= 10) for n in range(2)]

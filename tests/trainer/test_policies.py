@@ -73,16 +73,11 @@ def team(policy_directory, make_bandit, tmp_path):
         }
         bandits = TwoBandits({name: make_bandit(model) for name, model in models.items()})
         first, worker = (Learner(model, config) for model in models.values())
-        other = TrainedPolicy(worker, directory / WORKER, publish(WORKER), name=WORKER)
-        loop = GrpoLoop(
-            config,
-            first,
-            bandits,
-            directory=directory / "first",
-            publish=publish(DEFAULT_POLICY),
-            others=[other],
-        )
-        return loop, bandits
+        policies = [
+            TrainedPolicy(first, directory / "first", publish(DEFAULT_POLICY)),
+            TrainedPolicy(worker, directory / WORKER, publish(WORKER), name=WORKER),
+        ]
+        return GrpoLoop(config, policies, bandits), bandits
 
     return make
 
@@ -124,10 +119,8 @@ def test_each_has_the_weights_of_a_run_that_trains_it_alone(team, policy_directo
         learner = Learner(trainable_policy(policy_directory, ON_CPU, CONFIG.lora), config)
         alone = GrpoLoop(
             config,
-            learner,
+            [TrainedPolicy(learner, tmp_path / name, name=name)],
             lambda step, version: bandits.collected[step],
-            directory=tmp_path / name,
-            name=name,
         )
         run(alone)
         assert_equal_weights(weights(loop)[number], learner.tensors())

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from bridle.engine.contract.client import EngineRefused, EngineUnreachable
+from bridle.store.records import PolicyRecord
 from bridle.trainer.config import ComputeConfig, LoraConfig, PublishConfig
 from bridle.trainer.policy.model import (
     checkpoint_tensors,
@@ -69,9 +70,7 @@ def setup(policy_directory, tmp_path):
     publisher = Publisher(
         engine,
         tmp_path / "published",
-        run_id="run",
-        served=served,
-        served_version=3,
+        serving=PolicyRecord("run", 3, 0.0, path=str(served)),
         probes=default_probes(64),
         config=PublishConfig(keep=2),
         announce=announce,
@@ -186,9 +185,7 @@ def test_a_policy_in_16_bits_is_published_in_them_where_it_is_served_so(
     publisher = Publisher(
         engine,
         tmp_path / "published",
-        run_id="run",
-        served=origin,
-        served_version=0,
+        serving=PolicyRecord("run", 0, 0.0, path=str(origin)),
         probes=default_probes(64),
     )
     model = trained(origin, precision)

@@ -9,6 +9,7 @@ import torch
 
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.embedded.engine import EmbeddedEngine
+from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.policy.model import load_policy
 from bridle.trainer.publish.publisher import Publisher, default_probes
@@ -52,9 +53,7 @@ def test_five_publishes_in_a_row_each_agree_by_logprobs(engine, client, director
     publisher = Publisher(
         client,
         tmp_path / "published",
-        run_id="run",
-        served=directory,
-        served_version=0,
+        serving=PolicyRecord("run", 0, 0.0, path=str(directory)),
         probes=probes,
     )
     seen = [client.score(probes[0].tolist())]
@@ -73,9 +72,7 @@ def test_weights_that_do_not_match_are_rolled_back(engine, client, directory, tm
     publisher = Publisher(
         client,
         tmp_path / "published",
-        run_id="run",
-        served=directory,
-        served_version=0,
+        serving=PolicyRecord("run", 0, 0.0, path=str(directory)),
         probes=default_probes(model.config.vocab_size),
         config=PublishConfig(tolerance=-1.0),
         record=recorded.append,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bridle.engine.contract.client import EngineRefused, EngineUnreachable
+from bridle.store.records import PolicyRecord
 from bridle.trainer.policy.model import load_policy, score_sequence
 from bridle.trainer.publish.publisher import default_probes
 from bridle.trainer.publish.replicas import ReplicaPublisher
@@ -67,9 +68,7 @@ def setup(policy_directory, tmp_path):
     publisher = ReplicaPublisher(
         engines,
         tmp_path / "published",
-        run_id="run",
-        served=served,
-        served_version=3,
+        serving=PolicyRecord("run", 3, 0.0, path=str(served)),
         probes=default_probes(64),
         announce=lambda version, name: heard.append((version, name)),
         retract=lambda version: heard.append((version, None)),

@@ -16,6 +16,7 @@ import pytest
 from torch import Tensor
 
 from bridle.engine.vllm.transfer import TransferFailed
+from bridle.store.records import PolicyRecord
 from bridle.trainer.config import PublishConfig
 from bridle.trainer.publish.publisher import default_probes, weights_digest, write_version
 from bridle.trainer.publish.swap import PublishError
@@ -34,9 +35,7 @@ def publisher(
             TransferPublisher(
                 engines,
                 tmp_path / "published",
-                run_id="run",
-                served=weights.first,
-                served_version=0,
+                serving=PolicyRecord("run", 0, 0.0, path=str(weights.first)),
                 probes=default_probes(64),
                 announce=lambda version, name: engines[name].stamp(version),
                 **more,

@@ -49,20 +49,24 @@ PRELOADED = (
 HEADER_BYTES = 4
 
 
-def main(address: str, client: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def preload() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a fork would lack {threads - 1} threads that the imports have started"
     gc.collect()
     gc.freeze()
+
+
+def main(address: str, client: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
     wakeup_read, wakeup_write = socket.socketpair()
-    for end in (wakeup_read, wakeup_write):
-        end.setblocking(False)
+    wakeup_read.setblocking(False)
+    wakeup_write.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
@@ -77,31 +81,34 @@ def main(address: str, client: str) -> None:
             if key.fileobj is wakeup_read:
                 with contextlib.suppress(BlockingIOError):
                     wakeup_read.recv(4096)
-            else:
-                connection, _ = listener.accept()
-                request, streams = receive(connection)
-                if request is None:
-                    connection.close()
-                    continue
-                pid = os.fork()
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    for inherited in (selector, listener, wakeup_read, wakeup_write):
-                        inherited.close()
-                    for other in clients.values():
-                        other.close()
-                    become(request, streams, connection, client)
-                    return
-                clients[pid] = connection
-                for stream in streams:
-                    os.close(stream)
-        while clients:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(OSError), clients.pop(pid) as connection:
-                connection.sendall(code.to_bytes(4, "big", signed=True))
+                continue
+            connection, _ = listener.accept()
+            request, streams = receive(connection)
+            if request is None:
+                connection.close()
+                continue
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for inherited in (selector, listener, wakeup_read, wakeup_write, *clients.values()):
+                    inherited.close()
+                become(request, streams, connection, client)
+                return
+            clients[pid] = connection
+            for stream in streams:
+                os.close(stream)
+        report_ended(clients)
+
+
+def report_ended(clients: dict[int, socket.socket]) -> None:
+    """Report each child that has ended to its client, and forget it."""
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(OSError), clients.pop(pid) as connection:
+            connection.sendall(code.to_bytes(4, "big", signed=True))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:

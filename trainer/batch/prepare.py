@@ -6,7 +6,7 @@ advantages over whole groups; a teacher's part; then the filters. So no filter s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -124,18 +124,11 @@ def prepare(
         for index, reward in enumerate(rewards)
         if reward is not None and reasons[index] is None
     }
-    members: dict[Hashable, list[int]] = {}
-    for index in compared:
-        members.setdefault(group_of(episodes[index]), []).append(index)
     if config.filters.resample_on_correct:
-        for indices in members.values():
-            group = [episodes[index] for index in indices]
-            kept = kept_on_correct(group, np.asarray([compared[i] for i in indices]), config.seed)
-            for index, keep in zip(list(indices), kept, strict=True):
-                if not keep:
-                    indices.remove(index)
-                    reasons[index] = DropReason.RESAMPLED
-                    del compared[index]
+        for index in _resampled(episodes, compared, config.seed):
+            reasons[index] = DropReason.RESAMPLED
+            del compared[index]
+    members = _members(episodes, compared)
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, punished, indices, config, memory)
@@ -180,6 +173,24 @@ def prepare(
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
         teacher_gap=teacher_gap,
     )
+
+
+def _members(episodes: Sequence[Episode], indices: Iterable[int]) -> dict[Hashable, list[int]]:
+    """Return the sessions ``indices`` by their group."""
+    members: dict[Hashable, list[int]] = {}
+    for index in indices:
+        members.setdefault(group_of(episodes[index]), []).append(index)
+    return members
+
+
+def _resampled(
+    episodes: Sequence[Episode], compared: Mapping[int, float], seed: int
+) -> Iterator[int]:
+    """Yield the sessions that resampling on correct leaves out of their groups."""
+    for indices in _members(episodes, compared).values():
+        rewards = np.asarray([compared[index] for index in indices])
+        kept = kept_on_correct([episodes[index] for index in indices], rewards, seed)
+        yield from (index for index, keep in zip(indices, kept, strict=True) if not keep)
 
 
 def compared_by(numbers: Numbers, stated: AdvantageConfig) -> float | None:

@@ -13,6 +13,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +35,16 @@ Record = Callable[[PolicyRecord], None]
 class Publisher:
     """A publisher of one run's versions to one engine through directories.
 
-    ``served`` and ``served_version`` are the model directory and policy version that the engine
-    serves now; a failed publish goes back to them.
+    ``serving`` is the version that the engine serves now, with its model directory; a failed
+    publish goes back to it. Further versions are recorded under its run and name.
     """
 
     def __init__(
         self,
         engine: EngineControl,
         directory: Path,
+        serving: PolicyRecord,
         *,
-        run_id: str,
-        served: Path,
-        served_version: int,
         probes: Sequence[NDArray[np.int64]],
         config: PublishConfig | None = None,
         announce: Announce = lambda _version: None,
@@ -53,11 +52,11 @@ class Publisher:
     ) -> None:
         self.engine = engine
         self.directory = directory
-        self.run_id = run_id
-        self.served = served
-        self.served_version = served_version
+        self.served = Path(str(serving.path))
+        self.served_version = serving.version
         self.config = config or PublishConfig()
-        self._origin = served
+        self._first = serving
+        self._origin = self.served
         self._swap = VerifiedSwap(engine, probes, self.config, announce)
         self._record = record
 
@@ -87,11 +86,11 @@ class Publisher:
                 before=before,
             )
         except PublishError as error:
-            self._record(policy_record(self.run_id, version, error.gap, str(path), digest))
+            self._record(policy_record(self._first, version, error.gap, str(path), digest))
             raise
         self.served, self.served_version = path, version
         prune(self.directory, self.config.keep, self.served)
-        record = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
+        record = policy_record(self._first, version, gap, str(path), digest, verified=True)
         self._record(record)
         return record
 
@@ -129,7 +128,7 @@ def prune(directory: Path, keep: int, served: Path) -> None:
 
 
 def policy_record(
-    run_id: str,
+    of: PolicyRecord,
     version: int,
     gap: float | None,
     path: str | None = None,
@@ -137,8 +136,9 @@ def policy_record(
     *,
     verified: bool = False,
 ) -> PolicyRecord:
-    return PolicyRecord(
-        run_id=run_id,
+    """Return the record of another version of the policy whose version ``of`` is."""
+    return replace(
+        of,
         version=version,
         path=path,
         digest=digest,

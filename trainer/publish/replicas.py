@@ -29,19 +29,18 @@ Engine = TypeVar("Engine", bound=EngineControl)
 class Replicas(Generic[Engine]):
     """The engines that one run publishes to, by name, and what they serve.
 
-    ``served`` and ``served_version`` are what they serve now; an engine that fails goes back to
-    them. ``announce(version, name)`` is called while that engine is paused, right after a load. If
-    no engine takes a new version, ``retract(version)`` is called with the one that is served again.
+    ``serving`` is what they serve now; an engine that fails goes back to it. Further versions are
+    recorded under its run and name. ``announce(version, name)`` is called while that engine is
+    paused, right after a load. If no engine takes a new version, ``retract(version)`` is called
+    with the one that is served again.
     """
 
     def __init__(
         self,
         engines: Mapping[str, Engine],
         directory: Path,
+        serving: PolicyRecord,
         *,
-        run_id: str,
-        served: Path,
-        served_version: int,
         probes: Sequence[NDArray[np.int64]],
         config: PublishConfig | None = None,
         announce: Callable[[int, str], None] = lambda _version, _name: None,
@@ -52,13 +51,13 @@ class Replicas(Generic[Engine]):
             raise ValueError("there must be an engine to publish to")
         self.engines = dict(engines)
         self.directory = directory
-        self.run_id = run_id
-        self.served = served
-        self.served_version = served_version
+        self.served = Path(str(serving.path))
+        self.served_version = serving.version
         self.config = config or PublishConfig()
         self.lagging: dict[str, str] = {}
         """Engines that do not serve the version of the last publish, with the cause."""
-        self._origin = served
+        self._first = serving
+        self._origin = self.served
         self._retract = retract
         self._record = record
 
@@ -114,13 +113,13 @@ class ReplicaPublisher(Replicas[EngineControl]):
         gaps, lagging = self._on_each(lambda name: self._swap(name, policy, path, version))
         if not gaps:
             self._retract(self.served_version)
-            self._record(policy_record(self.run_id, version, None, str(path), digest))
+            self._record(policy_record(self._first, version, None, str(path), digest))
             causes = "; ".join(f"{name}: {why}" for name, why in lagging.items())
             raise PublishError(f"no engine serves version {version}: {causes}", gap=None)
         self.served, self.served_version, self.lagging = path, version, lagging
         prune(self.directory, self.config.keep, self.served)
         gap = max(gaps.values())
-        record = policy_record(self.run_id, version, gap, str(path), digest, verified=True)
+        record = policy_record(self._first, version, gap, str(path), digest, verified=True)
         self._record(record)
         return record
 

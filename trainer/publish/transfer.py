@@ -93,11 +93,11 @@ class TransferPublisher(Replicas[TransferEngine]):
         gaps, lagging = self._on_each(lambda name: self._swap(name, policy, tensors, version))
         if not gaps:
             self._retract(self.served_version)
-            self._record(policy_record(self.run_id, version, None))
+            self._record(policy_record(self._first, version, None))
             causes = "; ".join(f"{name}: {why}" for name, why in lagging.items())
             raise PublishError(f"no engine serves version {version}: {causes}", gap=None)
         self.served_version, self.lagging = version, lagging
-        record = policy_record(self.run_id, version, max(gaps.values()), verified=True)
+        record = policy_record(self._first, version, max(gaps.values()), verified=True)
         self._record(record)
         # Training goes on changing the model's own.
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bridle.trainer.batch.fates import StepFates
+
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
@@ -34,15 +36,29 @@ class MetricSink(Protocol):
         """Flush the numbers that are not on disk yet."""
 
 
-class SinkGroup:
-    """A sink that passes everything on to several sinks."""
+class RunSink(MetricSink, Protocol):
+    """A receiver of everything that a loop records of its steps."""
 
-    def __init__(self, sinks: Sequence[MetricSink]) -> None:
-        self._sinks = tuple(sinks)
+    def account(self, fates: Sequence[StepFates]) -> None:
+        """Record where the tokens of steps went whose checkpoint is on disk.
+
+        After a crash the same steps may come again.
+        """
+
+
+class SinkGroup:
+    """The sink of a run, which passes every step's numbers on to further sinks."""
+
+    def __init__(self, run: RunSink, further: Sequence[MetricSink]) -> None:
+        self._run = run
+        self._sinks = (run, *further)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for sink in self._sinks:
             sink.write(step, values)
+
+    def account(self, fates: Sequence[StepFates]) -> None:
+        self._run.account(fates)
 
     def close(self) -> None:
         for sink in self._sinks:

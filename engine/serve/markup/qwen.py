@@ -34,16 +34,20 @@ def read(
             yield from content(before + name + end)
             continue
         yield calls.begin(name.strip())
-        arguments = ArgumentsWriter(calls, name.strip())
-        _, tag = yield from feed.until((PARAMETER, FUNCTION_END, closing))
-        while tag == PARAMETER:
-            key, tag = yield from feed.until((">",))
-            if tag:
-                yield from feed.accept("\n", blanks=False)
-                tag = yield from arguments.parameter(feed, key.strip(), PARAMETER_ENDS)
-            if tag:
-                _, tag = yield from feed.until((PARAMETER, FUNCTION_END, closing))
+        yield from _arguments(feed, ArgumentsWriter(calls, name.strip()), closing)
+
+
+def _arguments(feed: Feed, arguments: ArgumentsWriter, closing: str) -> Reading[None]:
+    """Read a call from its first parameter to its end."""
+    _, tag = yield from feed.until((PARAMETER, FUNCTION_END, closing))
+    while tag == PARAMETER:
+        key, tag = yield from feed.until((">",))
         if tag:
-            yield from arguments.close()
-        if tag == FUNCTION_END:
-            yield from feed.accept(closing)
+            yield from feed.accept("\n", blanks=False)
+            tag = yield from arguments.parameter(feed, key.strip(), PARAMETER_ENDS)
+        if tag:
+            _, tag = yield from feed.until((PARAMETER, FUNCTION_END, closing))
+    if tag:
+        yield from arguments.close()
+    if tag == FUNCTION_END:
+        yield from feed.accept(closing)

@@ -137,12 +137,7 @@ class BracketScanner:
         for position in range(start, len(text)):
             character = text[position]
             if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
+                self._in_string = self._stays_in_string(character)
             elif character == '"':
                 self._in_string = True
             elif character in "{[":
@@ -153,6 +148,13 @@ class BracketScanner:
                     self.closed = True
                     return position + 1
         return len(text)
+
+    def _stays_in_string(self, character: str) -> bool:
+        if self._escaped:
+            self._escaped = False
+            return True
+        self._escaped = character == "\\"
+        return character != '"'
 
 
 class MarkupReader:

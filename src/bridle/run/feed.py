@@ -52,89 +52,93 @@ Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
 _V1: Final = "/bridle/v1/trajectories"
 
 
+_routes: Final = APIRouter(tags=["trajectories"])
+
+
 def feed() -> APIRouter:
     """Return the routes for the proxy's application."""
-    router = APIRouter(tags=["trajectories"])
+    return _routes
 
-    def leases(services: Services) -> Leases:
-        return Leases(services.reader.engine)
 
-    @router.post(f"{_V1}/{{consumer}}/lease")
-    async def lease(
-        consumer: Name,
-        services: Running,
-        _: Admin,
-        limit: Limit = 8,
-        lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
-        form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: BuilderName = "tree",
-        rewarded: bool = False,
-        run: str | None = None,
-    ) -> Response:
-        """Lease sealed sessions until they are acknowledged or ``lease_s`` is over.
+def _leases(services: Services) -> Leases:
+    return Leases(services.reader.engine)
 
-        With ``rewarded``, a session is leased after its first reward of a source that ``run``
-        states; without a run, of the verifier or the operator.
-        """
 
-        def work() -> Response:
-            sources = CountedRewards(services.reader).sources(run) if rewarded else None
-            held = leases(services).lease(consumer, limit, lease_s, run=run, rewarded_by=sources)
-            if held is None:
-                return Response(status_code=204)
-            sessions = [services.reader.session(one) for one in held.sessions]
-            return _told(services.reader, sessions, form, builder, {LEASE_HEADER: held.id})
+@_routes.post(f"{_V1}/{{consumer}}/lease")
+async def lease(
+    consumer: Name,
+    services: Running,
+    _: Admin,
+    limit: Limit = 8,
+    lease_s: Annotated[float, Query(gt=0, le=86400)] = 600.0,
+    form: Annotated[Form, Query(alias="format")] = "ndjson",
+    builder: BuilderName = "tree",
+    rewarded: bool = False,
+    run: str | None = None,
+) -> Response:
+    """Lease sealed sessions until they are acknowledged or ``lease_s`` is over.
 
-        return await asyncio.to_thread(work)
+    With ``rewarded``, a session is leased after its first reward of a source that ``run``
+    states; without a run, of the verifier or the operator.
+    """
 
-    @router.post(f"{_V1}/{{consumer}}/leases/{{lease_id}}/ack")
-    async def acknowledge(
-        consumer: Name, lease_id: str, services: Running, _: Admin
-    ) -> dict[str, Any]:
-        """Mark the lease's sessions as done, so that this consumer does not get them again."""
-        try:
-            done = await asyncio.to_thread(leases(services).acknowledge, consumer, lease_id)
-        except UnknownLease:
-            raise _no_lease(lease_id) from None
-        return {"acknowledged": list(done)}
+    def work() -> Response:
+        sources = CountedRewards(services.reader).sources(run) if rewarded else None
+        held = _leases(services).lease(consumer, limit, lease_s, run=run, rewarded_by=sources)
+        if held is None:
+            return Response(status_code=204)
+        sessions = [services.reader.session(one) for one in held.sessions]
+        return _told(services.reader, sessions, form, builder, {LEASE_HEADER: held.id})
 
-    @router.delete(f"{_V1}/{{consumer}}/leases/{{lease_id}}", status_code=204)
-    async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
-        """Give the lease's sessions back at once."""
-        try:
-            await asyncio.to_thread(leases(services).release, consumer, lease_id)
-        except UnknownLease:
-            raise _no_lease(lease_id) from None
-        return Response(status_code=204)
+    return await asyncio.to_thread(work)
 
-    @router.get(_V1)
-    async def page(
-        services: Running,
-        _: Admin,
-        cursor: str | None = None,
-        limit: Limit = 8,
-        form: Annotated[Form, Query(alias="format")] = "ndjson",
-        builder: BuilderName = "tree",
-        run: str | None = None,
-    ) -> Response:
-        """Return sessions sealed after ``cursor``; ``x-bridle-cursor`` has the next cursor."""
-        after = _read_cursor(cursor) if cursor else None
 
-        def work() -> Response:
-            until = time.time() - SETTLE_S
-            found: list[SessionRecord] = []
-            for session in services.reader.sealed_sessions(after, until=until, run=run):
-                found.append(session)
-                if len(found) == limit:
-                    break
-            if not found:
-                return Response(status_code=204, headers={CURSOR_HEADER: cursor or ""})
-            headers = {CURSOR_HEADER: _write_cursor(found[-1])}
-            return _told(services.reader, found, form, builder, headers)
+@_routes.post(f"{_V1}/{{consumer}}/leases/{{lease_id}}/ack")
+async def acknowledge(consumer: Name, lease_id: str, services: Running, _: Admin) -> dict[str, Any]:
+    """Mark the lease's sessions as done, so that this consumer does not get them again."""
+    try:
+        done = await asyncio.to_thread(_leases(services).acknowledge, consumer, lease_id)
+    except UnknownLease:
+        raise _no_lease(lease_id) from None
+    return {"acknowledged": list(done)}
 
-        return await asyncio.to_thread(work)
 
-    return router
+@_routes.delete(f"{_V1}/{{consumer}}/leases/{{lease_id}}", status_code=204)
+async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
+    """Give the lease's sessions back at once."""
+    try:
+        await asyncio.to_thread(_leases(services).release, consumer, lease_id)
+    except UnknownLease:
+        raise _no_lease(lease_id) from None
+    return Response(status_code=204)
+
+
+@_routes.get(_V1)
+async def page(
+    services: Running,
+    _: Admin,
+    cursor: str | None = None,
+    limit: Limit = 8,
+    form: Annotated[Form, Query(alias="format")] = "ndjson",
+    builder: BuilderName = "tree",
+    run: str | None = None,
+) -> Response:
+    """Return sessions sealed after ``cursor``; ``x-bridle-cursor`` has the next cursor."""
+    after = _read_cursor(cursor) if cursor else None
+
+    def work() -> Response:
+        until = time.time() - SETTLE_S
+        found: list[SessionRecord] = []
+        for session in services.reader.sealed_sessions(after, until=until, run=run):
+            found.append(session)
+            if len(found) == limit:
+                break
+        if not found:
+            return Response(status_code=204, headers={CURSOR_HEADER: cursor or ""})
+        headers = {CURSOR_HEADER: _write_cursor(found[-1])}
+        return _told(services.reader, found, form, builder, headers)
+
+    return await asyncio.to_thread(work)
 
 
 def trajectory(episode: Episode) -> dict[str, Any]:

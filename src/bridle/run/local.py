@@ -31,6 +31,7 @@ from bridle.run.config import (
     GroupsConfig,
     RecordingsConfig,
     RunConfig,
+    ServicesConfig,
     TasksConfig,
 )
 from bridle.run.environment import is_base_url, private_in, store_files
@@ -347,12 +348,7 @@ def _steps_trained(plan: TrainingPlan) -> int:
 def require_training(config: RunConfig) -> None:
     """Raise :class:`bridle.errors.UsageError` if parts of ``config`` are missing or conflict."""
     services, recordings = config.services, config.recordings
-    for name, url in (
-        *(("engine", url) for url in services.engine_urls),
-        *(("proxy", url) for url in [services.proxy_url] if url is not None),
-    ):
-        if not is_base_url(url):
-            raise UsageError(f"--{name}-url {url!r} is not a URL such as http://127.0.0.1:8000")
+    _require_urls(services)
     if recordings.store is None:
         if recordings != RecordingsConfig():
             raise UsageError("settings of recordings are for --from-store: name the store")
@@ -369,6 +365,19 @@ def require_training(config: RunConfig) -> None:
     transfers = config.training.publish.through == "transfer"
     if starts_engine and transfers and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
+    _require_roles(config)
+
+
+def _require_urls(services: ServicesConfig) -> None:
+    named = [("engine", url) for url in services.engine_urls]
+    if services.proxy_url is not None:
+        named.append(("proxy", services.proxy_url))
+    for name, url in named:
+        if not is_base_url(url):
+            raise UsageError(f"--{name}-url {url!r} is not a URL such as http://127.0.0.1:8000")
+
+
+def _require_roles(config: RunConfig) -> None:
     for name, one in config.policies.items():
         if not _NAME.fullmatch(name) or name == DEFAULT_POLICY:
             raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,7 +30,7 @@ from bridle.run.training import (
     sinks_of,
 )
 from bridle.store.reading.queries import Reader
-from bridle.store.records import PLAIN, PolicyRecord, SessionRecord
+from bridle.store.records import PLAIN, SessionRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.batch.prepare import compared_by
@@ -40,9 +39,9 @@ from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.ranks import learning
+from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.report import StepReport
-from bridle.trainer.sinks import StoreSink
 
 log = logging.getLogger(__name__)
 
@@ -108,20 +107,16 @@ def train_recorded(
             is_rewarded=lambda session: _is_rewarded(reader, session, plan),
         )
         directory = plan.directory / CHECKPOINTS
+        publish = publisher.publish if publisher else None
         loop = GrpoLoop(
             plan.config,
-            learner,
+            [TrainedPolicy(learner, directory, publish, plan.policy, plan.name)],
             groups,
-            directory=directory,
-            publish=publisher.publish if publisher else None,
-            metrics=opened.enter_context(sinks_of(plan, writer)),
-            tokenizer_from=plan.policy,
             version=recordings.version,
+            sinks=opened.enter_context(sinks_of(plan, writer)),
             groups=groups.groups,
             teacher=teacher,
             load=lambda session_id: groups.episode(session_id, loop.version),
-            name=plan.name,
-            account=StoreSink(writer, plan.run_id).account,
         )
         if checkpoints(directory):
             groups.restore(loop.resume().groups)
@@ -130,8 +125,7 @@ def train_recorded(
             require_own_policy(learner, own, recordings.version)
         writer.configure_run(plan.run_id, configured(plan))
         if loop.step == 0:
-            begun = PolicyRecord(plan.run_id, loop.version, time.time(), path=str(plan.policy))
-            writer.add_sync(replace(begun, name=plan.name))
+            writer.add_sync(replace(plan.beginning, version=loop.version))
         if recordings.wait_for is None:
             left = groups.steps()
             if loop.step + left == 0:

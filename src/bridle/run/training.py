@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -81,6 +81,11 @@ class TrainingPlan:
     """The name of ``policy``."""
     work: Mapping[str, Any] = field(default_factory=dict)
     """Further parts of the run's ``config`` in the store: tasks, agent, groups, policy."""
+
+    @property
+    def beginning(self) -> PolicyRecord:
+        """Version 0 of the policy, as it begins now."""
+        return PolicyRecord(self.run_id, 0, time.time(), path=str(self.policy), name=self.name)
 
     @property
     def each(self) -> list[TrainingPlan]:
@@ -186,7 +191,6 @@ def train(
     require_parts(plan.config)
     require_devices(plan.config)
     rules = rules_of(plan.config)
-    on_policy = plan.config.max_staleness == 0
 
     def load(session_id: str) -> Episode:
         return loop.renumbering.episode(loaded_episode(reader, session_id, rules, given))
@@ -209,87 +213,104 @@ def train(
         served = [
             opened.enter_context(_serving(each, stacks[each.name], writer)) for each in plan.each
         ]
-        first, *others = [one.trained for one in served]
         writer.configure_run(plan.run_id, configured(plan))
-
-        def collect(step: int, version: int) -> list[Episode]:
-            if on_policy:
-                # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
-                hold(version)
-            collected = collector(step, version)
-            if any(each.session.outcome not in FINISHED for each in collected):
-                # Some have no verdict: is that the engine's fault, or the proxy's? If so the step
-                # is not taken, and their groups are completed by the next attempt.
-                hold(version)
-            ids = [episode.session.id for episode in collected]
-            if ids and not any(reader.call_counts_of(ids).values()):
-                log.warning("step %d: no session has a call (%s)", step + 1, NO_CALL_HINT)
-            return collected
-
-        def hold(version: int) -> None:
-            for one in served:
-                one.hold(version)
-
+        attempt = _Attempt(plan, served, collector, reader, writer, held_out)
         loop = GrpoLoop(
             plan.config,
-            first.learner,
-            collect,
-            directory=first.directory,
-            publish=first.publish,
-            metrics=sinks,
-            tokenizer_from=plan.policy,
+            [one.trained for one in served],
+            attempt.collect,
+            version=0,
+            sinks=sinks,
             groups=collector.groups,
             teacher=teacher,
             load=load,
-            others=others,
-            account=StoreSink(writer, plan.run_id).account,
         )
+        attempt.begin(loop)
 
         def after_step(report: StepReport) -> bool | None:
-            if not on_policy and (
-                report.policy is None or plan.config.publish.through == "transfer"
-            ):
-                # A restarted engine or proxy answers no call. Without calls there is nothing to
-                # train on, and so no publish that would notice. A vLLM that dies before a version's
-                # directory is written comes back with the version before.
-                hold(loop.version)
-            collector.published(loop.version)
-            if held_out is not None and held_out.is_due(report.step + 1, plan.config.steps):
-                measure(report.step)
+            attempt.step_ended(loop, report)
             return on_step(report)
 
-        def measure(step: int) -> None:
-            measured = held_out.measure(reader, loop.version) if held_out else None
-            if measured is not None:
-                log.info("step %d: held-out reward %s", step + 1, measured.mean_at[1])
-                writer.record_metrics(plan.run_id, step, evaluation_metrics(measured))
-                for one in served:
-                    learner, where = one.trained.learner, one.plan
-                    keep_best(where.directory, measured, loop.version, learner, where.policy)
+        loop.run(after_step)
+    return loop
 
-        known = [policy.version for policy in reader.policies(plan.run_id)]
-        newest = max([one.stack.version() for one in served] + known)
-        if checkpoints(first.directory):
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An attempt at a plan, which collects for its loop and watches over its engines."""
+
+    plan: TrainingPlan
+    served: Sequence[_Served]
+    collector: Collector
+    reader: Reader
+    writer: Writer
+    held_out: HeldOut | None
+
+    @property
+    def on_policy(self) -> bool:
+        return self.plan.config.max_staleness == 0
+
+    def begin(self, loop: GrpoLoop) -> None:
+        """Resume from the newest checkpoint if there is one, and have its version served."""
+        known = [policy.version for policy in self.reader.policies(self.plan.run_id)]
+        newest = max([one.stack.version() for one in self.served] + known)
+        if checkpoints(self.served[0].trained.directory):
             progress = loop.resume()
-            collector.restore(progress.groups, progress.step)
+            self.collector.restore(progress.groups, progress.step)
         else:
-            for each in plan.each:
-                begun = PolicyRecord(plan.run_id, 0, time.time(), path=str(each.policy))
-                writer.add_sync(replace(begun, name=each.name))
+            for each in self.plan.each:
+                self.writer.add_sync(each.beginning)
         if newest > loop.version:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
             loop.renumber(newest + 1)
         if loop.version:
-            for one in served:
+            for one in self.served:
                 one.publisher.publish(one.trained.learner, loop.version)
-        elif not on_policy:
+        elif not self.on_policy:
             # On policy, the first collection does this.
-            hold(0)
-        if held_out is not None and loop.step == 0:
-            measure(-1)
-        loop.run(after_step)
-    return loop
+            self._hold(0)
+        if loop.step == 0:
+            self._measure(-1, loop.version)
+
+    def collect(self, step: int, version: int) -> list[Episode]:
+        if self.on_policy:
+            # Nothing else moves meanwhile, so that a restart of engine or proxy shows.
+            self._hold(version)
+        collected = self.collector(step, version)
+        if any(each.session.outcome not in FINISHED for each in collected):
+            # Some have no verdict: is that the engine's fault, or the proxy's? If so the step is
+            # not taken, and their groups are completed by the next attempt.
+            self._hold(version)
+        ids = [episode.session.id for episode in collected]
+        if ids and not any(self.reader.call_counts_of(ids).values()):
+            log.warning("step %d: no session has a call (%s)", step + 1, NO_CALL_HINT)
+        return collected
+
+    def step_ended(self, loop: GrpoLoop, report: StepReport) -> None:
+        """Watch over the engines, and measure the policies if it is time."""
+        config = self.plan.config
+        if not self.on_policy and (report.policy is None or config.publish.through == "transfer"):
+            # A restarted engine or proxy answers no call. Without calls there is nothing to train
+            # on, and so no publish that would notice. A vLLM that dies before a version's directory
+            # is written comes back with the version before.
+            self._hold(loop.version)
+        self.collector.published(loop.version)
+        if self.held_out is not None and self.held_out.is_due(report.step + 1, config.steps):
+            self._measure(report.step, loop.version)
+
+    def _hold(self, version: int) -> None:
+        for one in self.served:
+            one.hold(version)
+
+    def _measure(self, step: int, version: int) -> None:
+        measured = self.held_out.measure(self.reader, version) if self.held_out else None
+        if measured is not None:
+            log.info("step %d: held-out reward %s", step + 1, measured.mean_at[1])
+            self.writer.record_metrics(self.plan.run_id, step, evaluation_metrics(measured))
+            for one in self.served:
+                learner, where = one.trained.learner, one.plan
+                keep_best(where.directory, measured, version, learner, where.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +355,7 @@ def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
     """Yield the sinks that receive the numbers of a run."""
     run = TrackedRun(plan.run_id, plan.directory, configured(plan))
     opened = [SINKS.get(name)(run) for name in plan.config.sinks]
-    sinks = SinkGroup([StoreSink(writer, plan.run_id), *opened])
+    sinks = SinkGroup(StoreSink(writer, plan.run_id), opened)
     try:
         yield sinks
     finally:
@@ -398,35 +419,28 @@ def publishing(
         return
     directory, probes = plan.directory / "published", default_probes(policy.vocabulary)
 
-    def record(published: PolicyRecord) -> None:
-        writer.add_sync(replace(published, name=plan.name))
-
     with ExitStack() as open_clients:
         if not stack.more_engines:
             yield Publisher(
                 open_clients.enter_context(stack.engine()),
                 directory,
-                run_id=plan.run_id,
-                served=plan.policy,
-                served_version=0,
+                plan.beginning,
                 probes=probes,
                 config=plan.config.publish,
                 announce=stack.announce,
-                record=record,
+                record=writer.add_sync,
             )
             return
         urls = (stack.engine_url, *stack.more_engines)
         yield ReplicaPublisher(
             {url: open_clients.enter_context(stack.engine(url)) for url in urls},
             directory,
-            run_id=plan.run_id,
-            served=plan.policy,
-            served_version=0,
+            plan.beginning,
             probes=probes,
             config=plan.config.publish,
             announce=stack.announce,
             retract=stack.retract,
-            record=record,
+            record=writer.add_sync,
         )
 
 
@@ -452,13 +466,11 @@ def _transferring(
         publisher = TransferPublisher(
             engines,
             plan.directory / "published",
-            run_id=plan.run_id,
-            served=plan.policy,
-            served_version=0,
+            plan.beginning,
             probes=default_probes(policy.vocabulary),
             config=config,
             announce=lambda version, url: stack.announce(version, None if alone else url),
             retract=stack.retract,
-            record=lambda published: writer.add_sync(replace(published, name=plan.name)),
+            record=writer.add_sync,
         )
         yield opened.enter_context(publisher)

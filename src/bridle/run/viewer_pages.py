@@ -58,7 +58,7 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
 
     @app.get(f"{PAGES}/login")
     def login(request: Request) -> Response:
-        return render(PAGES, "", "login.html", request, wrong=False)
+        return render("login.html", request, wrong=False)
 
     @app.post(f"{PAGES}/login")
     async def signed_in(request: Request) -> Response:
@@ -66,7 +66,7 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
         form = parse_qs((await _form(request)).decode("utf-8", "replace"))
         key = settings.admin_key
         if key is not None and not same(form.get("key", [""])[0].strip(), key):
-            page = await asyncio.to_thread(render, PAGES, "", "login.html", request, wrong=True)
+            page = await asyncio.to_thread(render, "login.html", request, wrong=True)
             page.status_code = 401
             return page
         reply = RedirectResponse(f"{PAGES}/sessions", 303)
@@ -94,7 +94,7 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: Exception) -> Response:
-        page = failure(PAGES, "", request, error)
+        page = failure(request, error)
         page.status_code = error.status if isinstance(error, ApiError) else 500
         return page
 

@@ -83,18 +83,19 @@ def pages_app(
     name on pages of requests that got no source.
     """
     app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.root, app.state.store = root, store
 
     async def provided(request: Request) -> None:
         request.state.source = await provide(request)
 
-    app.include_router(viewer_router(Depends(provided), root))
+    app.include_router(pages, prefix=root, dependencies=[Depends(provided)])
     app.mount(f"{root}/static", static_files(), name="static")
 
     @app.exception_handler(NotFound)
     @app.exception_handler(StoreUnavailable)
     @app.exception_handler(RequestValidationError)
     async def failed(request: Request, error: Exception) -> Response:
-        return failure(root, store, request, error)
+        return failure(request, error)
 
     return app
 
@@ -111,268 +112,261 @@ def _source(request: Request) -> Source:
 From = Annotated[Source, Depends(_source)]
 
 
-def viewer_router(provide: Any, root: str = "") -> APIRouter:
-    """Return the routes of the pages below ``root``.
+pages = APIRouter(include_in_schema=False)
 
-    ``provide`` is a dependency that refuses a caller, or sets ``request.state.source``.
-    """
-    router = APIRouter(prefix=root, dependencies=[provide], include_in_schema=False)
 
-    @router.get("/", name="viewer")
-    def start() -> Response:
-        return RedirectResponse(f"{root}/sessions")
+@pages.get("/", name="viewer")
+def start(request: Request) -> Response:
+    return RedirectResponse(f"{request.app.state.root}/sessions")
 
-    @router.get("/sessions")
-    def sessions(
-        request: Request,
-        source: From,
-        wanted: Filter,
-        order: SessionOrder = SessionOrder.NEWEST,
-        page: PageNumber = 1,
-    ) -> Response:
-        found = session_lines(
-            source.reader,
-            wanted,
-            order,
-            number=number_of(source.reader),
-            limit=PAGE + 1,
-            offset=PAGE * (page - 1),
+
+@pages.get("/sessions")
+def sessions(
+    request: Request,
+    source: From,
+    wanted: Filter,
+    order: SessionOrder = SessionOrder.NEWEST,
+    page: PageNumber = 1,
+) -> Response:
+    found = session_lines(
+        source.reader,
+        wanted,
+        order,
+        number=number_of(source.reader),
+        limit=PAGE + 1,
+        offset=PAGE * (page - 1),
+    )
+    part = "hx-request" in request.headers
+    # To count the sessions that have a text, all messages would be read.
+    total = None if wanted.text else count_sessions(source.reader, wanted)
+    return render(
+        "session_list.html" if part else "sessions.html",
+        request,
+        lines=found[:PAGE],
+        more=len(found) > PAGE,
+        total=total,
+        page=page,
+        order=order,
+        orders=list(SessionOrder),
+        wanted=wanted,
+        filled=filled(wanted),
+        choices=None if part else choices(source.reader),
+        kinds=list(CallKind),
+        statuses=list(CallStatus),
+        breaks=list(BreakReason),
+        formats=list(PageFormat),
+    )
+
+
+@pages.get("/export")
+def export(
+    source: From,
+    wanted: Filter,
+    form: Annotated[PageFormat, Query(alias="format")] = PageFormat.CHAT,
+) -> Response:
+    return selection_file(source.reader, wanted, form)
+
+
+@pages.get("/sessions/{session_id}")
+def session(request: Request, source: From, session_id: str) -> Response:
+    loaded = LoadedSession.load(source.reader, session_id)
+    made = turns_of(loaded)
+    (line,) = lines_of(source.reader, [loaded.record], number_of(source.reader))
+    begin = min((turn.call.started_at for turn in made), default=0.0)
+    end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
+    return render(
+        "session.html",
+        request,
+        session=loaded,
+        line=line,
+        turns=made,
+        **_part(made, 1, TURNS),
+        begin=begin,
+        span=(end - begin) or 1.0,
+        task=source.reader.task_of(loaded.record),
+        findings=findings_of_session(source.reader, session_id),
+        annotates=source.annotates,
+    )
+
+
+@pages.get("/sessions/{session_id}/turns")
+def some_turns(
+    request: Request,
+    source: From,
+    session_id: str,
+    first: Annotated[int, Query(ge=1)] = 1,
+    count: Annotated[int, Query(ge=1, le=500)] = TURNS,
+    seen: Text = None,
+) -> Response:
+    loaded = LoadedSession.load(source.reader, session_id)
+    made = turns_of(loaded)
+    if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
+        return Response(status_code=204)
+    part = _part(made, first, count)
+    return render("turns.html", request, session=loaded, turns=made, **part)
+
+
+def _turn(source: Source, session_id: str, number: int) -> tuple[LoadedSession, CallRow]:
+    loaded = LoadedSession.load(source.reader, session_id)
+    if not 1 <= number <= len(loaded.calls):
+        raise NotFound(f"session {session_id} has no turn {number}")
+    return loaded, loaded.calls[number - 1]
+
+
+@pages.get("/sessions/{session_id}/turns/{number}/tokens")
+def tokens(
+    request: Request, source: From, session_id: str, number: int, observed: bool = False
+) -> Response:
+    loaded, call = _turn(source, session_id, number)
+    strip = turns.token_strip(loaded, call, source.token_text, observed=observed)
+    data = orjson.dumps(strip).decode().replace("<", "\\u003c")
+    values = {"data": data, "strip": strip, "observed": observed, "number": number}
+    return render("tokens.html", request, session=loaded, **values)
+
+
+@pages.get("/sessions/{session_id}/turns/{number}/{part}.json")
+def body(source: From, session_id: str, number: int, part: str) -> Response:
+    loaded, call = _turn(source, session_id, number)
+    if part not in ("request", "response"):
+        raise NotFound(f"a turn has a request and a response, no {part}")
+    found = loaded.request(call) if part == "request" else loaded.response(call)
+    text = readable((found or b"(nothing was sent)").decode("utf-8", "replace"))
+    return Response(text, media_type="text/plain; charset=utf-8")
+
+
+@pages.get("/sessions/{session_id}/turns/{number}/diff")
+def diff(request: Request, source: From, session_id: str, number: int) -> Response:
+    loaded, call = _turn(source, session_id, number)
+    found = difference(loaded, call, source.token_text)
+    return render("diff.html", request, found=found, ids_only=source.token_text is str)
+
+
+@pages.get("/sessions/{session_id}/tree")
+def tree(request: Request, source: From, session_id: str) -> Response:
+    loaded = LoadedSession.load(source.reader, session_id)
+    rows = turns.as_tree(turns_of(loaded))
+    return render("tree.html", request, session=loaded, rows=rows)
+
+
+@pages.get("/sessions/{session_id}/audit")
+def session_audit(request: Request, source: From, session_id: str) -> Response:
+    loaded = LoadedSession.load(source.reader, session_id)
+    found = audit_loaded(loaded)
+    made = turns_of(loaded)
+    return render(
+        "session_audit.html",
+        request,
+        session=loaded,
+        audited=found,
+        lines=account_lines(found.fates),
+        turns=made,
+    )
+
+
+@pages.get("/groups")
+def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
+    found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader)))
+    start = PAGE * (page - 1)
+    return render(
+        "groups.html",
+        request,
+        groups=found[start : start + PAGE],
+        total=len(found),
+        more=len(found) > start + PAGE,
+        page=page,
+        filled=filled(wanted),
+        histogram=histogram([reward for group in found for reward in group.rewards]),
+        bars=outcome_bars(found),
+    )
+
+
+@pages.get("/group")
+def group(request: Request, source: From, id: Annotated[str, Query(max_length=512)]) -> Response:
+    number = number_of(source.reader)
+    placed = placed_sessions(source.reader, SessionFilter(group=id), number)
+    if not placed:
+        raise NotFound(f"no session has the group {id}")
+    loaded = list(
+        LoadedSession.stream(
+            source.reader, [source.reader.session(each.id) for each in placed[:PAGE]]
         )
-        part = "hx-request" in request.headers
-        # To count the sessions that have a text, all messages would be read.
-        total = None if wanted.text else count_sessions(source.reader, wanted)
-        return render(
-            root,
-            source.store,
-            "session_list.html" if part else "sessions.html",
-            request,
-            lines=found[:PAGE],
-            more=len(found) > PAGE,
-            total=total,
-            page=page,
-            order=order,
-            orders=list(SessionOrder),
-            wanted=wanted,
-            filled=filled(wanted),
-            choices=None if part else choices(source.reader),
-            kinds=list(CallKind),
-            statuses=list(CallStatus),
-            breaks=list(BreakReason),
-            formats=list(PageFormat),
-        )
+    )
+    lines = lines_of(source.reader, [each.record for each in loaded], number)
+    answers = [_last_reply(each) for each in loaded]
+    return render(
+        "group.html",
+        request,
+        group=groups_of(placed)[0],
+        columns=list(zip(lines, answers, strict=True)),
+    )
 
-    @router.get("/export")
-    def export(
-        source: From,
-        wanted: Filter,
-        form: Annotated[PageFormat, Query(alias="format")] = PageFormat.CHAT,
-    ) -> Response:
-        return selection_file(source.reader, wanted, form)
 
-    @router.get("/sessions/{session_id}")
-    def session(request: Request, source: From, session_id: str) -> Response:
-        loaded = LoadedSession.load(source.reader, session_id)
-        made = turns_of(loaded)
-        (line,) = lines_of(source.reader, [loaded.record], number_of(source.reader))
-        begin = min((turn.call.started_at for turn in made), default=0.0)
-        end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
-        return render(
-            root,
-            source.store,
-            "session.html",
-            request,
-            session=loaded,
-            line=line,
-            turns=made,
-            **_part(made, 1, TURNS),
-            begin=begin,
-            span=(end - begin) or 1.0,
-            task=source.reader.task_of(loaded.record),
-            findings=findings_of_session(source.reader, session_id),
-            annotates=source.annotates,
-        )
+@pages.get("/runs")
+def runs(request: Request, source: From) -> Response:
+    reader = source.reader
+    known = [(run, run_state(reader, run), _took(reader, run)) for run in reader.runs()[::-1]]
+    return render("runs.html", request, runs=known)
 
-    @router.get("/sessions/{session_id}/turns")
-    def some_turns(
-        request: Request,
-        source: From,
-        session_id: str,
-        first: Annotated[int, Query(ge=1)] = 1,
-        count: Annotated[int, Query(ge=1, le=500)] = TURNS,
-        seen: Text = None,
-    ) -> Response:
-        loaded = LoadedSession.load(source.reader, session_id)
-        made = turns_of(loaded)
-        if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
-            return Response(status_code=204)
-        part = _part(made, first, count)
-        return render(root, source.store, "turns.html", request, session=loaded, turns=made, **part)
 
-    def turn(source: Source, session_id: str, number: int) -> tuple[LoadedSession, CallRow]:
-        loaded = LoadedSession.load(source.reader, session_id)
-        if not 1 <= number <= len(loaded.calls):
-            raise NotFound(f"session {session_id} has no turn {number}")
-        return loaded, loaded.calls[number - 1]
+@pages.get("/runs/{run_id}")
+def run(request: Request, source: From, run_id: str, compare: Text = None) -> Response:
+    reader, record = source.reader, source.reader.run(run_id)
+    series = {run_id: by_name(reader.metrics(run_id))}
+    if compare:
+        series[reader.run(compare).id] = by_name(reader.metrics(compare))
+    wanted = SessionFilter(run=run_id)
+    found = groups_of(placed_sessions(reader, wanted, number_of(reader)))
+    account = token_account(reader, wanted, most=COUNTED_TOKENS)
+    stages, lanes = stage_lanes(series[run_id])
+    return render(
+        "run.html",
+        request,
+        run=record,
+        state=run_state(reader, record),
+        attempts=reader.attempts(run_id),
+        compare=compare or None,
+        others=[other for other in reader.runs()[::-1] if other.id != run_id],
+        charts=charts(series),
+        bars=outcome_bars(found),
+        groups=found,
+        account=account,
+        fates=_fate_bars(account.fates),
+        changes=task_changes(found)[:PAGE],
+        stages=stages,
+        lanes=lanes[-40:],
+        policies=sorted(reader.policies(run_id), key=lambda one: one.published_at, reverse=True)[
+            :PAGE
+        ],
+    )
 
-    @router.get("/sessions/{session_id}/turns/{number}/tokens")
-    def tokens(
-        request: Request, source: From, session_id: str, number: int, observed: bool = False
-    ) -> Response:
-        loaded, call = turn(source, session_id, number)
-        strip = turns.token_strip(loaded, call, source.token_text, observed=observed)
-        data = orjson.dumps(strip).decode().replace("<", "\\u003c")
-        values = {"data": data, "strip": strip, "observed": observed, "number": number}
-        return render(root, source.store, "tokens.html", request, session=loaded, **values)
 
-    @router.get("/sessions/{session_id}/turns/{number}/{part}.json")
-    def body(source: From, session_id: str, number: int, part: str) -> Response:
-        loaded, call = turn(source, session_id, number)
-        if part not in ("request", "response"):
-            raise NotFound(f"a turn has a request and a response, no {part}")
-        found = loaded.request(call) if part == "request" else loaded.response(call)
-        text = readable((found or b"(nothing was sent)").decode("utf-8", "replace"))
-        return Response(text, media_type="text/plain; charset=utf-8")
+@pages.get("/runs/{run_id}/lanes")
+def run_lanes(request: Request, source: From, run_id: str) -> Response:
+    wanted = SessionFilter(run=source.reader.run(run_id).id)
+    number = number_of(source.reader)
+    lines = session_lines(source.reader, wanted, number=number, limit=LANES)
+    drawn = lanes_of(lines[::-1])
+    return render("lanes.html", request, drawn=drawn, phases=PHASES)
 
-    @router.get("/sessions/{session_id}/turns/{number}/diff")
-    def diff(request: Request, source: From, session_id: str, number: int) -> Response:
-        loaded, call = turn(source, session_id, number)
-        found = difference(loaded, call, source.token_text)
-        return render(
-            root, source.store, "diff.html", request, found=found, ids_only=source.token_text is str
-        )
 
-    @router.get("/sessions/{session_id}/tree")
-    def tree(request: Request, source: From, session_id: str) -> Response:
-        loaded = LoadedSession.load(source.reader, session_id)
-        rows = turns.as_tree(turns_of(loaded))
-        return render(root, source.store, "tree.html", request, session=loaded, rows=rows)
+@pages.get("/runs/{run_id}/findings")
+def run_findings(request: Request, source: From, run_id: str) -> Response:
+    found = findings_of_run(source.reader, run_id)
+    return render("findings.html", request, findings=found)
 
-    @router.get("/sessions/{session_id}/audit")
-    def session_audit(request: Request, source: From, session_id: str) -> Response:
-        loaded = LoadedSession.load(source.reader, session_id)
-        found = audit_loaded(loaded)
-        made = turns_of(loaded)
-        return render(
-            root,
-            source.store,
-            "session_audit.html",
-            request,
-            session=loaded,
-            audited=found,
-            lines=account_lines(found.fates),
-            turns=made,
-        )
 
-    @router.get("/groups")
-    def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
-        found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader)))
-        start = PAGE * (page - 1)
-        return render(
-            root,
-            source.store,
-            "groups.html",
-            request,
-            groups=found[start : start + PAGE],
-            total=len(found),
-            more=len(found) > start + PAGE,
-            page=page,
-            filled=filled(wanted),
-            histogram=histogram([reward for group in found for reward in group.rewards]),
-            bars=outcome_bars(found),
-        )
-
-    @router.get("/group")
-    def group(
-        request: Request, source: From, id: Annotated[str, Query(max_length=512)]
-    ) -> Response:
-        number = number_of(source.reader)
-        placed = placed_sessions(source.reader, SessionFilter(group=id), number)
-        if not placed:
-            raise NotFound(f"no session has the group {id}")
-        loaded = list(
-            LoadedSession.stream(
-                source.reader, [source.reader.session(each.id) for each in placed[:PAGE]]
-            )
-        )
-        lines = lines_of(source.reader, [each.record for each in loaded], number)
-        answers = [_last_reply(each) for each in loaded]
-        return render(
-            root,
-            source.store,
-            "group.html",
-            request,
-            group=groups_of(placed)[0],
-            columns=list(zip(lines, answers, strict=True)),
-        )
-
-    @router.get("/runs")
-    def runs(request: Request, source: From) -> Response:
-        reader = source.reader
-        known = [(run, run_state(reader, run), _took(reader, run)) for run in reader.runs()[::-1]]
-        return render(root, source.store, "runs.html", request, runs=known)
-
-    @router.get("/runs/{run_id}")
-    def run(request: Request, source: From, run_id: str, compare: Text = None) -> Response:
-        reader, record = source.reader, source.reader.run(run_id)
-        series = {run_id: by_name(reader.metrics(run_id))}
-        if compare:
-            series[reader.run(compare).id] = by_name(reader.metrics(compare))
-        wanted = SessionFilter(run=run_id)
-        found = groups_of(placed_sessions(reader, wanted, number_of(reader)))
-        account = token_account(reader, wanted, most=COUNTED_TOKENS)
-        stages, lanes = stage_lanes(series[run_id])
-        return render(
-            root,
-            source.store,
-            "run.html",
-            request,
-            run=record,
-            state=run_state(reader, record),
-            attempts=reader.attempts(run_id),
-            compare=compare or None,
-            others=[other for other in reader.runs()[::-1] if other.id != run_id],
-            charts=charts(series),
-            bars=outcome_bars(found),
-            groups=found,
-            account=account,
-            fates=_fate_bars(account.fates),
-            changes=task_changes(found)[:PAGE],
-            stages=stages,
-            lanes=lanes[-40:],
-            policies=sorted(
-                reader.policies(run_id), key=lambda one: one.published_at, reverse=True
-            )[:PAGE],
-        )
-
-    @router.get("/runs/{run_id}/lanes")
-    def run_lanes(request: Request, source: From, run_id: str) -> Response:
-        wanted = SessionFilter(run=source.reader.run(run_id).id)
-        number = number_of(source.reader)
-        lines = session_lines(source.reader, wanted, number=number, limit=LANES)
-        drawn = lanes_of(lines[::-1])
-        return render(root, source.store, "lanes.html", request, drawn=drawn, phases=PHASES)
-
-    @router.get("/runs/{run_id}/findings")
-    def run_findings(request: Request, source: From, run_id: str) -> Response:
-        found = findings_of_run(source.reader, run_id)
-        return render(root, source.store, "findings.html", request, findings=found)
-
-    @router.get("/audit")
-    def audit(request: Request, source: From, wanted: Filter) -> Response:
-        account = token_account(source.reader, wanted, most=COUNTED_TOKENS)
-        return render(
-            root,
-            source.store,
-            "audit.html",
-            request,
-            account=account,
-            fates=_fate_bars(account.fates),
-            wanted=wanted,
-            filled=filled(wanted),
-            runs=source.reader.runs()[::-1],
-        )
-
-    return router
+@pages.get("/audit")
+def audit(request: Request, source: From, wanted: Filter) -> Response:
+    account = token_account(source.reader, wanted, most=COUNTED_TOKENS)
+    return render(
+        "audit.html",
+        request,
+        account=account,
+        fates=_fate_bars(account.fates),
+        wanted=wanted,
+        filled=filled(wanted),
+        runs=source.reader.runs()[::-1],
+    )
 
 
 def number_of(reader: Reader) -> SessionNumber:

@@ -6,13 +6,23 @@ import math
 from dataclasses import fields
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, Query
+from fastapi import Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
 
 from bridle.store.reading.session_filter import SessionFilter
 
 LARGEST: Final = 2**53
 """The largest number that is compared with a version in the store."""
-Text = Annotated[str | None, Query(max_length=512)]
+LONGEST: Final = 512
+"""Maximum number of characters of a text in a query."""
+Text = Annotated[str | None, Query(max_length=LONGEST)]
+
+
+_NAMES: Final = (
+    *("run", "task", "group", "harness", "outcome", "reward", "broke", "kind", "status"),
+    *("fate", "reason", "text"),
+)
+"""The conditions that are texts."""
 
 
 def _number(value: str | None) -> float | None:
@@ -23,46 +33,26 @@ def _number(value: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def session_filter(
-    run: Text = None,
-    task: Text = None,
-    group: Text = None,
-    harness: Text = None,
-    outcome: Text = None,
-    reward: Text = None,
-    least: Text = None,
-    most: Text = None,
-    version: Text = None,
-    broke: Text = None,
-    kind: Text = None,
-    status: Text = None,
-    fate: Text = None,
-    reason: Text = None,
-    text: Text = None,
-) -> SessionFilter:
-    """Return the filter of a query.
+def session_filter(request: Request) -> SessionFilter:
+    """Return the filter of a request's query.
 
-    A field sets no condition if it is empty, or is not a number where one is needed.
+    A field sets no condition if it is empty, or is not a number where one is needed. Raise
+    ``RequestValidationError`` for a text that is too long.
     """
-    whole = _number(version)
+    query = request.query_params
+    for name, value in query.items():
+        if len(value) > LONGEST:
+            problem = {"loc": ("query", name), "msg": f"has more than {LONGEST} characters"}
+            raise RequestValidationError([problem])
+    whole = _number(query.get("version"))
     if whole is not None and abs(whole) > LARGEST:
         whole = None
+    texts: dict[str, Any] = {name: query.get(name) or None for name in _NAMES}
     return SessionFilter(
-        run=run or None,
-        task=task or None,
-        group=group or None,
-        harness=harness or None,
-        outcome=outcome or None,
-        reward=reward or None,
-        least=_number(least),
-        most=_number(most),
+        **texts,
+        least=_number(query.get("least")),
+        most=_number(query.get("most")),
         version=None if whole is None else int(whole),
-        broke=broke or None,
-        kind=kind or None,
-        status=status or None,
-        fate=fate or None,
-        reason=reason or None,
-        text=text or None,
     )
 
 

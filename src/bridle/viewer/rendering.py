@@ -84,21 +84,28 @@ def _templates() -> Environment:
     return environment
 
 
-def render(root: str, store: str, name: str, request: Request, **values: Any) -> HTMLResponse:
-    """Return the page that the template ``name`` makes of ``values``, with links below ``root``."""
+def render(name: str, request: Request, **values: Any) -> HTMLResponse:
+    """Return the page that the template ``name`` makes of ``values``.
+
+    Its links are below the application's ``state.root``. It names the store of the request's
+    source, or the application's ``state.store`` if the request got none.
+    """
+    state = request.app.state
+    source: Source | None = getattr(request.state, "source", None)
+    store = state.store if source is None else source.store
     template = _templates().get_template(name)
-    text = template.render(root=root, store=store, path=request.url.path, **values)
+    text = template.render(root=state.root, store=store, path=request.url.path, **values)
     headers = {"content-security-policy": _POLICY, "referrer-policy": "same-origin"}
     return HTMLResponse(text, headers=headers | {"cache-control": "no-store", "vary": "HX-Request"})
 
 
-def failure(root: str, store: str, request: Request, error: Exception) -> Response:
+def failure(request: Request, error: Exception) -> Response:
     """Return the page with the reason why another page cannot be shown."""
     status = 404 if isinstance(error, NotFound) else 503
     message = str(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         status, message = 422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
-    page = render(root, store, "error.html", request, message=message)
+    page = render("error.html", request, message=message)
     page.status_code = status
     return page

@@ -59,21 +59,18 @@ def show(
         print_json({**about, "continuation": record.continuation, "turns": rows})
         return
     if turn is None:
-        _print_head(about)
-        for damage in loaded.damage:
-            out.print(Text(damage.detail, style="bold red"), soft_wrap=True)
+        _print_head(about, loaded)
     if table:
         _print_table(rows)
     else:
-        for one, row in zip(turns, rows, strict=True):
-            _print_turn(one, row)
+        _print_turns(turns, rows)
     if turn is None:
         _print_totals(about, record.continuation, rows)
     elif not table:
         _print_rewards(rows)
 
 
-def _print_head(about: dict[str, Any]) -> None:
+def _print_head(about: dict[str, Any], loaded: LoadedSession) -> None:
     name = f"  ({about['name']})" if about["name"] else ""
     out.print(Text.assemble((about["id"], "bold"), name), soft_wrap=True)
     out.print(
@@ -82,6 +79,13 @@ def _print_head(about: dict[str, Any]) -> None:
         f"{about['sampled_tokens']} sampled",
         soft_wrap=True,
     )
+    for damage in loaded.damage:
+        out.print(Text(damage.detail, style="bold red"), soft_wrap=True)
+
+
+def _print_turns(turns: Sequence[Turn], rows: Sequence[dict[str, Any]]) -> None:
+    for turn, row in zip(turns, rows, strict=True):
+        _print_turn(turn, row)
 
 
 def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
