@@ -337,7 +337,7 @@ def upstream_process(core: int | None) -> Iterator[str]:
 
 def recording_proxy(store: Path, synchronous: str = "NORMAL") -> list[str]:
     """Return the module and arguments with which :func:`proxy_process` runs Bridle's own proxy."""
-    return ["bridle", "proxy", "--store", str(store), "--synchronous", synchronous]
+    return ["bridle", "proxy", "--store", str(store), "--set", f"synchronous={synchronous}"]
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Limits:
 
     Each refusal is logged and counted: ``bridle_refused_requests_total`` by its kind, and
     ``bridle_events_total`` under ``limit_NAME`` for an engine's reply and for connections.
-    ``bridle proxy --limit NAME=VALUE`` sets one.
+    ``bridle proxy --set limits.NAME=VALUE`` sets one.
     """
 
     body_bytes: int = 8 << 20
@@ -113,28 +113,10 @@ class Limits:
     health_check_s: float = 2.0
     """Seconds between health checks of an engine; 0 disables them."""
 
-
-def shown_limits() -> str:
-    """Return every limit with its default, as ``NAME=VALUE``."""
-    return ", ".join(f"{one.name}={one.default}" for one in fields(Limits))
-
-
-def limits_from(values: Mapping[str, str], memory_mib: int | None = None) -> Limits:
-    """Return the limits with these ``values`` by name.
-
-    Raise ``ValueError`` for an unknown name and an invalid value.
-    """
-    names = [one.name for one in fields(Limits)]
-    for name, value in values.items():
-        if name not in names:
-            raise ValueError(f"there is no limit {name!r}; there are {', '.join(names)}")
-        if value.startswith("-"):
-            raise ValueError(f"--limit {name}={value}: a limit is no less than 0")
-    given = dict(values) if memory_mib is None else {"memory_bytes": memory_mib << 20, **values}
-    try:
-        return msgspec.convert(given, Limits, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"--limit: {error}") from error
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if getattr(self, one.name) < 0:
+                raise ValueError(f"{one.name} is less than 0")
 
 
 _ROUTES: Final = (
@@ -171,42 +153,14 @@ class OtherModel:
     external: bool = False
     """Whether the model is served by any OpenAI-compatible API, which is not asked for token ids
     and reports none."""
+    key_variable: str | None = None
+    """Name of the environment variable from which ``bridle proxy`` takes ``api_key``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProxySettings:
-    """The engines, the store and the access rules of one proxy process.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """The settings of a proxy that ``bridle proxy`` reads from ``--config FILE`` and ``--set``."""
 
-    Raises ``ValueError`` for a name in ``role_models`` that is neither a policy's nor another
-    model's: that role's calls would go to the default policy and be trained on. It also raises it
-    for further ``policies`` that cannot be distinguished by name or by engine.
-    """
-
-    upstream_url: str
-    """Base URL of the (first) engine; a trailing ``/v1`` is removed. Proxies with the same URL on
-    one store are one deployment (``proxy/deployment.py``)."""
-    store_url: str
-    """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
-    synchronous: Synchronous = "NORMAL"
-    """SQLite's pragma. ``NORMAL`` keeps every commit after ``kill -9``. ``FULL`` also keeps it
-    after a power cut, but every call then waits for the disk."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    """The port; ``0`` takes a free one, which ``ProxyServer.base_url`` contains."""
-    public_url: str | None = None
-    """The proxy's URL for clients, used in the base URLs of sessions; ``None`` takes the request's
-    Host."""
-    more_engines: tuple[str, ...] = ()
-    """Base URLs of further engines that serve the same policy, the default one."""
-    admin_key: str | None = field(default=None, repr=False)
-    """The key that permits everything. Without one, everything is open on loopback; Bridle's own
-    commands never start a proxy without one."""
-    keyless_recording: bool = False
-    """Whether loopback clients may record without a key although there is an admin key."""
-    private_files: tuple[Path, ...] = ()
-    """Files with keys, which no session on this machine may see. The store is hidden from sessions
-    too."""
-    upstream_api_key: str | None = field(default=None, repr=False)
     model: str | None = None
     """The served model's name; ``None`` takes the first that ``/v1/models`` of the engine lists."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -227,19 +181,15 @@ class ProxySettings:
     budget: Budget = field(default_factory=Budget)
     """The default budget of a session. A bound in the session's own settings replaces the one
     here."""
-    tokenizer_dir: Path | None = None
-    """The served model's tokenizer and chat template; needed for exact continuation."""
     continuation: Continuation = Continuation.EXACT
     """The continuation of sessions that are opened without one."""
     log_format: Literal["text", "json"] | None = None
-    """Format of this process's log on standard error; ``None`` does not configure logging."""
-    log_level: LogLevel = "info"
+    """Format of this process's log on standard error. ``None`` is ``text`` for ``bridle proxy``,
+    and does not configure logging elsewhere."""
+    log_level: LogLevel = "warning"
     """The lowest level that is written; ``info`` includes a line for every call."""
     tracing: bool = False
     """Whether calls are traced as OpenTelemetry spans; needs the extra ``[otel]``."""
-    workers: bool = False
-    """Whether this is one of several worker processes of one port. Its metrics then have its
-    process id as their label ``worker``."""
     seal_idle_s: float = 0.0
     """Seconds without calls after which a session without a key is sealed, so that it reaches the
     feed; 0 disables this."""
@@ -252,10 +202,51 @@ class ProxySettings:
     when_store_is_down: Literal["fail", "forward"] = "fail"
     """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
     without a record and counts it in ``bridle_unrecorded_calls_total``."""
+    public_url: str | None = None
+    """The proxy's URL for clients, used in the base URLs of sessions; ``None`` takes the request's
+    Host."""
+    synchronous: Synchronous = "NORMAL"
+    """SQLite's pragma. ``NORMAL`` keeps every commit after ``kill -9``. ``FULL`` also keeps it
+    after a power cut, but every call then waits for the disk."""
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings(ProxyConfig):
+    """The engines, the store and the access rules of one proxy process, and its configuration.
+
+    Raises ``ValueError`` for a name in ``role_models`` that is neither a policy's nor another
+    model's: that role's calls would go to the default policy and be trained on. It also raises it
+    for further ``policies`` that cannot be distinguished by name or by engine.
+    """
+
+    upstream_url: str
+    """Base URL of the (first) engine; a trailing ``/v1`` is removed. Proxies with the same URL on
+    one store are one deployment (``proxy/deployment.py``)."""
+    store_url: str
+    """SQLAlchemy URL, for example ``sqlite:///runs/bridle.db``."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """The port; ``0`` takes a free one, which ``ProxyServer.base_url`` contains."""
+    more_engines: tuple[str, ...] = ()
+    """Base URLs of further engines that serve the same policy, the default one."""
+    admin_key: str | None = field(default=None, repr=False)
+    """The key that permits everything. Without one, everything is open on loopback; Bridle's own
+    commands never start a proxy without one."""
+    keyless_recording: bool = False
+    """Whether loopback clients may record without a key although there is an admin key."""
+    private_files: tuple[Path, ...] = ()
+    """Files with keys, which no session on this machine may see. The store is hidden from sessions
+    too."""
+    upstream_api_key: str | None = field(default=None, repr=False)
+    tokenizer_dir: Path | None = None
+    """The served model's tokenizer and chat template; needed for exact continuation."""
+    workers: bool = False
+    """Whether this is one of several worker processes of one port. Its metrics then have its
+    process id as their label ``worker``."""
     judge: Callable[[Reader, str], None] | None = None
     """A module-level function that is called in a thread with the id of each session that was
     sealed, to judge the session's calls from the record; ``None`` leaves that to readers."""
-    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         self._check_policies()

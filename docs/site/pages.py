@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,9 +22,10 @@ from mkdocs.structure.pages import Page
 import bridle as face
 from bridle.cli import program
 from bridle.proxy.control.api import control_api
+from bridle.proxy.settings import ProxyConfig
 from bridle.run.config import RunConfig
 from bridle.run.feed import feed
-from bridle.run.settings import field_docs
+from bridle.run.settings import field_docs, settings_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "https://github.com/bridle-rl/bridle/blob/main/"
@@ -107,15 +109,21 @@ def _parameter(parameter: Any) -> str:
 
 
 def settings_page() -> str:
-    """Every setting of a run, by its table in the TOML file."""
+    """Every setting of a run and of a proxy, by its table in the TOML file."""
     heading = (
-        "# Settings of a run\n\nOne TOML file (`bridle train --config FILE`), or "
-        "`--set table.name=value`. [Training](../training.md) explains them.\n"
+        "# Settings\n\nOne TOML file (`--config FILE`), or `--set table.name=value`, of "
+        "`bridle train` and `bridle proxy`.\n"
+        "[Training](../training.md) and [deploying](../deploy.md) explain them.\n"
     )
-    return "\n".join([heading, *_settings(RunConfig, "")])
+    parts = [heading]
+    for title, kind in (("run", RunConfig), ("proxy", ProxyConfig)):
+        # A table's class may have other defaults than the configuration that it is part of.
+        defaults = {one.name: _default(one.default) for one in settings_of(kind)}
+        parts += _settings(kind, "", title, defaults)
+    return "\n".join(parts)
 
 
-def _settings(kind: Any, path: str) -> Iterator[str]:
+def _settings(kind: Any, path: str, title: str, defaults: Mapping[str, str]) -> Iterator[str]:
     hints = get_type_hints(kind, include_extras=False)
     words = field_docs(kind)
     rows, inner = [], []
@@ -124,18 +132,16 @@ def _settings(kind: Any, path: str) -> Iterator[str]:
         if dataclasses.is_dataclass(hints[one.name]):
             inner.append((hints[one.name], name))
             continue
-        rows.append(f"| `{one.name}` | {_cell(words.get(one.name, ''))} | {_default(one)} |")
+        rows.append(f"| `{one.name}` | {_cell(words.get(one.name, ''))} | {defaults[name]} |")
     if rows:
-        yield f"## {path or 'run'}\n\n{_first(kind)}\n\n| | | default |\n|---|---|---|"
+        yield f"## {path or title}\n\n{_first(kind)}\n\n| | | default |\n|---|---|---|"
         yield "\n".join(rows) + "\n"
     for nested, name in inner:
-        yield from _settings(nested, name)
+        yield from _settings(nested, name, title, defaults)
 
 
-def _default(one: dataclasses.Field[Any]) -> str:
-    if one.default is not dataclasses.MISSING:
-        return f"`{_cell(one.default)}`"
-    return "" if one.default_factory is not dataclasses.MISSING else "required"
+def _default(value: Any) -> str:
+    return "required" if value is dataclasses.MISSING else f"`{_cell(json.dumps(value))}`"
 
 
 def python_page() -> str:

@@ -312,7 +312,7 @@ def _tool_calls(subject: _Subject) -> str:
     )
     parser = wanted.tool if wanted else None
     remedy = (
-        f"give `bridle engine vllm` --tool-parser {parser or 'NAME'}, "
+        f"give `bridle engine vllm` --set tool_parser={parser or 'NAME'}, "
         f"or vLLM --enable-auto-tool-choice --tool-call-parser {parser or 'NAME'}"
     )
     if response.is_error:
@@ -354,7 +354,7 @@ def _reasoning(subject: _Subject) -> str:
     if found != wanted:
         raise _Failed(
             f"reasoning parser {found}, its template asks for {wanted}",
-            f"serve with --reasoning-parser {wanted}" if wanted else "serve without one",
+            f"serve with --set reasoning_parser={wanted}" if wanted else "serve without one",
         )
     return f"parser {found}" if found else "none in this template"
 

@@ -37,7 +37,7 @@ CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Options of a vLLM; everything else follows from the contract."""
+    """Options of a vLLM and of its supervision; everything else follows from the contract."""
 
     served_name: str = "policy"
     """The model name that requests use."""
@@ -65,6 +65,12 @@ class VllmOptions:
     """Memory for keys and values on CPU, in GiB."""
     extra: tuple[str, ...] = ()
     """Further arguments, which are last on the command line, so that they take precedence."""
+    version: int | None = None
+    """The policy version of the weights in the model's directory."""
+    restarts: int = 3
+    """Number of restarts in a row after vLLM dies; an hour of service resets the count."""
+    ready_timeout_s: float = 600.0
+    """Seconds within which vLLM must serve after a start."""
 
 
 def command(
@@ -206,7 +212,7 @@ def _parsing(installation: Installation, model_dir: Path, options: VllmOptions) 
         raise VllmError(
             f"vLLM's parser {of_cohere[0]} needs a package that vLLM does not bring: run "
             f"`{installation.python} -m pip install {COHERE_MELODY}`, or choose other parsers with "
-            "--tool-parser and --reasoning-parser, or none"
+            "--set tool_parser=NAME and reasoning_parser=NAME, or none"
         )
     flags = []
     if tool is not None:

@@ -36,7 +36,7 @@ _ERROR_LINE: Final = re.compile(r"(^|[\] .])\w*(Error|Exception): |: error: ")
 _VALIDATION: Final = re.compile(r"ValidationError: \d+ validation errors? for \w+$")
 _PARSER_ERROR: Final = re.compile(r"pars(er|ing)", re.IGNORECASE)
 _PARSER_REMEDY: Final = (
-    ": choose other parsers with --tool-parser and --reasoning-parser, or give none"
+    ": choose other parsers with --set tool_parser=NAME and reasoning_parser=NAME, or none"
 )
 STOP_SECONDS: Final = 10.0
 """Seconds between asking vLLM's processes to end and killing them."""
@@ -56,12 +56,10 @@ class Served:
 class VllmServer:
     """A vLLM on this machine; a context manager that starts and stops it.
 
-    ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, up to
-    ``restarts`` times in a row without an hour of service between. ``on_event`` is called with each
-    death, restart and refusal, from the watching thread. ``version`` is the policy version of the
-    weights in ``model_dir``. With ``resume``, it begins with the weights that the previous vLLM
-    served out of ``run_dir``, if there was one, as a restart does. vLLM requires ``api_key`` on
-    every route.
+    ``run_dir`` gets ``vllm.log`` and ``served.json``. When vLLM dies it is started again, as often
+    as ``options`` permit. ``on_event`` is called with each death, restart and refusal, from the
+    watching thread. With ``resume``, it begins with the weights that the previous vLLM served out
+    of ``run_dir``, if there was one, as a restart does. vLLM requires ``api_key`` on every route.
     """
 
     def __init__(
@@ -71,10 +69,7 @@ class VllmServer:
         *,
         options: VllmOptions | None = None,
         python: str | Path | None = None,
-        version: int | None = None,
         resume: bool = False,
-        restarts: int = 3,
-        ready_timeout: float = 600.0,
         on_event: Callable[[str], None] = lambda _event: None,
         api_key: str | None = None,
     ) -> None:
@@ -84,11 +79,10 @@ class VllmServer:
         self.log = Path(run_dir) / "vllm.log"
         self.started_in: float | None = None
         """Seconds from the last start until it served."""
+        version = self.options.version
         self._first = noted(Path(model_dir).absolute(), None if version is None else str(version))
         self._served_file = Path(run_dir).absolute() / "served.json"
         self._resume = resume
-        self._restarts = restarts
-        self._ready_timeout = ready_timeout
         self._on_event = on_event
         self._api_key = api_key
         self._process: subprocess.Popen[bytes] | None = None
@@ -177,7 +171,7 @@ class VllmServer:
 
     def _watch(self) -> None:
         """Keep vLLM running until it is stopped, or may not be started again."""
-        left = self._restarts
+        left = self.options.restarts
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -187,7 +181,7 @@ class VllmServer:
                 # should. Whoever waits for vLLM must hear of it.
                 self._refuse(f"vLLM was not started: {error}")
                 return
-            if left < self._restarts:
+            if left < self.options.restarts:
                 version = "unknown" if served.version is None else served.version
                 self._on_event(f"vLLM serves {served.directory} again, policy version {version}")
             status = process.wait()
@@ -197,7 +191,7 @@ class VllmServer:
                 return
             self._on_event(f"vLLM ended: {self._cause(status)}")
             if time.monotonic() - began > 3600:
-                left = self._restarts
+                left = self.options.restarts
             if left == 0:
                 self._refuse(f"vLLM keeps ending; see {self.log}")
                 return
@@ -247,7 +241,7 @@ class VllmServer:
         return process, served
 
     def _await_health(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._ready_timeout
+        deadline = time.monotonic() + self.options.ready_timeout_s
         with self._control(timeout=5.0) as control:
             while not control.healthy():
                 if self._stopping.is_set():
@@ -257,8 +251,8 @@ class VllmServer:
                     raise VllmError(f"{self._cause(status)} (see {self.log})")
                 if time.monotonic() > deadline:
                     raise VllmError(
-                        f"it did not serve within {self._ready_timeout:.0f} s; see {self.log}, "
-                        "or allow more time"
+                        f"it did not serve within {self.options.ready_timeout_s:.0f} s; see "
+                        f"{self.log}, or allow more time"
                     )
                 time.sleep(POLL_SECONDS)
 

@@ -317,7 +317,7 @@ def _library(name: str) -> Finder:
     try:
         found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), plugin)
     except ImportError as error:
-        message = missing_extra("--redact needs the extra redact", "redact", error)
+        message = missing_extra("redact=true needs the extra redact", "redact", error)
         raise DetectorsMissing(message) from error
     group = 1 if name in _GROUPED else 0
     patterns = [(each, min(group, each.groups)) for each in found().denylist]

@@ -97,8 +97,6 @@ def test_a_model_that_is_not_there_is_refused(bridle: Bridle, tmp_path: Path) ->
     ("command", "option"),
     [
         (("proxy",), "--engine"),
-        (("proxy", "--engine", "http://e"), "--other-model"),
-        (("proxy", "--engine", "http://e"), "--policy"),
         (("doctor",), "--upstream"),
         (("status",), "--proxy"),
         (("engine", "vllm"), "--url"),
@@ -108,12 +106,24 @@ def test_a_model_that_is_not_there_is_refused(bridle: Bridle, tmp_path: Path) ->
 def test_an_address_that_is_no_url_is_refused_in_a_line(
     bridle: Bridle, tmp_path: Path, command: tuple[str, ...], option: str, url: str
 ) -> None:
-    given = f"judge={url}" if option in ("--other-model", "--policy") else url
     more = ["--out", tmp_path] if command[0] == "train" else []
     where = ["--store", tmp_path / "bridle.db"] if command[0] in ("proxy", "doctor") else []
-    refused = bridle(*command, option, given, *where, *more)
+    refused = bridle(*command, option, url, *where, *more)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"bridle: {option}")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("setting", ["policies.judge={}", "other_models.judge={{urls={}}}"])
+def test_an_address_of_a_further_model_is_a_url(
+    bridle: Bridle, tmp_path: Path, setting: str
+) -> None:
+    assignment = setting.format('["ftp://x"]')
+    where = ["--store", tmp_path / "bridle.db", "--set", assignment]
+    refused = bridle("proxy", "--engine", "http://e", *where)
+    assert refused.exit_code == 2
+    name = assignment.partition("=")[0]
+    assert refused.stderr.startswith(f"bridle: {name}: 'ftp://x' is not a URL")
     assert refused.stderr.count("\n") == 1
 
 

@@ -90,7 +90,14 @@ def test_the_reference_has_every_command(site: Path) -> None:
     page = (site / "reference/commands/index.html").read_text(encoding="utf-8")
     for name in program.COMMANDS:
         assert f'id="bridle-{name}"' in page
-    assert "--seal-idle" in page
+    assert "--external" in page
+
+
+def test_the_settings_are_those_that_a_run_starts_with(site: Path) -> None:
+    page = " ".join((site / "reference/settings/index.html").read_text(encoding="utf-8").split())
+    row = page.partition("<code>learning_rate</code>")[2].partition("</tr>")[0]
+    assert "<code>1e-06</code>" in row, "the table's own default is another"
+    assert "<code>seal_idle_s</code>" in page
 
 
 def typed(page: Path) -> list[list[str]]:

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.proxy.settings import Limits, limits_from
+from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError
 from bridle.proxy.wire.in_flight import Held, InFlight
 from bridle.store.reading.queries import CallRow, Reader
@@ -134,7 +134,7 @@ def running(directory: Path, **limits: str) -> Iterator[Attacked]:
         port = engine.stdout.readline().strip()
         store = directory / "store.db"
         options = [
-            part for name, value in limits.items() for part in ("--limit", f"{name}={value}")
+            part for name, value in limits.items() for part in ("--set", f"limits.{name}={value}")
         ]
         command = [sys.executable, "-m", "bridle", "proxy", "--engine", f"http://127.0.0.1:{port}"]
         command += ["--store", f"sqlite:///{store}", "--port", "0", "--json", *options]
@@ -292,15 +292,6 @@ def test_too_many_choices_are_refused(attacked: Attacked) -> None:
     response = post(attacked, ask("steady", n=1000))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
-
-
-def test_a_limit_is_set_by_its_name() -> None:
-    assert limits_from({"choices": "3", "head_timeout_s": "0.5"}, 1) == Limits(
-        choices=3, head_timeout_s=0.5, memory_bytes=1 << 20
-    )
-    for wrong in ({"choises": "3"}, {"choices": "three"}, {"choices": "-1"}):
-        with pytest.raises(ValueError, match="limit"):
-            limits_from(wrong)
 
 
 def test_the_page_on_deployment_lists_every_limit() -> None:

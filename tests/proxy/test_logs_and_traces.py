@@ -35,7 +35,7 @@ def test_json_lines_have_session_and_call_ids_and_never_a_secret(
     log = tmp_path / "log"
     command = [sys.executable, "-m", "bridle", "proxy", "--engine", stage.engine.base_url]
     command += ["--store", str(tmp_path / "bridle.db"), "--port", "0", "--json"]
-    command += ["--workers", workers, "--log-format", "json", "--log-level", "info"]
+    command += ["--workers", workers, "--set", "log_format=json", "--set", "log_level=info"]
     keys = {"BRIDLE_ADMIN_KEY": ADMIN, "BRIDLE_UPSTREAM_API_KEY": ENGINE}
     environment = {**os.environ, **keys}
     with log.open("wb") as file:

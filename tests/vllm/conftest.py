@@ -25,6 +25,7 @@ import torch
 
 from bridle.engine.vllm import VllmControl, VllmOptions, VllmServer
 from bridle.run.services import Service
+from bridle.store.records import PolicyRecord
 
 HERE = Path(__file__).parent
 FAKES = HERE / "fakes"
@@ -189,7 +190,7 @@ class Commanded:
 
     def __init__(self, model: Path, directory: Path) -> None:
         arguments = ["engine", "vllm", "--model", str(model), "--run-dir", str(directory)]
-        arguments += ["--port", "0", "--cpu-kv-cache-gib", "1"]
+        arguments += ["--port", "0", "--set", "cpu_kv_cache_gib=1"]
         self._log = directory.with_suffix(".log")
         self._service = Service(arguments, self._log, start_timeout_s=900)
         self.started_in: float | None = None
@@ -231,8 +232,8 @@ class VllmServers:
             if kind.by_command:
                 server = Commanded(model, self.directory / name)
             else:
-                options = VllmOptions(cpu_kv_cache_gib=1, **kind.options)
-                server = VllmServer(model, self.directory / name, options=options, version=0)
+                options = VllmOptions(cpu_kv_cache_gib=1, version=0, **kind.options)
+                server = VllmServer(model, self.directory / name, options=options)
             server.start()
             print(f"vLLM ({name}) served after {server.started_in:.1f} s", file=sys.stderr)
             self.name, self.running = name, server
@@ -289,9 +290,7 @@ class Publishing:
         return Publisher(
             control,
             self.directory,
-            run_id="run",
-            served=self.origin,
-            served_version=control.policy_version() or 0,
+            serving=PolicyRecord("run", control.policy_version() or 0, 0.0, path=str(self.origin)),
             probes=self.probes,
             config=PublishConfig(tolerance=1e-3),
             announce=control.stamp,
@@ -349,9 +348,7 @@ class Publishing:
         return TransferPublisher(
             {"engine": engine},
             self.directory,
-            run_id="run",
-            served=self.origin,
-            served_version=engine.policy_version() or 0,
+            serving=PolicyRecord("run", engine.policy_version() or 0, 0.0, path=str(self.origin)),
             probes=self.probes,
             announce=announce,
         )

@@ -302,14 +302,14 @@ def no_details(path: str, sent: Body, answer: Answer) -> Answer:
             {"structured_outputs_config": {"reasoning_parser": "qwen3"}},
             "reasoning",
             "failed",
-            "serve with --reasoning-parser bridle_thinking",
+            "serve with --set reasoning_parser=bridle_thinking",
         ),
         (
             {},
             "tool calls",
             "failed",
-            "refused: this one takes none: give `bridle engine vllm` --tool-parser hermes, or vLLM "
-            "--enable-auto-tool-choice --tool-call-parser hermes",
+            "refused: this one takes none: give `bridle engine vllm` --set tool_parser=hermes, "
+            "or vLLM --enable-auto-tool-choice --tool-call-parser hermes",
         ),
         (
             {"device_config": {"device": "cpu"}, "scheduler_config": {"enable_chunked_prefill": 1}},

@@ -74,7 +74,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.loop
 def test_it_serves_what_passed_every_check_until_it_is_told_to_end(arguments: list[str]) -> None:
-    with running([*arguments, "--version", "5", "--json"]) as process:
+    with running([*arguments, "--set", "version=5", "--json"]) as process:
         said = json.loads(first_line(process))
         assert {check["outcome"] for check in said["checks"]} <= {"ok", "unknown"}
         assert [check["name"] for check in said["checks"]][:3] == ["serves", "context", "token ids"]
@@ -96,7 +96,7 @@ def test_a_vllm_that_asks_for_a_key_is_started_checked_and_stamped(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-key")
-    with running([*arguments, "--version", "5", "--json"]) as process:
+    with running([*arguments, "--set", "version=5", "--json"]) as process:
         url = json.loads(first_line(process))["url"]
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
         info = httpx.get(f"{url}/weight_info", trust_env=False).json()
@@ -133,7 +133,7 @@ def test_interrupted_while_vllm_starts_it_leaves_nothing_behind(
 
 
 def test_deaths_are_told_and_too_many_end_it(arguments: list[str]) -> None:
-    with running([*arguments, "--restarts", "1", "--json"]) as process:
+    with running([*arguments, "--set", "restarts=1", "--json"]) as process:
         url = json.loads(first_line(process))["url"]
         assert process.stderr is not None
         for words in ("again, policy version 0", "vLLM keeps ending"):

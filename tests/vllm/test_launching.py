@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
 def test_it_serves_in_a_process_group_of_its_own_and_ends_with_the_block(
     make: Callable[..., VllmServer],
 ) -> None:
-    with make(version=4) as server:
+    with make(options=VllmOptions(version=4)) as server:
         pid = server.pid
         assert pid is not None
         assert os.getpgid(pid) == pid != os.getpgid(0)
@@ -122,7 +122,7 @@ def group_lives(group: int) -> bool:
         ("fail", "ValueError: no such flag"),
         ("refuse", r"Value error, 9 tokens are too long \(status 1\)"),
         ("dumb", "RuntimeError: no kernel"),
-        ("unparsed", "choose other parsers with --tool-parser and --reasoning-parser"),
+        ("unparsed", "choose other parsers with --set tool_parser=NAME"),
     ],
 )
 def test_a_start_that_fails_tells_the_first_error_of_the_log(
@@ -139,9 +139,9 @@ def test_a_start_that_fails_tells_the_first_error_of_the_log(
 def test_a_vllm_that_listens_there_is_not_taken_for_the_one_to_start(
     make: Callable[..., VllmServer],
 ) -> None:
-    with make(version=12) as first, VllmControl(first.base_url) as control:
+    with make(options=VllmOptions(version=12)) as first, VllmControl(first.base_url) as control:
         noted = first.served()
-        second = make(options=VllmOptions(port=first.port), version=0)
+        second = make(options=VllmOptions(port=first.port, version=0))
         with pytest.raises(VllmError, match=f"port {first.port} of 127.0.0.1 is taken"):
             second.start()
         assert control.policy_version() == 12
@@ -152,7 +152,7 @@ def test_a_start_that_takes_too_long_is_given_up(
     make: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "mute")
-    server = make(ready_timeout=1.0)
+    server = make(options=VllmOptions(ready_timeout_s=1.0))
     with pytest.raises(VllmError, match="did not serve within 1 s"):
         server.start()
     assert server.pid is not None
@@ -167,7 +167,7 @@ def test_it_comes_back_after_kill_with_the_weights_and_version_it_served(
     (published / "model.safetensors").write_bytes(b"newer")
     (published / "config.json").write_text('{"max_position_embeddings": 64}')
     (published / "tokenizer.json").write_bytes((tmp_path / "model" / "tokenizer.json").read_bytes())
-    with make(version=0) as server, VllmControl(server.base_url) as control:
+    with make(options=VllmOptions(version=0)) as server, VllmControl(server.base_url) as control:
         control.reload_weights(published)
         control.stamp(7)
         first = server.pid
@@ -185,7 +185,7 @@ def test_it_comes_back_after_kill_with_the_weights_and_version_it_served(
 def test_the_proxy_uses_it_again_once_it_is_stamped_with_what_was_published(
     make: Callable[..., VllmServer], tmp_path: Path, events: list[str]
 ) -> None:
-    with make(version=7) as server, VllmControl(server.base_url) as control:
+    with make(options=VllmOptions(version=7)) as server, VllmControl(server.base_url) as control:
         proxy = ProxyServer(ProxySettings(server.base_url, str(tmp_path / "bridle.db")), grace_s=1)
         proxy.start()
 
@@ -221,7 +221,10 @@ def test_resumed_it_begins_with_what_the_one_before_served_and_else_with_the_mod
         (True, published, 7),
         (False, model_dir, 0),
     ):
-        with make(version=0, resume=resume) as server, VllmControl(server.base_url) as control:
+        with (
+            make(options=VllmOptions(version=0), resume=resume) as server,
+            VllmControl(server.base_url) as control,
+        ):
             assert control.model().root == str(directory)
             assert control.policy_version() == version
             control.reload_weights(published)
@@ -232,7 +235,7 @@ def test_resumed_it_begins_with_what_the_one_before_served_and_else_with_the_mod
 def test_it_stays_down_when_the_weights_are_not_those_it_served(
     make: Callable[..., VllmServer], model_dir: Path, events: list[str], how: str
 ) -> None:
-    with make(version=0) as server:
+    with make(options=VllmOptions(version=0)) as server:
         weights = model_dir / "model.safetensors"
         weights.write_bytes(b"others") if how == "changed" else weights.unlink()
         assert server.pid is not None
@@ -247,7 +250,7 @@ def test_it_stays_down_when_the_weights_are_not_those_it_served(
 def test_it_is_not_started_again_for_ever(
     make: Callable[..., VllmServer], events: list[str]
 ) -> None:
-    with make(restarts=1) as server:
+    with make(options=VllmOptions(restarts=1)) as server:
         for died in (1, 2):
             pid = server.pid
             assert pid is not None

@@ -24,7 +24,7 @@ ConfigOption = Annotated[
         "--config",
         exists=True,
         dir_okay=False,
-        help="TOML file with settings (docs/training.md); options replace its values.",
+        help="TOML file with settings; options replace its values.",
     ),
 ]
 SetOption = Annotated[
@@ -32,7 +32,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any other setting; docs/training.md lists them. Repeatable.",
+        help="Any other setting; the site's page on settings lists them. Repeatable.",
     ),
 ]
 _OTHER_NAMES: Final = {
@@ -40,6 +40,9 @@ _OTHER_NAMES: Final = {
     "minutes": "seconds",
     "evaluation_tasks": "evaluation_source",
     "settings": "config",
+    "otel": "tracing",
+    "budget_tokens": "budget",
+    "budget_seconds": "budget",
 }
 """Likely names of options whose setting has a name that is too different to be found by it."""
 

@@ -1,65 +1,34 @@
-"""Models beside the default policy, as a command line names them."""
+"""The addresses and keys of the models beside a proxy's default policy."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from bridle.errors import UsageError
-from bridle.proxy.settings import OtherModel
+from bridle.proxy.settings import OtherModel, ProxyConfig
 from bridle.run.environment import is_base_url
 
 
-def other_model(text: str) -> tuple[str, OtherModel]:
-    """Parse ``NAME=URL[,model=THEIRS][,key=VARIABLE][,external]``.
+def require_urls(config: ProxyConfig) -> None:
+    """Raise :class:`bridle.errors.UsageError` for an engine whose address is not a URL."""
+    named = {f"policies.{name}": urls for name, urls in config.policies.items()}
+    named |= {f"other_models.{name}": one.urls for name, one in config.other_models.items()}
+    for name, urls in named.items():
+        if not urls:
+            raise UsageError(f"{name} has no URL")
+        for url in urls:
+            if not is_base_url(url):
+                raise UsageError(f"{name}: {url!r} is not a URL such as http://127.0.0.1:8000")
 
-    Several URLs are several engines.
 
-    Raise :class:`bridle.errors.UsageError`.
+def with_key(name: str, other: OtherModel) -> OtherModel:
+    """Return the model ``name`` with its key from the environment.
+
+    Raise :class:`bridle.errors.UsageError` if the environment does not have the key.
     """
-    name, rest = pair(text, "--other-model")
-    urls: list[str] = []
-    options: dict[str, str] = {}
-    external = False
-    for part in rest.split(","):
-        option, _, value = part.partition("=")
-        if is_base_url(part):
-            urls.append(part)
-        elif part == "external":
-            external = True
-        elif option in ("model", "key") and value:
-            options[option] = value
-        else:
-            raise UsageError(
-                f"--other-model {name}: {part!r} is not a URL, model=, key= or external"
-            )
-    if not urls:
-        raise UsageError(f"--other-model {name}: no URL")
-    key = options.get("key")
-    if key is not None and not os.environ.get(key):
-        raise UsageError(f"--other-model {name}: the environment has no {key}")
-    api_key = None if key is None else os.environ[key]
-    return name, OtherModel(tuple(urls), options.get("model"), api_key, external)
-
-
-def further_policy(text: str) -> tuple[str, tuple[str, ...]]:
-    """Parse ``NAME=URL[,URL…]``: a further trained policy and the engines that serve it.
-
-    Raise :class:`bridle.errors.UsageError`.
-    """
-    name, rest = pair(text, "--policy")
-    urls = tuple(rest.split(","))
-    for url in urls:
-        if not is_base_url(url):
-            raise UsageError(f"--policy {name}: {url!r} is not a URL such as http://127.0.0.1:8000")
-    return name, urls
-
-
-def pair(text: str, option: str) -> tuple[str, str]:
-    """Split ``NAME=VALUE`` into two texts.
-
-    Raise :class:`bridle.errors.UsageError` for another form.
-    """
-    name, _, value = text.partition("=")
-    if not name or not value:
-        raise UsageError(f"{option} {text}: expected NAME=VALUE")
-    return name, value
+    if other.key_variable is None:
+        return other
+    if not (key := os.environ.get(other.key_variable)):
+        raise UsageError(f"other_models.{name}: the environment has no {other.key_variable}")
+    return replace(other, api_key=key)

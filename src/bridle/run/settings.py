@@ -177,7 +177,7 @@ def _require_known(values: Mapping[str, Any], kind: type, where: str) -> None:
             continue
         if is_dataclass(known[name]):
             _require_known(value, known[name], f"{where} [{name}]")
-        elif is_dataclass(item := get_args(known[name])[-1]) and isinstance(item, type):
+        elif is_dataclass(item := (None, *get_args(known[name]))[-1]) and isinstance(item, type):
             for key, one in value.items():
                 if isinstance(one, dict):
                     _require_known(one, item, f"{where} [{name}.{key}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -191,12 +192,8 @@ def stacks(
             ).url
             for name, path in policies.items()
         }
-        further = []
-        for name in policies:
-            if name != DEFAULT_POLICY:
-                further += ["--policy", f"{name}={urls[name]}"]
-        for role, name in roles.items():
-            further += ["--role-model", f"{role}={name}"]
+        others = {name: [urls[name]] for name in policies if name != DEFAULT_POLICY}
+        further = ["--set", f"policies={_toml(others)}", "--set", f"role_models={_toml(roles)}"]
         first = urls[DEFAULT_POLICY]
         proxy_url, admin_key = opened.enter_context(
             proxy(first, policies[DEFAULT_POLICY], store, logs, key=key, host=host, further=further)
@@ -210,6 +207,15 @@ def stacks(
         for one in running.values():
             one.announce(version)
         yield running
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """Return texts, or lists of them, as an inline table."""
+    pairs = (
+        f"{json.dumps(key, ensure_ascii=False)} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+    )
+    return f"{{{', '.join(pairs)}}}"
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,9 @@ import typer
 
 from bridle.cli.options import JsonOption, base_urls, model_path
 from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
+from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
+from bridle.engine.vllm.flags import VllmOptions
 from bridle.run.environment import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE, key_in
 
 if TYPE_CHECKING:
@@ -22,7 +24,16 @@ CHECK_FAILED = 3
 INTERRUPTED = 130
 
 
+@configured(
+    VllmOptions,
+    {
+        "--served-model-name": "served_name",
+        "--host": "host",
+        "--max-model-len": "max_model_len",
+    },
+)
 def vllm(
+    config: VllmOptions,
     model: Annotated[
         Path | None,
         typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name."),
@@ -33,36 +44,7 @@ def vllm(
             callback=base_urls, help="Check the vLLM at this URL instead of starting one."
         ),
     ] = None,
-    served_model_name: Annotated[str, typer.Option(help="Model name in requests.")] = "policy",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    private_network: Annotated[
-        bool,
-        typer.Option(
-            "--private-network",
-            help="Only trusted machines reach the address: without VLLM_API_KEY it takes no key.",
-        ),
-    ] = False,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and reply. Default: the model's own.")
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto: float32 on CPU, the checkpoint's own on GPU.")
-    ] = "auto",
-    tool_parser: Annotated[
-        str, typer.Option(help="auto: from the model's template; none: no parser.")
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, typer.Option(help="auto: from the model's template; none: no parser.")
-    ] = "auto",
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Largest rank of LoRA adapters. Default: no adapters.")
-    ] = None,
-    cpu_kv_cache_gib: Annotated[int, typer.Option(help="GiB for keys and values on a CPU.")] = 4,
-    version: Annotated[int, typer.Option(help="Policy version of the weights in --model.")] = 0,
-    restarts: Annotated[
-        int, typer.Option(help="Restarts after vLLM dies; an hour of service resets the count.")
-    ] = 3,
     run_dir: Annotated[
         Path, typer.Option(help="vLLM's log, and a note of the weights it served last.")
     ] = Path("runs/vllm"),
@@ -78,23 +60,26 @@ def vllm(
             help="Python interpreter with vLLM. Default: $BRIDLE_VLLM_PYTHON, .venv-vllm."
         ),
     ] = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(help="Further argument for vLLM, which replaces Bridle's own. Repeatable."),
-    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Serve a policy with vLLM, or check a vLLM that runs already.
 
     Exit status: 1 when vLLM does not start or stays down, 3 when a check fails.
     """
-    from bridle.engine.vllm import Expectation, VllmOptions, VllmServer
+    from bridle.engine.vllm import Expectation, VllmServer
 
+    config = replace(
+        config,
+        port=port,
+        version=config.version or 0,
+        tool_parser=_named(config.tool_parser),
+        reasoning_parser=_named(config.reasoning_parser),
+    )
     expect = Expectation(
-        context=max_model_len,
-        private_network=private_network,
-        tool_parser=_named(tool_parser),
-        reasoning_parser=_named(reasoning_parser),
+        context=config.max_model_len,
+        private_network=config.private_network,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     if (model is None) == (url is None):
         fail("give --model DIR to start vLLM, or --url URL to check one that runs", 2)
@@ -104,30 +89,15 @@ def vllm(
             print_json({"url": url, "checks": _as_data(checks)})
         return
     assert model is not None  # noqa: S101 - one of the two was given
-    options = VllmOptions(
-        served_name=served_model_name,
-        host=host,
-        private_network=private_network,
-        port=port,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        tool_parser=_named(tool_parser),
-        reasoning_parser=_named(reasoning_parser),
-        lora_rank=lora_rank,
-        cpu_kv_cache_gib=cpu_kv_cache_gib,
-        extra=tuple(extra or ()),
-    )
     key = key_in(UPSTREAM_KEY_VARIABLE) or key_in(VLLM_KEY_VARIABLE)
     leave_on_sigterm()
     try:
         server = VllmServer(
             model,
             run_dir,
-            options=options,
+            options=config,
             python=python,
-            version=version,
             resume=resume,
-            restarts=restarts,
             on_event=_say,
             api_key=key,
         )
@@ -171,10 +141,10 @@ def _examined(url: str, expect: Expectation, json: bool, key: str | None) -> lis
 
 
 def _as_data(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(check) for check in checks]
+    return [asdict(check) for check in checks]
 
 
-def _named(parser: str) -> str | None:
+def _named(parser: str | None) -> str | None:
     return None if parser == "none" else parser
 
 

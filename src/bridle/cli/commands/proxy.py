@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bridle.cli.options import (
-    BudgetCalls,
-    BudgetSeconds,
-    BudgetTokens,
-    JsonOption,
-    StoreOption,
-    base_urls,
-    tokenizer_path,
-)
+from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_path
 from bridle.cli.serving import announce, listening_on, wait_for_signal
+from bridle.cli.settings import configured
 from bridle.cli.terminal import fail
-from bridle.proxy.settings import ProxySettings, shown_limits
+from bridle.proxy.settings import OtherModel, ProxyConfig, ProxySettings, is_loopback
 from bridle.run.environment import (
     ADMIN_KEY_VARIABLE,
     DEFAULT_PORT,
@@ -32,6 +24,7 @@ from bridle.run.environment import (
     key_in,
     made_admin_key,
 )
+from bridle.run.other_models import require_urls, with_key
 from bridle.run.upstream import Upstream, examine
 from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
@@ -47,23 +40,10 @@ _PATIENCE_S: Final = 10.0
 """Seconds to wait until an engine that was started together with the proxy listens."""
 
 
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+FLAGS: Final = {"--model": "model"}
 
 
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class Synchronous(StrEnum):
-    NORMAL = "NORMAL"
-    FULL = "FULL"
-
-
+@configured(ProxyConfig, FLAGS)
 def proxy(
     engines: Annotated[
         list[str],
@@ -75,6 +55,7 @@ def proxy(
         ),
     ],
     store: StoreOption,
+    config: ProxyConfig,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     tokenizer: Annotated[
@@ -93,139 +74,48 @@ def proxy(
             help="The engine is any OpenAI-compatible API: record text, ask for no token ids.",
         ),
     ] = False,
-    continuation: Annotated[
-        Continuation, typer.Option(help="How prompts of sessions are made that set nothing else.")
-    ] = Continuation.EXACT,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The engine's name of the model. Default: the first it lists."),
-    ] = None,
-    policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            help="A further trained policy: NAME=URL[,URL…]. Clients name it as their model. "
-            "Repeatable.",
-        ),
-    ] = None,
-    other_models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--other-model",
-            help="Send a model elsewhere: NAME=URL[,model=THEIRS][,key=VARIABLE][,external]. "
-            "NAME may be a pattern; recorded, never trained.",
-        ),
-    ] = None,
-    role_models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--role-model",
-            help="ROLE=NAME of a --policy or an --other-model; ROLE may be `subagent`.",
-        ),
-    ] = None,
-    dialects: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dialect",
-            help="Also serve this API: FILE.py:NAME of a Dialect. Installed ones need no option. "
-            "Repeatable.",
-        ),
-    ] = None,
-    budget_calls: BudgetCalls = None,
-    budget_tokens: BudgetTokens = None,
-    budget_seconds: BudgetSeconds = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes behind the port; each serves every session.")
     ] = 1,
-    memory: Annotated[
-        int | None,
-        typer.Option(min=1, help="MiB of memory for sessions in use, per process. Default: 48."),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option("--limit", help=f"NAME=VALUE. Repeatable. Defaults: {shown_limits()}."),
-    ] = None,
-    synchronous: Annotated[
-        Synchronous,
-        typer.Option(
-            help="SQLite's setting: NORMAL survives a killed process, FULL also a power failure."
-        ),
-    ] = Synchronous.NORMAL,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="Format of log lines on standard error.")
-    ] = LogFormat.TEXT,
-    log_level: Annotated[
-        LogLevel, typer.Option(help="Lowest level that is logged; info has a line for each call.")
-    ] = LogLevel.WARNING,
-    otel: Annotated[
-        bool,
-        typer.Option(
-            "--otel", help="Send OpenTelemetry spans to the OTEL_* address; needs the otel extra."
-        ),
-    ] = False,
-    seal_idle: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Seconds without calls after which a session that has no key is sealed and "
-            "reaches the feed; 0: never.",
-        ),
-    ] = 0.0,
     viewer: Annotated[
         bool,
         typer.Option(
             "--viewer", help="Serve the store's pages under /bridle/viewer, for the admin key."
         ),
     ] = False,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Remove keys and secrets from recorded text.")
-    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Record every call of the agents whose base URL is this proxy."""
     from bridle.proxy.dialects.registry import providers, served
     from bridle.proxy.server import ProxyServer, tune_gc
-    from bridle.proxy.settings import Budget, OtherModel, is_loopback, limits_from
     from bridle.proxy.workers import WorkerPool
-    from bridle.run.other_models import further_policy, other_model, pair
 
     given_key = key_in(ADMIN_KEY_VARIABLE)
     if given_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
-    further = dict(further_policy(text) for text in policies or ())
-    others = dict(other_model(text) for text in other_models or ())
     if external:
-        others["*"] = OtherModel(tuple(engines), model, upstream_key, external=True)
+        config = in_front_of_a_provider(config, engines, upstream_key)
+    require_urls(config)
+    config = replace(
+        config,
+        log_format=config.log_format or "text",
+        other_models={name: with_key(name, one) for name, one in config.other_models.items()},
+    )
     try:
-        limits = limits_from(dict(pair(text, "--limit") for text in limit or ()), memory)
         settings = ProxySettings(
             upstream_url=engines[0],
             more_engines=tuple(engines[1:]),
             store_url=store,
-            synchronous=synchronous.value,
             host=host,
             port=port,
             admin_key=given_key or made_admin_key(),
             keyless_recording=given_key is None,
             private_files=tuple(key_files()),
             upstream_api_key=upstream_key,
-            model=model,
             tokenizer_dir=tokenizer,
-            continuation=continuation,
-            policies=further,
-            other_models=others,
-            role_models=dict(pair(text, "--role-model") for text in role_models or ()),
-            budget=Budget(budget_calls, budget_tokens, budget_seconds),
-            # A provider has no health route; its calls show how it is.
-            limits=replace(limits, health_check_s=0) if external else limits,
-            seal_idle_s=seal_idle,
             judge=_judge,
-            redact=redact,
-            log_format=log_format.value,
-            log_level=log_level.value,
-            tracing=otel,
-            dialects=tuple(dialects or ()),
+            **{one.name: getattr(config, one.name) for one in fields(ProxyConfig)},
         )
     except ValueError as error:
         fail(str(error), 2)
@@ -233,8 +123,8 @@ def proxy(
     migrate(store)
     found: list[Upstream] = []
     if not json:
-        more = [url for urls in further.values() for url in urls]
-        found += _examined(engines, upstream_key, model, external)
+        more = [url for urls in config.policies.values() for url in urls]
+        found += _examined(engines, upstream_key, config.model, external)
         found += _examined(more, upstream_key, None, external=False)
     if tokenizer is None and not external and found:
         tokenizer = found[0].tokenizer
@@ -253,6 +143,19 @@ def proxy(
     with single as server:
         _announce(server.base_url, json, settings, spoken, found, viewer)
         wait_for_signal()
+
+
+def in_front_of_a_provider(
+    config: ProxyConfig, engines: Sequence[str], key: str | None
+) -> ProxyConfig:
+    """Return ``config`` with ``engines`` as the model of every call, recorded as text."""
+    provider = OtherModel(tuple(engines), config.model, key, external=True)
+    return replace(
+        config,
+        other_models={**config.other_models, "*": provider},
+        # A provider has no health route; its calls show how it is.
+        limits=replace(config.limits, health_check_s=0),
+    )
 
 
 def _feed() -> APIRouter:
@@ -325,7 +228,7 @@ def _continuation(settings: ProxySettings) -> str:
     if settings.other_models.get("*") is not None and settings.other_models["*"].external:
         return "off: an external API takes no token ids"
     if settings.continuation is not Continuation.EXACT:
-        return "rendered, as --continuation asks: histories are tokenised again at each call"
+        return "rendered, as configured: histories are tokenised again at each call"
     if settings.tokenizer_dir is None:
         return "off: name the model with --tokenizer DIRECTORY or OWNER/MODEL"
     from bridle.run.examination import examine_template
