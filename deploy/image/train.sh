@@ -18,8 +18,8 @@ echo "It asks for the admin key: docker compose exec proxy cat /keys/admin"
 engine=http://net:8000
 if [ -z "$BRIDLE_AGENT" ]; then
   exec bridle demo --engine-url "$engine" --out /data/demo --directory /sessions --steps "$BRIDLE_STEPS" \
-    --groups "$BRIDLE_GROUPS" --learning-rate "$BRIDLE_LEARNING_RATE" --minutes "$BRIDLE_MINUTES" \
-    --eval-tasks "$BRIDLE_EVAL_TASKS"
+    --set groups="$BRIDLE_GROUPS" --set learning_rate="$BRIDLE_LEARNING_RATE" \
+    --set minutes="$BRIDLE_MINUTES" --set eval_tasks="$BRIDLE_EVAL_TASKS"
 fi
 exec bridle train --engine-url "$engine" --policy /data/policy --out /data/train \
   --agent "$BRIDLE_AGENT" --tasks "$BRIDLE_TASKS" --verifier "$BRIDLE_VERIFIER" --steps "$BRIDLE_STEPS" \

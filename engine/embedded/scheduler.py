@@ -12,9 +12,11 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from bridle.engine.embedded.attention import Chunk
@@ -38,12 +40,12 @@ it."""
 class SchedulerLimits:
     """Bounds on a step and on memory."""
 
-    max_running: int = 64
+    max_running: Annotated[int, Meta(ge=1)] = 64
     """Maximum number of sequences that compute at the same time; more wait."""
-    step_tokens: int = 512
+    step_tokens: Annotated[int, Meta(ge=1)] = 512
     """Maximum tokens of one forward pass, decoding ones included, so that none waits long for a
     prompt."""
-    kv_bytes: int = 1 << 30
+    kv_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
     """Maximum bytes of keys and values. Beyond it, those of finished sequences are dropped; new
     sequences wait if the running ones alone reach it."""
 

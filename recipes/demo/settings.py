@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from bridle.recipes.demo import DemoPolicy
 from bridle.recipes.models.tiny import TinyShape
 from bridle.run.environment import EngineKind
-from bridle.trainer.config import ComputeConfig
+from bridle.run.settings import parse_overrides, settings_from
+from bridle.trainer.config import AtLeastZero, ComputeConfig, Count, Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class DemoSettings:
 
     policy: DemoPolicy = "tiny"
 
-    seed: int = 0
+    seed: Natural = 0
     engine: EngineKind = "embedded"
     """The engine that serves the policy."""
     device: str = "cpu"
@@ -59,20 +62,20 @@ class DemoSettings:
     vocab_size: int = 1024
     first_sessions: int = 32
     """Number of sessions recorded for the tokenizer's corpus, before there is a policy."""
-    teacher_sessions: int = 2000
+    teacher_sessions: Count = 2000
     teacher_skill: float = 0.45
     """The share of demonstrations in which the teacher computes with the right operation."""
-    lessons: Sequence[Lesson] = (
+    lessons: tuple[Lesson, ...] = (
         Lesson(epochs=5, learning_rate=3e-3, final_fraction=1.0, shared=16),
         Lesson(epochs=3, learning_rate=3e-3),
     )
     """The lessons of the warm start, in order."""
-    eval_tasks: int = 200
+    eval_tasks: Count = 200
     """Number of held-out questions asked before and after, at the training temperature."""
     greedy_tasks: int = 100
     """Number of these questions that are also asked greedily; that figure has no noise from drawing
     tokens."""
-    learning_rate: float = 3e-4
+    learning_rate: AtLeastZero = 3e-4
     final_fraction: float = 0.1
     """The learning rate at the end, as a fraction of its peak. At a low rate, the last steps
     consolidate what is learned and do not chase the few sessions that still fail."""
@@ -80,10 +83,10 @@ class DemoSettings:
     """The ``eps`` of Adam. A policy that is nearly certain of most tokens has tiny gradients there.
     With the usual value, Adam would turn their noise into full steps and wear down the result of
     the warm start."""
-    max_steps: int = 12
-    groups: int = 16
+    max_steps: Count = 12
+    groups: Count = 16
     """Number of questions per GRPO step."""
-    group_size: int = 8
+    group_size: Count = 8
     """Number of sessions per question."""
     minibatches: int = 2
     """Number of optimizer updates per pass over a step's sessions."""
@@ -91,7 +94,7 @@ class DemoSettings:
     """Number of passes over a step's sessions."""
     goal: float = 0.97
     """The mean reward of a step's sessions, over the last three steps, at which training ends."""
-    minutes: float = 11.5
+    minutes: AtLeastZero = 11.5
     """Maximum minutes of the whole demo. The teacher's recording ends at :data:`TEACHER_SHARE` of
     them and the warm start at :data:`WARM_SHARE`, with what they have by then. Training ends, with
     or without reaching the goal, when only as much time is left as measuring took before; the
@@ -100,7 +103,7 @@ class DemoSettings:
     """Number of PyTorch threads in an update, while nothing else runs."""
     checkpoint_every: int = 1
     """Number of GRPO steps between checkpoints."""
-    parallel: int = 16
+    parallel: Count = 16
     """Maximum number of sessions at a time."""
     timeout_s: float = 60.0
 
@@ -138,6 +141,18 @@ PRETRAINED: Final = DemoSettings(
 )
 """The settings of the pretrained policy. Its checkpoints take 1.6 GB each: weights and Adam's
 moments."""
+
+
+def with_changes(settings: DemoSettings, assignments: Sequence[str]) -> DemoSettings:
+    """Return ``settings`` with the values of ``NAME=VALUE`` texts.
+
+    Raise :class:`bridle.run.settings.SettingsError`.
+    """
+    return settings_from(
+        DemoSettings,
+        defaults=msgspec.to_builtins(settings),
+        overrides=parse_overrides(assignments),
+    )
 
 
 def settings_of(policy: DemoPolicy) -> DemoSettings:

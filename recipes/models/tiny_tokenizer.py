@@ -71,7 +71,6 @@ def train_tokenizer(
     texts: Iterable[str],
     *,
     vocab_size: int = 2048,
-    split_digits: bool = True,
     split_spaces: bool = False,
     min_frequency: int = 0,
     template: str = CHATML_TOOLS_TEMPLATE,
@@ -84,7 +83,7 @@ def train_tokenizer(
     first one pads, ``eos_token`` ends a reply); the Hermes and thinking markup are single tokens
     that decode as text, as in Qwen3.
 
-    ``split_digits`` makes every digit a token of its own, ``split_spaces`` every space: then a word
+    Every digit is a token of its own. With ``split_spaces`` every space is one, too: then a word
     is the same token after a space and after a quote, and a tiny model can learn to copy it. Words
     whose pieces occur less than ``min_frequency`` times stay in pieces, which can be copied too
     when the word itself has never been seen.
@@ -96,8 +95,7 @@ def train_tokenizer(
     ]
     if split_spaces:
         splitters.insert(0, pre_tokenizers.Split(" ", behavior="isolated"))
-    if split_digits:
-        splitters.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    splitters.insert(0, pre_tokenizers.Digits(individual_digits=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(

@@ -38,8 +38,8 @@ Bridle = Callable[..., Result]
 TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."
 SHAPE = TinyShape(hidden=256, layers=6, heads=4, kv_heads=2, intermediate=768, context=8192)
 WORKLOAD = Workload(sessions_per_hour=1000, turns=8, prompt=2000, added=300, sampled=200)
-WISH = ("--sessions-per-hour", "1000", "--turns", "4", "--prompt", "200")
-WISH += ("--added", "50", "--sampled", "30")
+WISH = ("--sessions-per-hour", "1000", "--set", "turns=4", "--set", "prompt=200")
+WISH += ("--set", "added=50", "--set", "sampled=30")
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +176,12 @@ def test_a_training_pass_computes_what_torch_counts(policy: Path, lora: bool) ->
 def test_a_command_without_a_shape_or_with_an_unknown_device_is_told_so(
     bridle: Bridle, policy: Path, store: str
 ) -> None:
-    refused = bridle("plan", "--model", policy, "--turns", "3")
+    refused = bridle("plan", "--model", policy, "--set", "turns=3")
     assert refused.exit_code != 0
-    assert "--sessions-per-hour, --prompt, --added, --sampled" in refused.stderr
+    assert "sessions_per_hour is not set; name a recorded RUN" in refused.stderr
+    refused = bridle("plan", "--model", policy, *WISH, "--set", "turns=0.5")
+    assert refused.exit_code == 2
+    assert "turns: Expected `float` >= 1" in refused.stderr
     refused = bridle("plan", "--model", policy, *WISH, "--device", "h1000")
     assert refused.exit_code != 0
     assert "is none of this, a100" in refused.stderr

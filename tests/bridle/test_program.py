@@ -50,6 +50,18 @@ def test_every_help_text_prints_as_it_is_written(
     assert texts > 300
 
 
+def test_a_command_has_at_most_a_dozen_options() -> None:
+    loaded = {name: program.loaded(name) for name in program.COMMANDS}
+    tree = [((name,), command) for name, command in loaded.items()]
+    for name, command in loaded.items():
+        tree += commands(command, name) if hasattr(command, "commands") else ()
+    options = {
+        path: sum(one.param_type_name == "option" for one in command.params)
+        for path, command in tree
+    }
+    assert {path: count for path, count in options.items() if count > 12} == {}
+
+
 def test_help_takes_less_than_half_a_second_and_imports_no_command() -> None:
     script = (
         "import sys; from bridle.cli.program import app\n"

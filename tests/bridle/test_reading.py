@@ -351,7 +351,7 @@ def test_a_completed_prompt_is_no_conversation(
 
     for form in ("chat", "trl", "sharegpt", "adp", "atif"):
         assert export(form) == ([], {"prompt_without_messages": 3}), form
-    for options in ((), ("--deduplicate",)):
+    for options in ((), ("--set", "deduplicate=true")):
         lines, left_out = export("trl-prompt-completion", *options)
         assert lines == [
             {"prompt": "What is 2 plus 3?", "completion": "The answer is unknown."},
@@ -366,12 +366,38 @@ def test_open_is_the_outcome_of_sessions_that_are_not_sealed(
     path = tmp_path / "x.jsonl"
 
     def taken(outcome: str) -> int:
-        asked = ("export", path, "--force", "--outcome", outcome, "--store", store, "--json")
+        asked = (
+            "export",
+            path,
+            "--force",
+            "--set",
+            f"outcome={outcome}",
+            "--store",
+            store,
+            "--json",
+        )
         return int(json.loads(bridle(*asked).stdout or '{"sessions": 0}')["sessions"])
 
     assert (taken("open"), taken("completed")) == (1, 0)
     httpx.post(f"{proxy_url}/bridle/v1/sessions/{recorded}/seal", json={}).raise_for_status()
     assert (taken("open"), taken("completed")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("min_reward=1", "--set min_reward: use --min-reward"),
+        ("rules.turn_reward=step", "--set rules: use --rules"),
+        ("reward_nam=x", "there is no setting 'reward_nam'"),
+    ],
+)
+def test_a_condition_that_an_export_does_not_take_is_refused_in_a_line(
+    bridle: Bridle, store: str, tmp_path: Path, assignment: str, reason: str
+) -> None:
+    refused = bridle("export", tmp_path / "x.jsonl", "--set", assignment, "--store", store)
+    assert refused.exit_code == 2
+    assert reason in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_an_export_without_a_format_is_refused(bridle: Bridle, store: str, recorded: str) -> None:

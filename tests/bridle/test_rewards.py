@@ -39,7 +39,7 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
         ours = Aggregation({"score": 1.0, "step": 1.0}, turns="mean", sources=("operator",))
         assert session.reward(ours) == odd + 0.5
     path = tmp_path / "good.jsonl"
-    turns = ("--turn-reward", "step", "--min-turn-reward", "0.5")
+    turns = ("--rules", '{"turn_reward": "step", "min_turn_reward": 0.5}')
     written = json.loads(bridle("export", path, *turns, "--store", store, "--json").stdout)
     assert list(written["untrained_tokens"]) == ["turn_reward_too_low"]
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]

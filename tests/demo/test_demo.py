@@ -94,7 +94,7 @@ def test_the_agent_gets_better_at_notes_it_has_not_seen(
 def still(bridle: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps that changes nothing."""
     directory = tmp_path_factory.mktemp("demo") / "run"
-    arguments = ("--learning-rate", 0, "--steps", 2, "--eval-tasks", 8)
+    arguments = ("--set", "learning_rate=0", "--steps", 2, "--set", "eval_tasks=8")
     report = run(bridle, directory, *arguments)
     assert report["greedy_after"] == report["greedy_before"]
     require_conserved(bridle, directory, report)

@@ -101,12 +101,12 @@ def test_without_a_learning_rate_nothing_is_learned(
         "tiny",
         "--start-from",
         demo,
-        "--learning-rate",
-        0,
+        "--set",
+        "learning_rate=0",
         "--steps",
         2,
-        "--eval-tasks",
-        150,
+        "--set",
+        "eval_tasks=150",
     )
     done = bridle("demo", "--out", still, *arguments, "--json")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -126,7 +126,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     directory = tmp_path / "stopped"
     command = [sys.executable, "-m", "bridle", "demo", "--policy", "tiny"]
     command += ["--out", str(directory)]
-    command += ["--start-from", str(demo), "--steps", "2", "--eval-tasks", "8"]
+    command += ["--start-from", str(demo), "--steps", "2", "--set", "eval_tasks=8"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
 
 from bridle.cli.options import EngineOption, JsonOption, ProxyOption, StoreOption, base_urls
 from bridle.cli.serving import leave_on_sigterm
+from bridle.cli.settings import SetOption
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 from bridle.recipes.demo import DemoPolicy
@@ -32,27 +33,8 @@ def demo(
             "tiny: random weights, and an agent with tools; needs no download."
         ),
     ] = "smollm2",
-    seed: Annotated[
-        int, typer.Option(help="Seed of the policy, the questions and their order.")
-    ] = 0,
-    learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="Learning rate of GRPO; 0 changes nothing.")
-    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Longest time of the whole run; measurements that have begun are completed."
-        ),
-    ] = None,
-    groups: Annotated[int | None, typer.Option(min=1, help="Questions per GRPO step.")] = None,
-    eval_tasks: Annotated[
-        int | None, typer.Option(min=1, help="Held-out tasks; at most 100 of them greedily.")
-    ] = None,
     engine: EngineOption = "embedded",
-    device: Annotated[
-        str, typer.Option(help="Of the trainer and the embedded engine: cpu, cuda, cuda:1.")
-    ] = "cpu",
     engine_url: Annotated[
         str | None,
         typer.Option(
@@ -64,36 +46,28 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option(help="Workspaces of sessions, with --engine-url; else in --out.")
     ] = None,
+    assignments: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the model of a small LangChain agent end to end, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
         from bridle.recipes.demo.run import Demo, Services
-    from bridle.recipes.demo.settings import VLLM_MINUTES, settings_of
+    from bridle.recipes.demo.settings import VLLM_MINUTES, settings_of, with_changes
     from bridle.recipes.demo.state import start_afresh
     from bridle.recipes.models.smollm2 import ModelNotFetched
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
         fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
 
-    if engine == "vllm" and minutes is None:
-        minutes = VLLM_MINUTES
+    settings = replace(settings_of(policy), engine=engine)
+    if engine == "vllm":
+        settings = replace(settings, minutes=VLLM_MINUTES)
+    if steps is not None:
+        settings = replace(settings, max_steps=steps)
+    settings = with_changes(settings, assignments or ())
     leave_on_sigterm()
     if fresh:
         start_afresh(out_dir)
-    asked: dict[str, Any] = {
-        "seed": seed,
-        "engine": engine,
-        "device": device,
-        "learning_rate": learning_rate,
-        "max_steps": steps,
-        "minutes": minutes,
-        "groups": groups,
-        "eval_tasks": eval_tasks,
-    }
-    settings = dataclasses.replace(
-        settings_of(policy), **{name: value for name, value in asked.items() if value is not None}
-    )
     services = None if engine_url is None else Services(engine_url, proxy, store, directory)
     run = Demo(out_dir, settings, err if json else out, services=services)
     if start_from is not None:

@@ -13,7 +13,17 @@ from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.terminal import fail
 from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
+from bridle.run.settings import parse_overrides, settings_from
 
+LimitsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A bound: max_running (sequences decoded at a time), step_tokens (tokens computed in "
+        "a step) or kv_bytes (memory of keys and values). Repeatable.",
+    ),
+]
 app = typer.Typer(help="Serve a policy.", no_args_is_help=True)
 
 
@@ -41,18 +51,10 @@ def embedded(
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and reply. Default: the model's own.")
     ] = None,
-    max_running: Annotated[
-        int | None, typer.Option(min=1, help="Sequences decoded at a time.")
-    ] = None,
-    step_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens computed per step.")
-    ] = None,
-    kv_cache_gib: Annotated[
-        float | None, typer.Option(min=0, help="Memory of keys and values.")
-    ] = None,
     parse_thinking: Annotated[
         bool, typer.Option("--parse-thinking", help="Return <think>…</think> as the reasoning.")
     ] = False,
+    assignments: LimitsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Serve a Transformers model from a directory."""
@@ -64,17 +66,12 @@ def embedded(
     api_key = key_in(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {API_KEY_VARIABLE} to the key they must send")
-    asked = {
-        "max_running": max_running,
-        "step_tokens": step_tokens,
-        "kv_bytes": None if kv_cache_gib is None else int(kv_cache_gib * (1 << 30)),
-    }
     settings = EmbeddedSettings(
         device=device,
         dtype=dtype,
         threads=threads,
         max_model_len=max_model_len,
-        limits=SchedulerLimits(**{name: value for name, value in asked.items() if value}),
+        limits=settings_from(SchedulerLimits, overrides=parse_overrides(assignments or ())),
     )
     with listening_on(host, port):
         serving = EmbeddedEngine(

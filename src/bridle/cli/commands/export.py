@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from bridle.cli.options import (
-    HarnessOption,
-    JsonOption,
-    RewardSourcesOption,
-    RunOption,
-    StoreOption,
-)
+from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.terminal import counted, fail, out, print_json
@@ -25,7 +20,28 @@ from bridle.reconstruct.exports.formats import export as write
 from bridle.reconstruct.exports.formats import format_of
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
+from bridle.run.settings import parse_overrides, settings_from
 from bridle.store.reading.queries import Reader
+
+_OWN_OPTIONS: Final = {
+    "sessions": "--session",
+    "run": "--run",
+    "min_reward": "--min-reward",
+    "where": "--where",
+    "rules": "--rules",
+    "part": "--eval-share",
+    "eval_share": "--eval-share",
+}
+SelectionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another condition on sessions: harness, split, outcome (open: not sealed), reward "
+        "(the bounds' reward; default: the session's number), max_reward, reward_sources "
+        '(["verifier"]), deduplicate (true: no repeated rows). Repeatable.',
+    ),
+]
 
 
 def export(
@@ -44,34 +60,19 @@ def export(
         typer.Option(help="Only this session: id, name, beginning, or `last`. Repeatable."),
     ] = None,
     run: RunOption = None,
-    harness: HarnessOption = None,
-    split: Annotated[str | None, typer.Option(help="Only tasks of this split.")] = None,
-    outcome: Annotated[
-        str | None, typer.Option(help="Only sessions with this outcome; open: not sealed.")
-    ] = None,
-    reward: Annotated[
-        str | None,
-        typer.Option(help="Name of the reward that the bounds apply to; default: the session's."),
-    ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
-    reward_source: RewardSourcesOption = None,
     where: Annotated[
         list[str] | None,
         typer.Option(help="Any column: harness=pi, call.dialect!=chat, label.x=1, task.suite=…"),
     ] = None,
     rules: RulesOption = "{}",
-    turn_reward: Annotated[
-        str | None, typer.Option(help="Train only turns whose reward of this name is high enough.")
-    ] = None,
-    min_turn_reward: Annotated[float, typer.Option(help="Lowest reward of a turn.")] = 0.0,
-    deduplicate: Annotated[bool, typer.Option(help="Leave out repeated rows.")] = False,
     eval_share: Annotated[
         float | None,
         typer.Option(min=0.0, max=1.0, help="Share of tasks to hold out, in a second file."),
     ] = None,
     builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    assignments: SelectionOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write recorded sessions as training data, each file with a data card beside it."""
@@ -85,22 +86,12 @@ def export(
         chosen_rules,
         where=(*chosen_rules.where, *(c for c in conditions if c.of == "call")),
     )
-    if turn_reward is not None:
-        chosen_rules = replace(
-            chosen_rules, turn_reward=turn_reward, min_turn_reward=min_turn_reward
-        )
-    selection = Selection(
+    selection = replace(
+        _selected(assignments or ()),
         run=run,
-        harness=harness,
-        split=split,
-        outcome=outcome,
-        reward=reward,
         min_reward=min_reward,
-        max_reward=max_reward,
-        reward_sources=None if reward_source is None else tuple(reward_source),
         rules=chosen_rules,
         where=tuple(condition for condition in conditions if condition.of != "call"),
-        deduplicate=deduplicate,
     )
     with reader(store) as source:
         require_run(source, run)
@@ -121,6 +112,14 @@ def export(
             out.print(f"  left out: {count} {reason}", highlight=False)
         for reason, count in file["untrained_tokens"].items():
             out.print(f"  tokens not trained: {count} {reason}", highlight=False)
+
+
+def _selected(assignments: Sequence[str]) -> Selection:
+    overrides = parse_overrides(assignments)
+    for name, option in _OWN_OPTIONS.items():
+        if any(one.partition(".")[0] == name for one in overrides):
+            fail(f"--set {name}: use {option}", 2)
+    return settings_from(Selection, overrides=overrides)
 
 
 def _require_sessions(source: Reader, selection: Selection) -> None:

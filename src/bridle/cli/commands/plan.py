@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +13,7 @@ from bridle.cli.options import JsonOption, StoreOption, model_path
 from bridle.cli.reading import reader
 from bridle.cli.terminal import err, out, print_json
 from bridle.errors import UsageError
+from bridle.run.settings import SettingsError, parse_overrides, settings_from
 
 if TYPE_CHECKING:
     from bridle.run.plan.device import Device
@@ -22,6 +23,17 @@ _BUSY: Final = 0.5
 """The average share of time for which a proxy process may be busy; sessions come in bursts."""
 _ASSUMED: Final = 0.4
 """The share of the roofline that is assumed if no run was measured."""
+
+WorkloadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A mean over the sessions: turns, prompt (tokens of the first one), added (tokens of "
+        "tool results before each later turn), sampled (tokens of a reply), shared (tokens of the "
+        "first prompt that all have in common). Repeatable; of a run, its own.",
+    ),
+]
 
 
 def plan(
@@ -38,16 +50,6 @@ def plan(
     ] = None,
     sessions_per_hour: Annotated[
         float | None, typer.Option(min=0.001, help="Wanted; of a run, its own.")
-    ] = None,
-    turns: Annotated[float | None, typer.Option(min=1, help="Calls of a session.")] = None,
-    prompt: Annotated[float | None, typer.Option(min=1, help="Tokens of the first prompt.")] = None,
-    added: Annotated[
-        float | None, typer.Option(min=0, help="Tokens of tool results before each later turn.")
-    ] = None,
-    sampled: Annotated[float | None, typer.Option(min=1, help="Tokens of a reply.")] = None,
-    shared: Annotated[
-        float | None,
-        typer.Option(min=0, help="Tokens of the first prompt that all sessions have in common."),
     ] = None,
     device: Annotated[
         str,
@@ -66,6 +68,7 @@ def plan(
     reference: Annotated[
         bool, typer.Option("--reference", help="Sessions are scored for a KL penalty too.")
     ] = False,
+    assignments: WorkloadOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the proxies, disk, engines and trainers that so many sessions an hour need.
@@ -82,15 +85,10 @@ def plan(
     if run is not None:
         with reader(store) as source:
             measured = recorded_run(source, run)
-    asked = {
-        "sessions_per_hour": sessions_per_hour,
-        "turns": turns,
-        "prompt": prompt,
-        "added": added,
-        "sampled": sampled,
-        "shared": shared,
-    }
-    workload = _workload(measured, {name: each for name, each in asked.items() if each is not None})
+    asked = parse_overrides(assignments or ())
+    if sessions_per_hour is not None:
+        asked["sessions_per_hour"] = str(sessions_per_hour)
+    workload = _workload(measured, asked)
     size = model_size(model)
     with err.status("Measuring"):
         machine = _device(device)
@@ -125,17 +123,16 @@ def plan(
         _print(found, machine)
 
 
-def _workload(measured: RecordedRun | None, asked: dict[str, float]) -> Workload:
+def _workload(measured: RecordedRun | None, asked: dict[str, str]) -> Workload:
     from bridle.run.plan.workload import Workload
 
-    if measured is not None:
-        return replace(measured.workload, **asked)
-    wanted = [field.name for field in fields(Workload) if field.default is MISSING]
-    missing = [name for name in wanted if name not in asked]
-    if missing:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise UsageError(f"name a recorded RUN, or give {options}")
-    return Workload(**asked)
+    recorded = {} if measured is None else asdict(measured.workload)
+    try:
+        return settings_from(Workload, defaults=recorded, overrides=asked)
+    except SettingsError as error:
+        if measured is None:
+            error.add_note("name a recorded RUN, or give every mean of its sessions")
+        raise
 
 
 def _device(name: str) -> Device:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from bridle.errors import UsageError
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
+from bridle.trainer.config import AboveZero, AtLeastZero
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The means over a workload's sessions."""
 
-    sessions_per_hour: float
-    turns: float
-    prompt: float
+    sessions_per_hour: AboveZero
+    turns: Annotated[float, Meta(ge=1)]
+    prompt: AboveZero
     """Number of tokens in a session's first prompt."""
-    added: float
+    added: AtLeastZero
     """Number of tokens between a reply and the next one: tool results, and text of the template."""
-    sampled: float
+    sampled: AboveZero
     """Number of tokens in a reply."""
-    shared: float = 0.0
+    shared: AtLeastZero = 0.0
     """Number of tokens of the first prompt that other sessions begin with as well, such as a system
     prompt. An engine's prefix cache has them."""
 
