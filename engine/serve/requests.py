@@ -302,7 +302,7 @@ def _check_common(body: SamplingFields) -> None:
     if body.choices > 1 and body.temperature is not None and body.temperature < 1e-5:
         raise RequestRefused(f"n must be 1 when using greedy sampling, got {body.choices}.")
     if body.prompt_logprobs is not None:
-        _check_prompt_logprobs(body.prompt_logprobs, streamed=body.stream)
+        _check_prompt_logprobs(body.prompt_logprobs, streamed=bool(body.stream))
 
 
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:

@@ -26,10 +26,10 @@ import yaml
 from typer.core import TyperGroup
 
 from bridle.cli.program import app
+from bridle.cli.settings import shown_settings
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
-from bridle.run.config import RunConfig
-from bridle.run.settings import parse_overrides, settings_of
+from bridle.run.settings import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 STAFF = ROOT / "examples" / "staff_list"
@@ -102,8 +102,8 @@ def require_command(tmp_path: Path) -> Callable[[list[str]], None]:
             assert found is not None
             command = found
         parsed = command.make_context(command.name, arguments)
-        known = {one.name for one in settings_of(RunConfig)}
-        assert set(parse_overrides(parsed.params.get("assignments") or ())) <= known
+        given = parse_overrides(parsed.params.get("assignments") or ())
+        assert set(given) <= set(shown_settings(command))
 
     return require
 

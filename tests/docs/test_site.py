@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from bridle.cli import program
+from bridle.cli.settings import shown_settings
 
 pytestmark = pytest.mark.docs
 
@@ -131,7 +132,7 @@ def test_every_command_on_a_page_is_one_with_options_that_it_has(page: Path) -> 
         command, rest = pages.command_of(words)
         options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
         options |= {"--help", "-h"}
-        settings = getattr(command.callback, "shown_settings", {})
+        settings = shown_settings(command)
         for before, word in itertools.pairwise(rest):
             if before == "--set" and not word.startswith("policies."):
                 assert word.partition("=")[0] in settings, words

@@ -90,7 +90,8 @@ def main(address: str, client: str) -> None:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for inherited in (selector, listener, wakeup_read, wakeup_write, *clients.values()):
+                selector.close()
+                for inherited in (listener, wakeup_read, wakeup_write, *clients.values()):
                     inherited.close()
                 become(request, streams, connection, client)
                 return

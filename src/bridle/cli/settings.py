@@ -11,13 +11,15 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import typer
 
 from bridle.run.settings import Setting, parse_overrides, settings_from, settings_of
 
+Command = TypeVar("Command", bound=Callable[..., None])
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -89,6 +91,29 @@ def configured(kind: type, flags: Mapping[str, str]) -> Callable[[Callable[..., 
     return decorate
 
 
+def settable(place: str) -> Callable[[Command], Command]:
+    """Return a decorator for a command whose ``--set`` takes the settings of a dataclass.
+
+    ``place`` is the dataclass's ``MODULE:NAME``, which is imported when its settings are listed.
+    """
+
+    def decorate(command: Command) -> Command:
+        vars(command)["settings_at"] = place
+        return command
+
+    return decorate
+
+
+def shown_settings(command: Any) -> Mapping[str, str]:
+    """Return the option that sets each setting of a click command, by the setting's name."""
+    callback = getattr(command, "callback", None)
+    if (place := getattr(callback, "settings_at", None)) is None:
+        return getattr(callback, "shown_settings", {})
+    module, _, name = place.partition(":")
+    kind = getattr(import_module(module), name)
+    return {setting.name: f"--set {setting.name}=VALUE" for setting in settings_of(kind)}
+
+
 def replacements(error: Any) -> list[str]:
     """Return the options that set what the unknown option of a click error seems to mean.
 
@@ -96,7 +121,7 @@ def replacements(error: Any) -> list[str]:
     """
     option = getattr(error, "option_name", "")
     command: Any = error.ctx.command if error.ctx else None
-    settings: Mapping[str, str] = getattr(getattr(command, "callback", None), "shown_settings", {})
+    settings = shown_settings(command)
     if not settings or any(option in one.opts for one in command.params):
         return []
     asked = option.lstrip("-").replace("-", "_")

@@ -12,12 +12,13 @@ import typer
 
 from bridle.cli.options import EngineOption, JsonOption, ProxyOption, StoreOption, base_urls
 from bridle.cli.serving import leave_on_sigterm
-from bridle.cli.settings import SetOption
+from bridle.cli.settings import SetOption, settable
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 from bridle.recipes.demo import DemoPolicy
 
 
+@settable("bridle.recipes.demo.settings:DemoSettings")
 def demo(
     proxy: ProxyOption,
     store: StoreOption,

@@ -10,6 +10,7 @@ import typer
 from bridle.cli.commands import engine_vllm
 from bridle.cli.options import JsonOption, model_path, tokenizer_path
 from bridle.cli.serving import announce, listening_on, wait_for_signal
+from bridle.cli.settings import settable
 from bridle.cli.terminal import fail
 from bridle.extras import needs_extra
 from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
@@ -36,6 +37,7 @@ app.command()(engine_vllm.vllm)
 
 
 @app.command()
+@settable("bridle.engine.embedded.scheduler:SchedulerLimits")
 def embedded(
     model: Annotated[
         Path, typer.Option(parser=model_path, metavar="MODEL", help="Directory or Hub name.")

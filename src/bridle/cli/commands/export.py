@@ -13,6 +13,7 @@ import typer
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
+from bridle.cli.settings import settable
 from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
@@ -44,6 +45,7 @@ SelectionOption = Annotated[
 ]
 
 
+@settable("bridle.reconstruct.exports.selection:Selection")
 def export(
     path: Annotated[Path, typer.Argument(help="File to write: .jsonl, .parquet or .csv.")],
     store: StoreOption,

@@ -11,6 +11,7 @@ import typer
 
 from bridle.cli.options import JsonOption, StoreOption, model_path
 from bridle.cli.reading import reader
+from bridle.cli.settings import settable
 from bridle.cli.terminal import err, out, print_json
 from bridle.errors import UsageError
 from bridle.run.settings import SettingsError, parse_overrides, settings_from
@@ -36,6 +37,7 @@ WorkloadOption = Annotated[
 ]
 
 
+@settable("bridle.run.plan.workload:Workload")
 def plan(
     store: StoreOption,
     model: Annotated[

@@ -95,7 +95,7 @@ def proxy(
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
     if external:
-        config = in_front_of_a_provider(config, engines, upstream_key)
+        config = _with_provider(config, engines, upstream_key)
     require_urls(config)
     config = replace(
         config,
@@ -145,9 +145,7 @@ def proxy(
         wait_for_signal()
 
 
-def in_front_of_a_provider(
-    config: ProxyConfig, engines: Sequence[str], key: str | None
-) -> ProxyConfig:
+def _with_provider(config: ProxyConfig, engines: Sequence[str], key: str | None) -> ProxyConfig:
     """Return ``config`` with ``engines`` as the model of every call, recorded as text."""
     provider = OtherModel(tuple(engines), config.model, key, external=True)
     return replace(

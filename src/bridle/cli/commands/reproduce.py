@@ -11,11 +11,12 @@ import typer
 
 from bridle.cli.options import EngineOption, JsonOption
 from bridle.cli.serving import leave_on_sigterm
-from bridle.cli.settings import SetOption
+from bridle.cli.settings import SetOption, settable
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 
 
+@settable("bridle.recipes.demo.settings:DemoSettings")
 def reproduce(
     harness: Annotated[
         str, typer.Argument(help="codex, claude-code, qwen-code, pi or mini-swe-agent.")
