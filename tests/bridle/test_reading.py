@@ -253,7 +253,7 @@ def test_a_filter_that_fits_no_session_says_so(
     path = tmp_path / "x.jsonl"
     for filters in (
         ("--run", "run_1"),
-        ("--harness", "zz"),
+        ("--set", "harness=zz"),
         ("--eval-share", "0.5", "--run=run_1"),
     ):
         refused = bridle("export", path, *filters, "--store", store)
