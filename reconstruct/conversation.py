@@ -77,9 +77,3 @@ def digests(call: CallRow) -> tuple[bytes, bytes]:
     """Return digests of the call's instructions and of its tools. Equal ones have equal digests."""
     lineage = lineage_of(call)
     return (b"", b"") if lineage is None else (lineage.digests.system, lineage.digests.tools)
-
-
-def repeats(call: CallRow) -> str | None:
-    """Return the id of the call whose request this one sends again, or ``None``."""
-    lineage = lineage_of(call)
-    return None if lineage is None else lineage.retry_of

@@ -422,11 +422,6 @@ class LineageState(msgspec.Struct, frozen=True, gc=False):
             nullable=True,
         ),
     ] = 1.0
-    retry_of: Annotated[
-        str | None, Fact("An earlier call that asked the same question", size=64, shown=False)
-    ] = None
-    """The request only looked like a retry when it was admitted: if the earlier call has children,
-    both replies were samples."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):

@@ -237,7 +237,6 @@ class Recording:
                 *unread_tool_calls(self.request, reply.choices),
                 *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
-                *self.link.notes(status),
             ),
         }
         ended = CallEnded(

@@ -88,9 +88,6 @@ class Search:
         self.cut: list[Place] = []
         """The places of replies that the request echoes only in part, after an unchanged
         history."""
-        self.passed_over: list[tuple[Below, Turn]] = []
-        """The calls whose question stands unchanged in the request, but is followed by something
-        else than a reply; each with its place in the tree."""
 
     def link(self) -> Link:
         """Return the request's link to its session."""
@@ -111,19 +108,9 @@ class Search:
         if self.previous is not None:
             ids.append(self.previous)
         unknown = tuple(dict.fromkeys([one for one in ids if one not in turns])) if ids else ()
-        earlier = self._retry(link)
-        dropped = self._dropped(link) if self.passed_over else None
-        unexplained = unknown != () or echoes
-        if earlier is None and dropped is None and not unexplained:
-            return link
-        return structs.replace(
-            link,
-            retry_of=earlier.call_id if earlier is not None else None,
-            retry_after=earlier.status if earlier is not None else None,
-            dropped=dropped.call_id if dropped is not None else None,
-            unexplained=unexplained,
-            unknown=unknown,
-        )
+        if unknown or echoes:
+            return structs.replace(link, unexplained=True, unknown=unknown)
+        return link
 
     def _rewritten(self) -> Rewritten:
         return Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
@@ -180,7 +167,6 @@ class Search:
                     continue
                 unit = units[end]
                 if unit.message is None:
-                    self.passed_over.append((below, turn))
                     continue
                 minted = unit.minted and [one for one in unit.minted if one in turns]
                 if minted and turn.call_id not in minted:
@@ -358,31 +344,6 @@ class Search:
             if alike and same_call(other.base, turn.base):
                 return 0.5
         return 0.95
-
-    def _retry(self, link: Link) -> Turn | None:
-        below = (link.base.call_id, link.choice) if link.base is not None else None
-        for turn in reversed(self.index.asked(below, link.seen)):
-            if turn.seen.agent == self.seen.agent:
-                return None if self.index.echoed(turn) else turn
-        return None
-
-    def _dropped(self, link: Link) -> Turn | None:
-        """Return the call whose whole question stands in the request without its reply.
-
-        The next message stands in the reply's place.
-        """
-        below = (link.base.call_id, link.choice) if link.base is not None else None
-        asked = [
-            turn
-            for above, turn in self.passed_over
-            if above == below
-            and turn.choices
-            and own_head(turn, self.seen)
-            and turn.seen.agent == self.seen.agent
-            and not self.index.echoed(turn)
-        ]
-        # Each call reports the reply before it; earlier ones have been reported by then.
-        return max(asked, key=lambda turn: len(turn.seen.units), default=None)
 
 
 def _prefill(request: Request, index: TurnIndex) -> tuple[str, ...]:

@@ -26,14 +26,10 @@ from bridle.store.records import (
     CallStatus,
     LineageState,
     Message,
-    Note,
     RequestDigests,
     TokenIds,
 )
 from bridle.store.tree import Node, Point, path_ids
-
-_CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
-"""The statuses after which a client sends its request again."""
 
 TRUSTED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 """The statuses of calls whose tokens later calls may continue, contradictions excepted."""
@@ -125,12 +121,6 @@ class Link(msgspec.Struct, frozen=True):
     head: int = 0
     """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None
-    retry_of: str | None = None
-    """An earlier call that asked the same and failed, was cut, or has not been echoed so far."""
-    retry_after: CallStatus | None = None
-    """The status with which that call ended."""
-    dropped: str | None = None
-    """An earlier call whose question the request repeats and goes on from without its reply."""
     unexplained: bool = False
     """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
@@ -146,21 +136,7 @@ class Link(msgspec.Struct, frozen=True):
             0 if base is None else self.choice,
             self.differs,
             self.confidence,
-            self.retry_of,
         )
-
-    def notes(self, status: CallStatus) -> tuple[Note, ...]:
-        """Return the evidence for a retry (the earlier call, and the status with which it ended).
-
-        For an answered call, also return the call whose reply the harness went on without.
-        """
-        notes: tuple[Note, ...] = ()
-        if self.retry_of is not None and self.retry_after is not None:
-            name = "retry" if self.retry_after in _CUT else "asked_again"
-            notes = (Note(name, f"{self.retry_of} {self.retry_after}"),)
-        if self.dropped is not None and status in TRUSTED:
-            notes += (Note("reply_dropped", self.dropped),)
-        return notes
 
 
 class TurnIndex:

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.reconstruct.conversation import digests, repeats, tools
+from bridle.reconstruct.conversation import digests, tools
 from bridle.reconstruct.kinds.compaction import compactions
 from bridle.reconstruct.kinds.delegation import delegated
+from bridle.reconstruct.repeats import repetitions
 from bridle.store.reading.conversation import lineage_of
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
@@ -158,7 +159,9 @@ def _stated_kind(call: CallRow) -> Verdict | None:
 def _replaced(calls: Sequence[CallRow]) -> set[str]:
     """Return the ids of the calls that did not complete and that another call repeats."""
     bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
-    return bad & {repeats(call) for call in calls} if bad else bad
+    if not bad:
+        return bad
+    return {one.asked.id for one in repetitions(calls).values() if one.asked is not None} & bad
 
 
 def _side_lines(lines: Sequence[_Line]) -> list[_Line]:

@@ -22,6 +22,7 @@ from bridle.proxy.session.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
 from bridle.recipes.models.tiny_tokenizer import SPECIAL_TOKENS, train_tokenizer
 from bridle.reconstruct.breaks import reasons
+from bridle.reconstruct.repeats import Repetition, repetitions
 from bridle.store.records import (
     BreakReason,
     CallStatus,
@@ -190,15 +191,66 @@ def restarted(session: Session, turns: Sequence[Turn]) -> Session:
     return again
 
 
+class Record:
+    """The calls of a session as rows, in the order of their start."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.asked: dict[int, int] = {}
+        """The time of each request, by the identity of its link."""
+        self.rows: list[SimpleNamespace] = []
+
+    def begin(self, link: Link) -> None:
+        """A request is sent."""
+        self.clock += 1
+        self.asked[id(link)] = self.clock
+
+    def end(self, turn: Turn, link: Link) -> None:
+        """Its call is over."""
+        self.clock += 1
+        row = recorded(turn)
+        row.started_at, row.ended_at = self.asked[id(link)], self.clock
+        row.conversation = Conversation(link.tail, length=1, lineage=link.state())
+        self.rows.append(row)
+
+    def repetition(self, link: Link) -> tuple[tuple[str, CallStatus] | None, str | None]:
+        """The call that the request of ``link`` asks again and its end, and the one left out."""
+        asked = SimpleNamespace(
+            id="asked",
+            status=CallStatus.COMPLETE,
+            started_at=self.asked[id(link)],
+            ended_at=None,
+            parent_call_id=None if link.parent is None else link.parent.call_id,
+            replies=(),
+            conversation=Conversation(link.tail, length=1, lineage=link.state()),
+        )
+        rows = [*sorted(self.rows, key=lambda row: row.started_at), asked]
+        found = repetitions(rows).get("asked", Repetition(None, None))  # type: ignore[arg-type]
+        again = None if found.asked is None else (found.asked.id, found.asked.status)
+        return again, None if found.left_out is None else found.left_out.id
+
+
 class Talk:
     """A session to talk in: requests are placed, replies are minted and remembered."""
 
     def __init__(self) -> None:
         self.held = new_session()
+        self.record = Record()
 
     def ask(self, *messages: Message, agent: str | None = None, **fields: Any) -> Link:
         """Find the place of a request with these messages."""
-        return self.held.find(request(*messages, **fields), agent)
+        link = self.held.find(request(*messages, **fields), agent)
+        self.record.begin(link)
+        return link
+
+    def retry_of(self, link: Link) -> str | None:
+        """The id of the call that is asked again."""
+        again, _ = self.record.repetition(link)
+        return None if again is None else again[0]
+
+    def left_out(self, link: Link) -> str | None:
+        """The id of the call whose reply the request leaves out."""
+        return self.record.repetition(link)[1]
 
     def answer(
         self,
@@ -212,7 +264,7 @@ class Talk:
         """The reply to ``link``'s request, with minted tool-call ids, remembered."""
         call_id = new_id("call")
         message = reply(call_id, text, *calls, reasoning=reasoning)
-        return ended(
+        turn = ended(
             self.held,
             call_id,
             link,
@@ -220,6 +272,8 @@ class Talk:
             status=status,
             prompt_token_ids=prompt_token_ids,
         )
+        self.record.end(turn, link)
+        return turn
 
     @staticmethod
     def said(turn: Turn, **changes: Any) -> Message:
@@ -237,7 +291,9 @@ class Talk:
 
     def fail(self, link: Link, status: CallStatus = CallStatus.FAILED) -> Turn:
         """A call that got no reply."""
-        return ended(self.held, new_id("call"), link, status=status)
+        turn = ended(self.held, new_id("call"), link, status=status)
+        self.record.end(turn, link)
+        return turn
 
 
 def request(*messages: Message, **fields: Any) -> Request:
@@ -280,6 +336,7 @@ def talk() -> SimpleNamespace:
         new_session=new_session,
         restarted=restarted,
         Talk=Talk,
+        Record=Record,
     )
 
 

@@ -57,28 +57,29 @@ def test_a_subagent_seeded_with_the_history_is_told_apart_once_either_goes_on(se
 @pytest.mark.parametrize("status", [CallStatus.FAILED, CallStatus.INTERRUPTED])
 def test_asking_again_after_a_failure_is_a_retry(session, status) -> None:
     failed = session.fail(session.ask(SYSTEM, USER), status)
-    assert session.ask(SYSTEM, USER).retry_of == failed.call_id
+    assert session.retry_of(session.ask(SYSTEM, USER)) == failed.call_id
 
 
 def test_asking_again_after_a_reply_that_nobody_used_is_a_retry(session) -> None:
     unused = session.answer(session.ask(USER), "Twelve.")
-    assert session.ask(USER).retry_of == unused.call_id
+    assert session.retry_of(session.ask(USER)) == unused.call_id
 
 
 def test_asking_again_after_the_reply_was_used_is_no_retry(session) -> None:
     used = session.answer(session.ask(USER), "Twelve.")
     session.answer(session.ask(USER, session.said(used), NEXT), "Three.")
-    assert session.ask(USER).retry_of is None
+    assert session.retry_of(session.ask(USER)) is None
 
 
 def test_another_response_format_is_another_question(session) -> None:
     session.answer(session.ask(USER), "Twelve.")
-    assert session.ask(USER, response_format={"type": "json_object"}).retry_of is None
+    link = session.ask(USER, response_format={"type": "json_object"})
+    assert session.retry_of(link) is None
 
 
 def test_parallel_samples_are_siblings(session) -> None:
     links = [session.ask(SYSTEM, USER) for _ in range(3)]
-    assert [link.retry_of for link in links] == [None] * 3
+    assert [session.retry_of(link) for link in links] == [None] * 3
     turns = [session.answer(link, f"Sample {n}.") for n, link in enumerate(links)]
     assert {turn.parent_call_id for turn in turns} == {None}
     for turn in turns:
@@ -92,7 +93,7 @@ def test_a_retry_goes_below_the_same_parent_as_the_failed_call(session) -> None:
     assert again.parent.call_id == failed.parent_call_id
     assert again.parent in twins
     assert again.confidence == 0.5
-    assert again.retry_of == failed.call_id
+    assert session.retry_of(again) == failed.call_id
 
 
 def test_of_equal_samples_the_one_that_was_gone_on_from_stays_the_parent(session) -> None:
@@ -121,9 +122,9 @@ def test_a_reply_that_the_harness_leaves_out_is_told_of_once(session) -> None:
     hint = Message("user", "Call a tool.")
     first = session.answer(session.ask(SYSTEM, USER), "Well.")
     link = session.ask(SYSTEM, USER, hint)
-    assert (link.parent, link.dropped) == (None, first.call_id)
+    assert (link.parent, session.left_out(link)) == (None, first.call_id)
     second = session.answer(link, "Well!")
-    assert session.ask(SYSTEM, USER, hint, hint).dropped == second.call_id
+    assert session.left_out(session.ask(SYSTEM, USER, hint, hint)) == second.call_id
 
 
 def test_a_reply_is_left_out_below_the_reply_before_it(session) -> None:
@@ -131,7 +132,7 @@ def test_a_reply_is_left_out_below_the_reply_before_it(session) -> None:
     history = (SYSTEM, USER, session.said(first))
     second = session.answer(session.ask(*history, NEXT), "Hm.")
     link = session.ask(*history, NEXT, USER)
-    assert (link.parent, link.dropped) == (first, second.call_id)
+    assert (link.parent, session.left_out(link)) == (first, second.call_id)
 
 
 @pytest.mark.parametrize("used", ["A", "B"])
@@ -140,15 +141,15 @@ def test_a_sample_that_was_not_used_is_no_dropped_reply(session, used) -> None:
         session.answer(session.ask(SYSTEM, USER), text)
     link = session.ask(SYSTEM, USER, Message("assistant", used), NEXT)
     assert link.parent is not None
-    assert link.dropped is None
+    assert session.left_out(link) is None
 
 
 def test_a_call_without_a_reply_has_none_to_drop(session) -> None:
     session.fail(session.ask(SYSTEM, USER), CallStatus.FAILED)
-    assert session.ask(SYSTEM, USER, NEXT).dropped is None
+    assert session.left_out(session.ask(SYSTEM, USER, NEXT)) is None
 
 
 def test_a_question_of_another_agent_is_no_dropped_reply(session) -> None:
     session.answer(session.ask(SYSTEM, USER, agent="explore"), "Hm.")
     session.answer(session.ask(SYSTEM, USER, tools=TOOLS), "Hm.")
-    assert session.ask(SYSTEM, USER, NEXT).dropped is None
+    assert session.left_out(session.ask(SYSTEM, USER, NEXT)) is None

@@ -88,6 +88,8 @@ class World:
     replies: dict[str, Message] = field(default_factory=dict)
     """The replies as they were sent: with the opaque values that a harness may echo."""
     counter: int = 0
+    rows: Any = None
+    """The calls as the store has them."""
 
     def unique(self, word: str) -> str:
         self.counter += 1
@@ -126,7 +128,8 @@ class World:
         assert set(found) <= set(agent.parents), (found, agent.parents, link)
         assert bool(found) == bool(agent.parents)
         agent.parents = found
-        again = None if link.retry_of is None else (link.retry_of, link.retry_after)
+        self.rows.begin(link)
+        again, _ = self.rows.repetition(link)
         assert again == agent.retry
         allowed = {agent.expected}
         if agent.expected in (BreakReason.COMPACTED, BreakReason.EDITED):
@@ -197,6 +200,7 @@ class World:
             self.held, call_id, link, replies, status=status, prompt_token_ids=prompt
         )
         self.turns.append(turn)
+        self.rows.end(turn, link)
         return turn
 
     def used(self, agent: Agent, turn: Turn, rng: Random, *, part: bool = False) -> None:
@@ -354,7 +358,7 @@ def said(reply: Message) -> int:
 
 
 def live(talk: SimpleNamespace, events: Sequence[tuple[str, int, int]]) -> None:
-    world = World(talk, talk.new_session())
+    world = World(talk, talk.new_session(), rows=talk.Record())
     for operation, number, salt in events:
         happen(world, operation, number, salt)
     for turn in world.turns:

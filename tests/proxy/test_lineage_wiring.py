@@ -202,8 +202,8 @@ def test_a_request_asked_again_after_a_cut_reply_is_a_retry(stage: Any, bench: A
 def test_a_request_asked_again_after_a_whole_reply_is_a_sample_beside_it(bench: Any) -> None:
     say(bench, QUESTION)
     say(bench, QUESTION)
-    first, second = bench.calls()
-    assert second.kind is CallKind.UNKNOWN
+    first, second = bench.judged()
+    assert second.kind is CallKind.MAIN
     assert second.parent_call_id is None
     assert [n.detail for n in second.notes if n.name == "asked_again"] == [f"{first.id} complete"]
 
@@ -216,7 +216,7 @@ def test_a_reply_that_the_harness_left_out_is_noted_once(stage: Any, bench: Any)
         say(bench, QUESTION, complaint)
     stage.play = play
     say(bench, QUESTION, complaint)
-    first, refused, last = bench.calls()
+    first, refused, last = bench.judged()
     assert [n.detail for n in last.notes if n.name == "reply_dropped"] == [first.id]
     assert "reply_dropped" not in {n.name for n in refused.notes}
     assert last.parent_call_id is None

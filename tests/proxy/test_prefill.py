@@ -61,7 +61,7 @@ def test_a_prefilled_turn_later_on_is_a_break_with_its_reason(
 def test_other_beginnings_of_a_reply_are_other_questions(stage: Any, bench: Any) -> None:
     for begun in (None, BEGUN, "[", BEGUN):
         ask(bench.url, [QUESTION, *([{"role": "assistant", "content": begun}] if begun else [])])
-    calls = bench.calls()
+    calls = bench.judged()
     again = [[note.detail.split()[0] for note in call.notes if note.name == "asked_again"]
              for call in calls]  # fmt: skip
     assert again == [[], [], [], [calls[1].id]]

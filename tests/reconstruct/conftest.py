@@ -96,15 +96,15 @@ class Recording:
                     system=str(lineage.get("system")).encode(),
                     system_form=b"",
                     tools=str(lineage.get("tools")).encode(),
-                    ask=b"",
-                    units=(),
+                    ask=str(lineage.get("ask")).encode(),
+                    units=tuple(str(unit).encode() for unit in lineage.get("units", ())),
                     forms=(),
                     depth=1,
+                    agent=lineage.get("agent"),
                 ),
                 lineage.get("base"),
                 lineage.get("choice", 0),
                 differs=lineage.get("differs", ()),
-                retry_of=lineage.get("retry_of"),
             )
         tools = asked.get("tools")
         if tools is None:

@@ -37,6 +37,8 @@ def call(recording):
     def record(conversation=None, headers=None, parent=None, **fields):
         number = next(numbers)
         conversation = asked("do it") if conversation is None else conversation
+        if "lineage" in conversation and "break_reason" not in fields:
+            conversation["lineage"].setdefault("base", parent)
         return recording.call(
             [1000 + number, 1],
             [2000 + number, 2],
@@ -275,15 +277,15 @@ def test_a_cut_reply_that_the_conversation_went_on_from_still_shows_a_digression
 def test_a_failed_call_that_was_asked_again_is_a_retry_and_the_one_that_worked_is_not(
     call, kinds, recording
 ):
-    failed = call(status=CallStatus.PARTIAL)
-    call(asked("do it", retry_of=failed))
+    call(status=CallStatus.PARTIAL)
+    call(asked("do it"))
 
     assert kinds() == [CallKind.RETRY, CallKind.MAIN]
 
 
 def test_a_complete_call_that_was_asked_again_keeps_its_kind(call, kinds):
-    sample = call()
-    call(asked("do it", retry_of=sample))
+    call()
+    call(asked("do it"))
 
     assert kinds() == [CallKind.MAIN, CallKind.MAIN]
 
