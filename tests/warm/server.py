@@ -1,9 +1,10 @@
 """Forks ``bridle`` commands from a process that has already imported what they import.
 
-``python server.py SOCKET CLIENT`` prints a line when it listens on ``SOCKET`` and ends with its
-standard input. For each connection of ``CLIENT`` (see ``client.py``) it forks a child that takes
-over the client's streams, arguments, environment and folder and runs ``python -m bridle``. The
-client reports the child's end as its own. The child is killed when the client is.
+``python server.py SOCKET CLIENT`` prints a line when it listens on ``SOCKET``. A user of it sends
+:data:`USER` and stays connected; the process ends with its last user. For each connection of
+``CLIENT`` (see ``client.py``) it forks a child that takes over the client's streams, arguments,
+environment and folder and runs ``python -m bridle``. The client reports the child's end as its own.
+The child is killed when the client is.
 
 The child differs from a process of its own in two ways: its process number is not the client's,
 and modules that read the environment while they are imported have read this process's.
@@ -47,6 +48,8 @@ PRELOADED = (
     "uvloop",
 )
 HEADER_BYTES = 4
+USER = bytes(HEADER_BYTES)
+"""The request of a connection that keeps this process alive."""
 
 
 def main(address: str, client: str) -> None:
@@ -66,15 +69,20 @@ def main(address: str, client: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
-    for source in (listener, wakeup_read, sys.stdin):
+    for source in (listener, wakeup_read):
         selector.register(source, selectors.EVENT_READ)
     print("ready", flush=True)
     clients: dict[int, socket.socket] = {}
+    users: set[socket.socket] = set()
     while True:
         for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                return
-            if key.fileobj is wakeup_read:
+            if key.fileobj in users:
+                selector.unregister(key.fileobj)
+                users.discard(key.fileobj)
+                key.fileobj.close()
+                if not users:
+                    return
+            elif key.fileobj is wakeup_read:
                 with contextlib.suppress(BlockingIOError):
                     wakeup_read.recv(4096)
             else:
@@ -83,12 +91,16 @@ def main(address: str, client: str) -> None:
                 if request is None:
                     connection.close()
                     continue
+                if not request:
+                    users.add(connection)
+                    selector.register(connection, selectors.EVENT_READ)
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     for inherited in (selector, listener, wakeup_read, wakeup_write):
                         inherited.close()
-                    for other in clients.values():
+                    for other in (*clients.values(), *users):
                         other.close()
                     become(request, streams, connection, client)
                     return
@@ -105,10 +117,15 @@ def main(address: str, client: str) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return a client's request, None if the client is gone already, and its three streams."""
+    """Return a client's request and its three streams.
+
+    The request is None if the client is gone already, and empty if it is a user.
+    """
     header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
     if len(header) < HEADER_BYTES:
         return None, streams
+    if header == USER:
+        return {}, streams
     size, body = int.from_bytes(header, "big"), b""
     while len(body) < size:
         piece = connection.recv(size - len(body))
