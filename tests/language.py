@@ -71,7 +71,8 @@ def main() -> int:
     """Check the places that the command line names."""
     places = [Path(each) for each in sys.argv[1:]] or [Path(room) for room in ROOMS]
     lines = [each for path in sources(places) for each in findings(path)]
-    print("\n".join(lines))
+    for line in lines:
+        print(line)
     return 1 if lines else 0
 
 

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from bridle.bench.viewer import over_bars
 
 
+@pytest.mark.loop
 def test_every_page_and_list_action_is_timed(bridle: Callable[..., Result], tmp_path: Path) -> None:
     store = tmp_path / "kept.db"
     asked = ("--sessions", 8, "--repeats", 1, "--store", store, "--json")

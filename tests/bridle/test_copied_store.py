@@ -16,6 +16,8 @@ import pytest
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 
 def started(*command: str) -> tuple[subprocess.Popen[str], str]:
     """A command that serves, and its address."""

@@ -16,6 +16,8 @@ from click.testing import Result
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 Bridle = Callable[..., Result]
 
 

@@ -20,6 +20,8 @@ from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct import open_store
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 

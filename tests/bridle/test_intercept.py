@@ -16,6 +16,8 @@ from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 OPENAI = """
 import openai
 client = openai.OpenAI(base_url="https://api.openai.com/v1", api_key="sk-own")

@@ -15,6 +15,8 @@ import pytest
 
 from bridle.store.reading.queries import Reader
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
 

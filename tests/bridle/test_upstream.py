@@ -29,6 +29,8 @@ from bridle.run.upstream import examine
 from bridle.store.reading.queries import Reader
 from bridle.store.records import IDS_MISSING, CallStatus
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 Bridle = Callable[..., Result]
 REPLY = {
     "id": "x",

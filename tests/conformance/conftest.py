@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
 MAKER: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("make_policy.py")))
 
 
@@ -162,10 +163,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory: Path = tmp_path_factory.mktemp("conformance") / "policy"
-    MAKER["make"](directory)
-    return directory
+def policy_dir(make_once: MakeOnce) -> Path:
+    return make_once("conformance-policy", MAKER["make"])
 
 
 @pytest.fixture(scope="session")

@@ -300,6 +300,7 @@ def test_scores_of_the_client_equal_a_plain_forward_pass(
             control.score(ids[:1])
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_the_command_prints_its_url_and_stops_on_a_signal(tiny_dir: Path) -> None:
     command = [sys.executable, "-m", "bridle", "engine", "embedded", "--model", str(tiny_dir)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -20,6 +20,8 @@ from opentelemetry.trace import StatusCode
 
 from bridle.engine.scripted import Refuse
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 CHAT = "/v1/chat/completions"
 ADMIN = "admin-key-4711-never-to-be-seen"
 ENGINE = "engine-key-0815-never-to-be-seen"

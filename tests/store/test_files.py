@@ -26,6 +26,11 @@ from bridle.store.schema.files import APPLICATION_ID, check_file
 from bridle.store.writing.writer import Writer
 
 
+@pytest.fixture(autouse=True)
+def new_stores_are_copies():
+    """Make each store from nothing."""
+
+
 def other_program(path: Path, *, wal: bool = False, identity: int = 0) -> Path:
     with closing(sqlite3.connect(path)) as made:
         if wal:

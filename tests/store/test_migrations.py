@@ -31,6 +31,11 @@ from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import create_views, drop_views
 
 
+@pytest.fixture(autouse=True)
+def new_stores_are_copies():
+    """Make each store from nothing."""
+
+
 def differences(url):
     engine = connect(url)
     with engine.connect() as connection:

@@ -1,9 +1,10 @@
 """Forks ``bridle`` commands from a process that has already imported what they import.
 
-``python server.py SOCKET CLIENT`` prints a line when it listens on ``SOCKET`` and ends with its
-standard input. For each connection of ``CLIENT`` (see ``client.py``) it forks a child that takes
-over the client's streams, arguments, environment and folder and runs ``python -m bridle``. The
-client reports the child's end as its own. The child is killed when the client is.
+``python server.py SOCKET CLIENT`` prints a line when it listens on ``SOCKET``. A user of it sends
+:data:`USER` and stays connected; the process ends with its last user. For each connection of
+``CLIENT`` (see ``client.py``) it forks a child that takes over the client's streams, arguments,
+environment and folder and runs ``python -m bridle``. The client reports the child's end as its own.
+The child is killed when the client is.
 
 The child differs from a process of its own in two ways: its process number is not the client's,
 and modules that read the environment while they are imported have read this process's.
@@ -25,7 +26,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, cast, NoReturn
 
 PRELOADED = (
     "bridle.cli.program",
@@ -47,6 +48,8 @@ PRELOADED = (
     "uvloop",
 )
 HEADER_BYTES = 4
+USER = bytes(HEADER_BYTES)
+"""The request of a connection that keeps this process alive."""
 
 
 def preload() -> None:
@@ -61,62 +64,96 @@ def preload() -> None:
 def main(address: str, client: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
-    wakeup_read, wakeup_write = socket.socketpair()
-    wakeup_read.setblocking(False)
-    wakeup_write.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
-    selector = selectors.DefaultSelector()
-    for source in (listener, wakeup_read, sys.stdin):
-        selector.register(source, selectors.EVENT_READ)
+    server = Server(address)
     print("ready", flush=True)
-    clients: dict[int, socket.socket] = {}
-    while True:
-        for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                return
-            if key.fileobj is wakeup_read:
-                with contextlib.suppress(BlockingIOError):
-                    wakeup_read.recv(4096)
-                continue
-            connection, _ = listener.accept()
-            request, streams = receive(connection)
-            if request is None:
-                connection.close()
-                continue
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                selector.close()
-                for inherited in (listener, wakeup_read, wakeup_write, *clients.values()):
-                    inherited.close()
-                become(request, streams, connection, client)
-                return
-            clients[pid] = connection
-            for stream in streams:
-                os.close(stream)
-        report_ended(clients)
+    child = server.serve()
+    if child is not None:
+        become(*child, client)
 
 
-def report_ended(clients: dict[int, socket.socket]) -> None:
-    """Report each child that has ended to its client, and forget it."""
-    while clients:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        code = os.waitstatus_to_exitcode(status)
-        with contextlib.suppress(OSError), clients.pop(pid) as connection:
-            connection.sendall(code.to_bytes(4, "big", signed=True))
+class Server:
+    """The listener, the forks that run for clients, and the users that keep this process alive."""
+
+    def __init__(self, address: str) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.wakeup = socket.socketpair()
+        for end in self.wakeup:
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wakeup[1].fileno(), warn_on_full_buffer=False)
+        self.selector = selectors.DefaultSelector()
+        for source in (self.listener, self.wakeup[0]):
+            self.selector.register(source, selectors.EVENT_READ)
+        self.clients: dict[int, socket.socket] = {}
+        self.users: set[socket.socket] = set()
+
+    def serve(self) -> tuple[dict[str, Any], list[int], socket.socket] | None:
+        """Serve until the last user leaves. In a fork, return the request that it is for."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.wakeup[0]:
+                    with contextlib.suppress(BlockingIOError):
+                        self.wakeup[0].recv(4096)
+                elif key.fileobj is self.listener:
+                    if (child := self.connect()) is not None:
+                        return child
+                else:
+                    self.leave(cast(socket.socket, key.fileobj))
+                    if not self.users:
+                        return None
+            self.report_ended()
+
+    def leave(self, user: socket.socket) -> None:
+        self.selector.unregister(user)
+        self.users.discard(user)
+        user.close()
+
+    def connect(self) -> tuple[dict[str, Any], list[int], socket.socket] | None:
+        """Accept a user, or fork for a client. Return its request in the fork alone."""
+        connection, _ = self.listener.accept()
+        request, streams = receive(connection)
+        if request is None:
+            connection.close()
+            return None
+        if not request:
+            self.users.add(connection)
+            self.selector.register(connection, selectors.EVENT_READ)
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            self.selector.close()
+            for inherited in (self.listener, *self.wakeup, *self.clients.values(), *self.users):
+                inherited.close()
+            return request, streams, connection
+        self.clients[pid] = connection
+        for stream in streams:
+            os.close(stream)
+        return None
+
+    def report_ended(self) -> None:
+        """Report each child that has ended to its client, and forget it."""
+        while self.clients:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(OSError), self.clients.pop(pid) as connection:
+                connection.sendall(code.to_bytes(4, "big", signed=True))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return a client's request, None if the client is gone already, and its three streams."""
+    """Return a client's request and its three streams.
+
+    The request is None if the client is gone already, and empty if it is a user.
+    """
     header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
     if len(header) < HEADER_BYTES:
         return None, streams
+    if header == USER:
+        return {}, streams
     size, body = int.from_bytes(header, "big"), b""
     while len(body) < size:
         piece = connection.recv(size - len(body))
