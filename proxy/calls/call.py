@@ -174,7 +174,7 @@ class Call:
         """
         engine = self._stream.engine
         assert engine is not None, "it answers"  # noqa: S101 - a programming error
-        self._recording.take(events, engine.serves.version)
+        self._recording.fold.take(events, engine.serves.version)
         emitter = self._emitter
         if emitter is None:
             return None

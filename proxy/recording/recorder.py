@@ -23,10 +23,8 @@ from bridle.proxy.session.turn import TRUSTED, Link, Turn
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
-    Event,
     Message,
     Request,
-    Tokens,
 )
 from bridle.proxy.wire.fold import Fold
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
@@ -41,7 +39,6 @@ from bridle.store.records import (
     Growth,
     Note,
     TokenIds,
-    VersionRun,
     is_frozen,
     logprob_array,
     token_array,
@@ -151,23 +148,11 @@ class Recording:
         self.request = request
         self.link = link
         self._prompt = prompt
-        self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.packed: list[bytes] = []
         """The bytes that were sent earlier, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
         """A function that records bytes that are sent to the client."""
-        self._versions: dict[int, list[VersionRun]] = {}
-        self._stamped: dict[int, int] = {}
-        """The version of each choice's latest tokens, by the choice's index."""
-
-    def take(self, events: Sequence[Event], version: int) -> None:
-        """Fold ``events`` and stamp their tokens with the policy ``version`` of this moment."""
-        stamped = self._stamped
-        for event in events:
-            if isinstance(event, Tokens) and stamped.get(event.choice) != version:
-                self._stamp(event, version)
-        self.fold.take(events)
 
     def pack(self) -> int:
         """Compress the bytes that were sent since the last time.
@@ -211,10 +196,10 @@ class Recording:
                 Choice(
                     token_ids=token_array(choice.token_ids),
                     logprobs=logprob_array(choice.logprobs if with_ids else ()),
-                    versions=tuple(self._versions.get(index, ())),
+                    versions=tuple(choice.versions),
                     finish_reason=choice.finish_reason,
                 )
-                for index, choice in enumerate(reply.choices)
+                for choice in reply.choices
             ]
         )
         missing = sum([int(np.count_nonzero(np.isnan(choice.logprobs))) for choice in choices])
@@ -227,7 +212,7 @@ class Recording:
         turn = self._turn(status, messages, None if frozen else growth, prompt)
         by_reply = {
             "ended_at": time.time(),
-            "first_token_at": self._first_token_at,
+            "first_token_at": self.fold.first_token_at,
             "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             "role": self.link.seen.agent,
             "break_reason": break_reason,
@@ -275,16 +260,6 @@ class Recording:
         if prompt is None or status not in TRUSTED:
             return self.session.turn(self.begun.id, self.link, status, messages)
         return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
-
-    def _stamp(self, tokens: Tokens, version: int) -> None:
-        """Record that the choice's tokens come from ``version``, from these tokens on."""
-        if not tokens.token_ids:
-            return
-        if self._first_token_at is None:
-            self._first_token_at = time.time()
-        run = VersionRun(self.fold.token_count(tokens.choice), version)
-        self._versions.setdefault(tokens.choice, []).append(run)
-        self._stamped[tokens.choice] = version
 
 
 def recorded_conversation(request: Request, link: Link) -> Conversation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,21 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.store.records import MESSAGE_FIELDS, TokenIds
+from bridle.store.records import MESSAGE_FIELDS, TokenIds, VersionRun
 
 
 class Fold:
     """Grows with each batch of events; :meth:`reply` may be called at any time."""
 
-    __slots__ = ("_choices", "_reply", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
+    __slots__ = (
+        "_choices",
+        "_reply",
+        "first_token_at",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "sampled",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -33,11 +42,14 @@ class Fold:
         self.usage: Usage | None = None
         self.sampled = 0
         """Sampled tokens of all choices so far."""
+        self.first_token_at: float | None = None
+        """Time of the first token's arrival in seconds since 1970."""
         self._choices: dict[int, _Choice] = {}
         self._reply: Reply | None = None
         """The latest result of :meth:`reply`, until further events come."""
 
-    def take(self, events: Iterable[Event]) -> None:
+    def take(self, events: Iterable[Event], version: int = 0) -> None:
+        """Add ``events`` and stamp their tokens with the policy ``version`` of this moment."""
         # Every token of every stream passes here: the commonest events come first, and nothing is
         # called that need not be.
         self._reply = None
@@ -54,6 +66,10 @@ class Fold:
             if choice is None:
                 choice = choices[event.choice] = _Choice()
             if isinstance(event, Tokens):
+                if choice.version != version and event.token_ids:
+                    choice.version = version
+                    choice.versions.append(VersionRun(len(choice.token_ids), version))
+                    self.first_token_at = self.first_token_at or time.time()
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 if event.detail:
@@ -74,10 +90,6 @@ class Fold:
                 choice.add_opaque(event.fields)
             else:
                 choice.finished = event
-
-    def token_count(self, choice: int) -> int:
-        found = self._choices.get(choice)
-        return len(found.token_ids) if found else 0
 
     def reply(self) -> Reply:
         """Return the reply so far.
@@ -100,6 +112,7 @@ class Fold:
                         tool_calls=calls,
                         token_ids=choice.token_ids,
                         logprobs=choice.logprobs,
+                        versions=choice.versions,
                         detail=choice.detail,
                         finish_reason=finished.reason if finished else None,
                         stop_sequence=finished.stop_sequence if finished else None,
@@ -145,6 +158,8 @@ class _Choice:
         "text",
         "token_ids",
         "tool_calls",
+        "version",
+        "versions",
     )
 
     def __init__(self) -> None:
@@ -155,6 +170,9 @@ class _Choice:
         self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.version: int | None = None
+        """The policy version of the latest tokens."""
+        self.versions: list[VersionRun] = []
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
 
