@@ -21,9 +21,9 @@ from bridle.proxy.dialects.stored import DELETED
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
-from bridle.proxy.recording.recorder import recorded_conversation
+from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.services import Services
-from bridle.proxy.session.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.session.harness_identity import Identity, identify
 from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
 from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
@@ -33,7 +33,7 @@ from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note, new_id
+from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -154,9 +154,10 @@ class DataPlane:
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
         notes += (*to.notes, *shaped, *prompt.notes, *overruled, *ask.notes)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
-        begun = _begun(session, request, body, client, started_at, link)
         try:
-            recording = services.recorder.begin(begun, session, request, link, prompt)
+            recording = services.recorder.begin(
+                session, request, body, client.headers, started_at, link, prompt
+            )
         except StoreUnavailable as error:
             raise store_unavailable() from error
         hint = partial(refusal_hint, roles, request.messages)
@@ -220,7 +221,7 @@ class DataPlane:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
         else:
-            begun = _begun(session, request, body, client, started_at)
+            begun = begun_call(session.id, request, body, client.headers, started_at)
             ended = CallEnded(
                 id=begun.id,
                 session_id=session.id,
@@ -324,30 +325,6 @@ def _storable(request: Request) -> Request:
         message = "a model's name cannot contain a NUL character"
         raise ApiError("invalid_request", message, status=400, param="model")
     return request
-
-
-def _begun(
-    session: Session,
-    request: Request,
-    body: bytes,
-    client: Client,
-    started_at: float,
-    link: Link | None = None,
-) -> CallBegun:
-    parent = None if link is None else link.parent
-    return CallBegun(
-        id=new_id("call"),
-        session_id=session.id,
-        dialect=request.dialect,
-        started_at=started_at,
-        request_body=body,
-        stream=request.stream,
-        model_requested=request.model,
-        parent_call_id=None if parent is None else parent.call_id,
-        lineage_rule=None if link is None else link.rule,
-        headers=kept_headers(client.headers),
-        conversation=None if link is None else recorded_conversation(request, link),
-    )
 
 
 def _query(client: Client) -> dict[str, str]:

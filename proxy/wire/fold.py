@@ -28,12 +28,12 @@ class Fold:
 
     __slots__ = (
         "_choices",
-        "_reply",
         "first_token_at",
         "prompt_token_ids",
         "prompt_tokens",
         "sampled",
         "usage",
+        "whole",
     )
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Fold:
         self.first_token_at: float | None = None
         """Time of the first token's arrival in seconds since 1970."""
         self._choices: dict[int, _Choice] = {}
-        self._reply: Reply | None = None
+        self.whole: Reply | None = None
         """The latest result of :meth:`reply`, until further events come."""
 
     def take(self, events: Iterable[Event], version: int = 0) -> None:
         """Add ``events`` and stamp their tokens with the policy ``version`` of this moment."""
         # Every token of every stream passes here: the commonest events come first, and nothing is
         # called that need not be.
-        self._reply = None
+        self.whole = None
         choices = self._choices
         for event in events:
             if isinstance(event, Usage):
@@ -96,7 +96,7 @@ class Fold:
 
         A choice without events that stands before one with events is empty.
         """
-        if self._reply is None:
+        if self.whole is None:
             choices: list[ChoiceReply] = []
             for index in range(max(self._choices, default=-1) + 1):
                 choice = self._choices.get(index) or _Choice()
@@ -119,8 +119,8 @@ class Fold:
                         opaque=choice.opaque,
                     )
                 )
-            self._reply = Reply(choices, self.usage, self.prompt_token_ids)
-        return self._reply
+            self.whole = Reply(choices, self.usage, self.prompt_token_ids)
+        return self.whole
 
 
 class _Call:
