@@ -256,7 +256,7 @@ class Call:
 
         Engines of other models have another template and are not compared.
         """
-        check, engine = self._services.rendering_checks.get(self._to), self._stream.engine
+        check, engine = self._services.templates[self._to].check, self._stream.engine
         if check is None or engine is None:
             return
         begun, prompt = self._recording.begun, self._recording.fold.prompt_token_ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from functools import partial
@@ -11,14 +10,11 @@ from urllib.parse import parse_qsl
 from msgspec import structs
 
 from bridle.proxy.calls.call import Call
-from bridle.proxy.calls.engine_form import engine_form
 from bridle.proxy.calls.models import models_reply
-from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import RoleRules, refusal_hint
 from bridle.proxy.dialects.dialect import Action
 from bridle.proxy.dialects.routes import Route
 from bridle.proxy.dialects.stored import DELETED
-from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
@@ -28,12 +24,11 @@ from bridle.proxy.session.registry import Caller, store_not_read, store_unavaila
 from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
-from bridle.proxy.session.upstream_fields import with_upstream_fields
 from bridle.proxy.wire.canonical import ApiError, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note
+from bridle.store.records import CallKind, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -125,13 +120,7 @@ class DataPlane:
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        roles = await services.roles.of(to, request)
-        asked = request
-        if to.external:
-            restored = with_upstream_fields(request.messages, session.turns)
-            asked = structs.replace(request, messages=restored)
-        asked, near, shaped = engine_form(asked, link, session.turns.engine_ids, roles)
-        prompt = await self._prompt(session, near, asked, to)
+        form = await services.templates[to].form(session, link, request)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
@@ -142,25 +131,25 @@ class DataPlane:
             message = f"at most {services.settings.limits.choices} choices (n) are served"
             raise ApiError("invalid_request", message, status=400, param="n")
         ask = engine_request(
-            asked,
+            form.request,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=form.prompt.token_ids,
             external=to.external,
         )
         notes = [*request.notes]
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *shaped, *prompt.notes, *overruled, *ask.notes)
+        notes += (*to.notes, *form.notes, *overruled, *ask.notes)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         try:
             recording = services.recorder.begin(
-                session, request, body, client.headers, started_at, link, prompt
+                session, request, body, client.headers, started_at, link, form.prompt
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        hint = partial(refusal_hint, roles, request.messages)
+        hint = partial(refusal_hint, form.rules, request.messages)
         call = Call(services, client, dialect, request, recording, ask, to, notes, held, hint)
         if refusal is not None:
             reason, note = refusal
@@ -213,7 +202,7 @@ class DataPlane:
                 session = None
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
-        rules = await services.roles.of(to, request) or RoleRules()
+        rules = await services.templates[to].rules(request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
         count, served = await to.count_tokens(shaped)
         reply = counting.reply(count)
@@ -286,32 +275,6 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
-
-    async def _prompt(
-        self, session: Session, link: Link, request: Request, to: EnginePool
-    ) -> CallPrompt:
-        continuer = self._services.continuer
-        if (
-            continuer is None
-            or not to.trained
-            or session.record.continuation is Continuation.RENDERED
-            or request.prompt is not None
-        ):
-            return CallPrompt(None, link.break_reason)
-        if continuer.takes_long(link):
-            prompt = await asyncio.to_thread(continuer.prompt, link, request)
-        else:
-            prompt = continuer.prompt(link, request)
-        if prompt.token_ids is None:
-            return prompt
-        check = self._services.rendering_checks.get(to)
-        home = session.homes.get(to)
-        if check is None or (home is not None and home.rendering.agrees):
-            return prompt
-        found = await check.objection(home, to, request.model)
-        if found is None:
-            return prompt
-        return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))
 
 
 def _allowed(method: str, route: Route) -> bool:

@@ -60,14 +60,15 @@ class ModelRoutes:
         """The engines of every call if there are none but the default policy's, else ``None``."""
 
     async def start(self) -> None:
-        for pool in self._pools():
+        for pool in self.pools():
             await pool.start()
 
     async def close(self) -> None:
-        for pool in self._pools():
+        for pool in self.pools():
             await pool.close()
 
-    def _pools(self) -> list[EnginePool]:
+    def pools(self) -> list[EnginePool]:
+        """Return the pools of the policies, and those of the other models."""
         return [*self.policies.values(), *self._others.values()]
 
     def states(self) -> list[EngineState]:
