@@ -14,10 +14,9 @@ from bridle.proxy.deployment import Deployment
 from bridle.proxy.dialects.dialect import Dialect, Provider
 from bridle.proxy.dialects.registry import providers
 from bridle.proxy.dialects.stored import StoredReplies
-from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.models import ModelRoutes
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import PoolTemplate
-from bridle.proxy.engines.routes import ModelRoutes
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
@@ -86,14 +85,14 @@ class Services:
         tracing = await asyncio.to_thread(_tracing, dialects) if settings.tracing else None
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
-        gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
+        models = ModelRoutes(settings)
+        gates = {name: pool.gate for name, pool in models.policies.items()}
         metrics = Metrics(gates, labelled=settings.workers)
         memory = SessionMemory(
             reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
-        models = ModelRoutes(settings, gates)
         await models.start()
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
