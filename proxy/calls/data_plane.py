@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
 from msgspec import structs
 
 from bridle.proxy.calls.call import Call
-from bridle.proxy.continuation.roles import RoleRules, refusal_hint
+from bridle.proxy.continuation.roles import RoleRules
 from bridle.proxy.dialects.dialect import Action
 from bridle.proxy.dialects.routes import Route
 from bridle.proxy.dialects.stored import DELETED
@@ -38,26 +38,24 @@ class DataPlane:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._actions: dict[Action, Callable[[Route, Client, Held], Awaitable[None]]] = {
+            Action.GENERATE: self._generate,
+            Action.COUNT: self._count,
+            Action.MODELS: self._models,
+            Action.STORED: self._stored,
+            Action.HELLO: self._hello,
+        }
 
     async def serve(self, route: Route, client: Client) -> None:
         """Reply to one request on a data route; every error has the dialect's own form."""
+        held = Held(self._services.in_flight)
         try:
             if client.header_bytes > self._services.settings.limits.header_bytes:
                 raise ApiError("too_large", "the request's headers are too large", status=431)
             usual = client.scope["method"] == route.at.methods and "upgrade" not in client.headers
             if not usual and await self._refuse_method(route, client):
                 return
-            match route.at.action:
-                case Action.GENERATE:
-                    await self._generate(route, client)
-                case Action.COUNT:
-                    await self._count(route, client)
-                case Action.MODELS:
-                    await self._models(route, client)
-                case Action.STORED:
-                    await self._stored(route, client)
-                case Action.HELLO:
-                    await client.respond(200, b"")
+            await self._actions[route.at.action](route, client, held)
         except ApiError as error:
             await self._refuse(route, client, error)
         except ClientGone:
@@ -72,6 +70,9 @@ class DataPlane:
                 raise
             message = "the proxy failed; the cause is in its log"
             await self._refuse(route, client, ApiError("internal", message, status=500))
+        finally:
+            if held.bytes:
+                held.release()
 
     async def _refuse(
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
@@ -99,15 +100,7 @@ class DataPlane:
         await self._refuse(route, client, error, ("allow", route.at.methods))
         return True
 
-    async def _generate(self, route: Route, client: Client) -> None:
-        held = Held(self._services.in_flight)
-        try:
-            await self._call(route, client, held)
-        finally:
-            if held.bytes:
-                held.release()
-
-    async def _call(self, route: Route, client: Client, held: Held) -> None:
+    async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
@@ -149,8 +142,7 @@ class DataPlane:
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        hint = partial(refusal_hint, form.rules, request.messages)
-        call = Call(services, client, dialect, request, recording, ask, to, notes, held, hint)
+        call = Call(services, client, dialect, recording, ask, form, notes, held)
         if refusal is not None:
             reason, note = refusal
             notes.append(note)
@@ -176,15 +168,8 @@ class DataPlane:
             link = services.memory.find_first(request)
         return session, link
 
-    async def _count(self, route: Route, client: Client) -> None:
+    async def _count(self, route: Route, client: Client, held: Held) -> None:
         """Reply with the exact number of prompt tokens by the engine's own template."""
-        held = Held(self._services.in_flight)
-        try:
-            await self._count_tokens(route, client, held)
-        finally:
-            held.release()
-
-    async def _count_tokens(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
@@ -239,7 +224,10 @@ class DataPlane:
             return
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
-    async def _stored(self, route: Route, client: Client) -> None:
+    async def _hello(self, _: Route, client: Client, __: Held) -> None:
+        await client.respond(200, b"")
+
+    async def _stored(self, route: Route, client: Client, _: Held) -> None:
         """Reply with a stored response as its client got it, or delete it.
 
         A deleted response is hidden from clients and stays in the record.
@@ -265,7 +253,7 @@ class DataPlane:
         stored.forget(call.id)
         await client.respond(200, stored.deleted(response_id))
 
-    async def _models(self, route: Route, client: Client) -> None:
+    async def _models(self, route: Route, client: Client, _: Held) -> None:
         services = self._services
         await services.sessions.authenticate(client.headers, client.address)
         reply = models_reply(

@@ -160,6 +160,7 @@ class EnginePool:
         self.model = model
         self.assistant_fields = AssistantFields()
         self._settings = settings
+        self.limits = settings.limits
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engines send."""
         self.external = external

@@ -100,6 +100,7 @@ class EngineForm(NamedTuple):
     notes: tuple[Note, ...]
     rules: RoleRules | None
     """The rules about roles of the model's template, if they are known."""
+    pool: EnginePool
 
 
 class PoolTemplate:
@@ -148,7 +149,7 @@ class PoolTemplate:
             request = structs.replace(request, messages=messages)
             link = structs.replace(link, tail=rules.shape_tail(link.tail), head=head)
         prompt = await self._prompt(session, link, request)
-        return EngineForm(request, prompt, (*notes, *prompt.notes), rules)
+        return EngineForm(request, prompt, (*notes, *prompt.notes), rules, self._pool)
 
     async def _prompt(self, session: Session, link: Link, request: Request) -> CallPrompt:
         continuer, exact = self._continuer, session.record.continuation is Continuation.EXACT
