@@ -109,6 +109,11 @@ class Body(msgspec.Struct, Generic[Entry], gc=False):
     model: str | None = None
     id: str | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has no content."""
+        return not self.choices and self.usage is None and self.prompt_token_ids is None
+
 
 LeanBody = Body[LogprobEntry]
 DetailedBody = Body[dict[str, Any]]

@@ -72,24 +72,16 @@ class Fold:
                     self.first_token_at = self.first_token_at or time.time()
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
-                if event.detail:
-                    choice.detail.extend(event.detail)
+                choice.detail += event.detail or ()
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
             elif isinstance(event, ReasoningDelta):
                 choice.reasoning.append(event.text)
-            elif isinstance(event, ToolCallDelta):
-                call = choice.tool_calls.get(event.index)
-                if call is None:
-                    call = choice.tool_calls[event.index] = _Call(event)
-                call.pieces.append(event.arguments)
-                if event.extra:
-                    call.extra.update(event.extra)
-            elif isinstance(event, Opaque):
-                choice.add_opaque(event.fields)
-            else:
+            elif isinstance(event, Finished):
                 choice.finished = event
+            else:
+                choice.take(event)
 
     def reply(self) -> Reply:
         """Return the reply so far.
@@ -176,9 +168,17 @@ class _Choice:
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
 
-    def add_opaque(self, fields: Mapping[str, Any]) -> None:
-        """Add a message's opaque fields. Lists that come in pieces are joined."""
-        for name, value in fields.items():
+    def take(self, event: ToolCallDelta | Opaque) -> None:
+        """Add a piece of a tool call, or opaque fields, whose lists are joined."""
+        if isinstance(event, ToolCallDelta):
+            call = self.tool_calls.get(event.index)
+            if call is None:
+                call = self.tool_calls[event.index] = _Call(event)
+            call.pieces.append(event.arguments)
+            if event.extra:
+                call.extra.update(event.extra)
+            return
+        for name, value in event.fields.items():
             known = self.opaque.get(name)
             if isinstance(known, list) and isinstance(value, list):
                 known += value
