@@ -24,7 +24,7 @@ from bridle.proxy.session.registry import Caller, store_not_read, store_unavaila
 from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
-from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.wire.canonical import ApiError, Parse, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
@@ -102,14 +102,8 @@ class DataPlane:
 
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
-        caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
-        identity = identify(client.headers)
-        dialect = route.dialect
-        request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if request.previous_response_id is not None or request.references:
-            readable = services.sessions.readable(caller)
-            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        dialect, identity = route.dialect, identify(client.headers)
+        caller, body, request = await self._parsed(route, client, held, dialect.parse)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -150,6 +144,25 @@ class DataPlane:
         else:
             await call.serve()
 
+    async def _parsed(
+        self, route: Route, client: Client, held: Held, parse: Parse
+    ) -> tuple[Caller, bytes, Request]:
+        """Return who asks, the request's body, and the request.
+
+        Raises :class:`ApiError` for a model name that no database can store.
+        """
+        services = self._services
+        caller = await services.sessions.authenticate(client.headers, client.address)
+        body = await client.body(services.settings.limits, held)
+        request = parse(body, dict(route.parameters), _query(client))
+        if "\0" in request.model:
+            message = "a model's name cannot contain a NUL character"
+            raise ApiError("invalid_request", message, status=400, param="model")
+        if request.previous_response_id is not None or request.references:
+            readable = services.sessions.readable(caller)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        return caller, body, request
+
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
     ) -> tuple[Session, Link]:
@@ -173,12 +186,7 @@ class DataPlane:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
-        request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
-        if request.previous_response_id is not None or request.references:
-            readable = services.sessions.readable(caller)
-            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        caller, body, request = await self._parsed(route, client, held, counting.parse)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -268,14 +276,6 @@ class DataPlane:
 def _allowed(method: str, route: Route) -> bool:
     allowed = route.at.methods.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
-
-
-def _storable(request: Request) -> Request:
-    """Return ``request``. Raises :class:`ApiError` for a model name that no database can store."""
-    if "\0" in request.model:
-        message = "a model's name cannot contain a NUL character"
-        raise ApiError("invalid_request", message, status=400, param="model")
-    return request
 
 
 def _query(client: Client) -> dict[str, str]:

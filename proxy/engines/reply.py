@@ -1,9 +1,9 @@
 """An upstream's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``proxy/engines/reply_body.py``); other shapes are converted to them
-first (``odd_reply.py``). Tool calls get their minted ids here, once, so that emitters, fold and
-record all see the same ids; the engine's own ids are kept beside them. Each normalisation is a
-note. A payload that cannot be understood, or that belongs to another reply, is an error.
+The wire shapes are vLLM's; other shapes are converted to them first
+(``proxy/engines/reply_body.py``). Tool calls get their minted ids here, once, so that emitters,
+fold and record all see the same ids; the engine's own ids are kept beside them. Each normalisation
+is a note. A payload that cannot be understood, or that belongs to another reply, is an error.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.engines.errors import error_in, reported
-from bridle.proxy.engines.odd_reply import SURROGATE, OddReply, as_logprob
 from bridle.proxy.engines.reply_body import (
+    SURROGATE,
     Choice,
     DetailedBody,
     Function,
     LeanBody,
     Logprobs,
+    OddReply,
     Text,
     ToolCallPiece,
     UsageObject,
+    as_logprob,
     malformed,
 )
 from bridle.proxy.engines.request import REASONING
