@@ -140,7 +140,7 @@ class ReplyDecoder:
         another reply.
         """
         body, cut = self._body(payload)
-        choices = body.choices or ()
+        choices: Sequence[Choice[Any]] = body.choices or ()
         if self._id is None:
             self._id = body.id or None
         elif body.id and body.id != self._id:
@@ -237,7 +237,7 @@ class ReplyDecoder:
         if given.get("error") or error_in(given) is not None:
             raise reported(given)
         try:
-            body = msgspec.convert(given, DetailedBody if self._detail else LeanBody)
+            body: Any = msgspec.convert(given, DetailedBody if self._detail else LeanBody)
         except (msgspec.ValidationError, RecursionError) as problem:
             raise malformed(str(problem)) from problem
         if body.is_bare and given.get("choices", ()) is None:

@@ -201,7 +201,7 @@ class Recording:
         missing = 0
         for choice in reply.choices:
             logprobs = logprob_array(choice.logprobs if with_ids else ())
-            missing += np.count_nonzero(np.isnan(logprobs))
+            missing += int(np.count_nonzero(np.isnan(logprobs)))
             sampled, versions = token_array(choice.token_ids), tuple(choice.versions)
             choices.append(Choice(sampled, logprobs, versions, choice.finish_reason))
         messages: list[Message] = []
