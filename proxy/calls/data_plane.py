@@ -102,8 +102,9 @@ class DataPlane:
 
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
-        dialect, identity = route.dialect, identify(client.headers)
+        dialect = route.dialect
         caller, body, request = await self._parsed(route, client, held, dialect.parse)
+        identity = identify(client.headers)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -154,7 +155,8 @@ class DataPlane:
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
-        request = parse(body, dict(route.parameters), _query(client))
+        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
+        request = parse(body, dict(route.parameters), query)
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
@@ -276,7 +278,3 @@ class DataPlane:
 def _allowed(method: str, route: Route) -> bool:
     allowed = route.at.methods.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
-
-
-def _query(client: Client) -> dict[str, str]:
-    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
