@@ -19,7 +19,7 @@ import numpy as np
 from bridle.bench.corpus import Corpus
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.dialects.registry import DIALECTS
-from bridle.proxy.recording.recorder import Recording, recorded_conversation
+from bridle.proxy.recording.recorder import Recording, begun_call
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import (
     Event,
@@ -121,27 +121,16 @@ class Agent:
         data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         request = dialect.parse(data, {}, {})
         link = self._held.find(request)
-        call_id, now = new_id("call"), time.time()
-        begun = CallBegun(
-            id=call_id,
-            session_id=self.session.id,
-            dialect="chat",
-            started_at=now,
-            request_body=data,
-            stream=True,
-            model_requested="policy",
-            parent_call_id=link.parent.call_id if link.parent else None,
-            lineage_rule=link.rule,
-            headers={"user-agent": "bench/1.0", "x-session-id": self.session.id},
-            conversation=recorded_conversation(request, link),
-        )
-        minted = dialect.mint(call_id, int(now), "policy")
+        now = time.time()
+        headers = {"user-agent": "bench/1.0", "x-session-id": self.session.id}
+        begun = begun_call(self.session.id, request, data, headers, now, link)
+        minted = dialect.mint(begun.id, int(now), "policy")
         prompt = CallPrompt(self._prompt)
         recording = Recording(begun, self._held, request, link, prompt)
         emitter = dialect.emitter(request, minted)
         recording.sent(emitter.begin())
         for event in self._reply(minted.tool_call_id(0)):
-            recording.take([event], 0)
+            recording.fold.take([event])
             if piece := emitter.event(event):
                 recording.sent(piece)
         recording.sent(emitter.end())

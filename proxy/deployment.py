@@ -25,8 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from bridle.proxy.engines.addresses import EngineAddress
-from bridle.proxy.engines.policy_gate import Policy
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool, Policy
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.settings import ProxySettings, engine_base

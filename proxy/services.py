@@ -14,11 +14,9 @@ from bridle.proxy.deployment import Deployment
 from bridle.proxy.dialects.dialect import Dialect, Provider
 from bridle.proxy.dialects.registry import providers
 from bridle.proxy.dialects.stored import StoredReplies
-from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.engines.models import ModelRoutes
 from bridle.proxy.engines.pool import EnginePool
-from bridle.proxy.engines.rendering import RenderingCheck
-from bridle.proxy.engines.routes import ModelRoutes
-from bridle.proxy.engines.template_roles import TemplateRoles
+from bridle.proxy.engines.rendering import PoolTemplate
 from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
@@ -60,11 +58,8 @@ class Services:
     memory: SessionMemory
     metrics: Metrics
     recorder: Recorder
-    continuer: Continuer | None
-    roles: TemplateRoles
-    rendering_checks: Mapping[EnginePool, RenderingCheck]
-    """One check for each engine pool: compares the engine's prompts with those of the local
-    tokenizer. Empty without a tokenizer whose chat template is usable."""
+    templates: Mapping[EnginePool, PoolTemplate]
+    """The template of each pool's model."""
     providers: tuple[Provider, ...]
     """The providers of the dialects that are served."""
     stored: Mapping[str, StoredReplies]
@@ -90,14 +85,14 @@ class Services:
         tracing = await asyncio.to_thread(_tracing, dialects) if settings.tracing else None
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
-        gates = {name: PolicyGate() for name in (DEFAULT_POLICY, *settings.policies)}
+        models = ModelRoutes(settings)
+        gates = {name: pool.gate for name, pool in models.policies.items()}
         metrics = Metrics(gates, labelled=settings.workers)
         memory = SessionMemory(
             reader, settings.limits.memory_bytes, on_read=metrics.sessions_read.inc
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
-        models = ModelRoutes(settings, gates)
         await models.start()
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
@@ -134,11 +129,7 @@ class Services:
                 forward=settings.when_store_is_down == "forward",
                 vocabulary=None if tokenizer is None else tokenizer.vocabulary_size,
             ),
-            continuer=continuer,
-            roles=TemplateRoles(None if continuer is None else continuer.roles),
-            rendering_checks={}
-            if continuer is None or not continuer.report.usable
-            else {pool: RenderingCheck(continuer.tokenizer) for pool in models.policies.values()},
+            templates={pool: PoolTemplate(pool, continuer) for pool in models.pools()},
             providers=spoken,
             stored={one.name: one.stored(reader) for one in dialects if one.stored is not None},
             watch=watch,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bridle.proxy.continuation.roles import refusal_hint
 from bridle.proxy.dialects.dialect import Dialect
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.rendering import EngineForm
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.stream import EngineStream
@@ -28,7 +28,6 @@ from bridle.proxy.wire.canonical import (
     Emitter,
     Event,
     HttpError,
-    Request,
 )
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.call import CallEnded, EndedFacts
@@ -65,16 +64,13 @@ class Call:
         services: Services,
         client: Client,
         dialect: Dialect,
-        request: Request,
         recording: Recording,
         ask: EngineRequest,
-        to: EnginePool,
+        form: EngineForm,
         notes: list[Note],
         held: Held,
-        hint: Callable[[], str] = str,
     ) -> None:
-        """``hint`` returns the text to add to an engine's refusal of the request as a whole."""
-        begun = recording.begun
+        begun, request, pool = recording.begun, recording.request, form.pool
         minted = dialect.mint(begun.id, int(begun.started_at), request.model)
         self.notes = notes
         self._services = services
@@ -83,9 +79,8 @@ class Call:
         self._request = request
         self._recording = recording
         self._ask = ask
-        self._to = to
-        self._hint = hint
-        self._gate = to.gate
+        self._pool = pool
+        self._rules = form.rules
         self._minted = minted
         self._emitter: Emitter | None = dialect.emitter(request, minted) if request.stream else None
         self._begun = False
@@ -103,14 +98,12 @@ class Call:
             tools=request.tools,
         )
         self._stream = EngineStream(
-            to,
+            pool,
             ask,
             self._decoder,
             call_id=begun.id,
-            session_id=begun.session_id,
-            homes=recording.session.homes,
+            session=recording.session,
             notes=notes,
-            limits=services.settings.limits,
             held=held,
         )
         self._unpacked = self._sent = self._sampled = 0
@@ -138,7 +131,7 @@ class Call:
 
         Return the client's last bytes, not yet sent, if the reply is whole, else the failure.
         """
-        watch, client, gate = self._services.watch, self._client, self._gate
+        watch, client, gate = self._services.watch, self._client, self._pool.gate
         client_left = False
         try:
             watch.enter(client, None if self._emitter is None else self._keep_alive)
@@ -155,7 +148,8 @@ class Call:
                 client_left = watch.leave(client)
             return self._last_bytes()
         except ApiError as error:
-            return CallFailure(error.kind, error.hinted(self._hint()).renamed(self._request.names))
+            hint = refusal_hint(self._rules, self._request.messages)
+            return CallFailure(error.kind, error.hinted(hint).renamed(self._request.names))
         except asyncio.CancelledError:
             if client_left:
                 return CLIENT_GONE
@@ -174,7 +168,7 @@ class Call:
         """
         engine = self._stream.engine
         assert engine is not None, "it answers"  # noqa: S101 - a programming error
-        self._recording.take(events, engine.serves.version)
+        self._recording.fold.take(events, engine.serves.version)
         emitter = self._emitter
         if emitter is None:
             return None
@@ -256,7 +250,7 @@ class Call:
 
         Engines of other models have another template and are not compared.
         """
-        check, engine = self._services.rendering_checks.get(self._to), self._stream.engine
+        check, engine = self._services.templates[self._pool].check, self._stream.engine
         if check is None or engine is None:
             return
         begun, prompt = self._recording.begun, self._recording.fold.prompt_token_ids
@@ -284,7 +278,7 @@ class Call:
             sampling=self._ask.sampling,
             sampler=None if engine is None else self._ask.sampler(engine.sampling),
             model_served=self._decoder.model,
-            policy=self._to.policy,
+            policy=self._pool.policy,
             reason=None if failure is None else failure.reason,
             error={} if failure is None or failure.error is None else error_fields(failure.error),
         )

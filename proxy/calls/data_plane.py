@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from functools import partial
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
 from msgspec import structs
 
 from bridle.proxy.calls.call import Call
-from bridle.proxy.calls.engine_form import engine_form
-from bridle.proxy.calls.models import models_reply
-from bridle.proxy.continuation.prompt import CallPrompt
-from bridle.proxy.continuation.roles import RoleRules, refusal_hint
+from bridle.proxy.continuation.roles import RoleRules
 from bridle.proxy.dialects.dialect import Action
 from bridle.proxy.dialects.routes import Route
 from bridle.proxy.dialects.stored import DELETED
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.models import models_reply
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
-from bridle.proxy.recording.recorder import recorded_conversation
+from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.services import Services
-from bridle.proxy.session.harness_identity import Identity, identify, kept_headers
+from bridle.proxy.session.harness_identity import Identity, identify
 from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
 from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
-from bridle.proxy.session.upstream_fields import with_upstream_fields
-from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.wire.canonical import ApiError, Parse, Request
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import BreakReason, CallKind, CallStatus, Continuation, Note, new_id
+from bridle.store.records import CallKind, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
 
@@ -43,26 +38,24 @@ class DataPlane:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._actions: dict[Action, Callable[[Route, Client, Held], Awaitable[None]]] = {
+            Action.GENERATE: self._generate,
+            Action.COUNT: self._count,
+            Action.MODELS: self._models,
+            Action.STORED: self._stored,
+            Action.HELLO: self._hello,
+        }
 
     async def serve(self, route: Route, client: Client) -> None:
         """Reply to one request on a data route; every error has the dialect's own form."""
+        held = Held(self._services.in_flight)
         try:
             if client.header_bytes > self._services.settings.limits.header_bytes:
                 raise ApiError("too_large", "the request's headers are too large", status=431)
             usual = client.scope["method"] == route.at.methods and "upgrade" not in client.headers
             if not usual and await self._refuse_method(route, client):
                 return
-            match route.at.action:
-                case Action.GENERATE:
-                    await self._generate(route, client)
-                case Action.COUNT:
-                    await self._count(route, client)
-                case Action.MODELS:
-                    await self._models(route, client)
-                case Action.STORED:
-                    await self._stored(route, client)
-                case Action.HELLO:
-                    await client.respond(200, b"")
+            await self._actions[route.at.action](route, client, held)
         except ApiError as error:
             await self._refuse(route, client, error)
         except ClientGone:
@@ -77,6 +70,9 @@ class DataPlane:
                 raise
             message = "the proxy failed; the cause is in its log"
             await self._refuse(route, client, ApiError("internal", message, status=500))
+        finally:
+            if held.bytes:
+                held.release()
 
     async def _refuse(
         self, route: Route, client: Client, error: ApiError, *headers: tuple[str, str]
@@ -104,34 +100,15 @@ class DataPlane:
         await self._refuse(route, client, error, ("allow", route.at.methods))
         return True
 
-    async def _generate(self, route: Route, client: Client) -> None:
-        held = Held(self._services.in_flight)
-        try:
-            await self._call(route, client, held)
-        finally:
-            if held.bytes:
-                held.release()
-
-    async def _call(self, route: Route, client: Client, held: Held) -> None:
+    async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
-        caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
-        identity = identify(client.headers)
         dialect = route.dialect
-        request = _storable(dialect.parse(body, dict(route.parameters), _query(client)))
-        if request.previous_response_id is not None or request.references:
-            readable = services.sessions.readable(caller)
-            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        caller, body, request = await self._parsed(route, client, held, dialect.parse)
+        identity = identify(client.headers)
         session, link = await self._admit(caller, route, identity, request)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        roles = await services.roles.of(to, request)
-        asked = request
-        if to.external:
-            restored = with_upstream_fields(request.messages, session.turns)
-            asked = structs.replace(request, messages=restored)
-        asked, near, shaped = engine_form(asked, link, session.turns.engine_ids, roles)
-        prompt = await self._prompt(session, near, asked, to)
+        form = await services.templates[to].form(session, link, request)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
@@ -142,31 +119,51 @@ class DataPlane:
             message = f"at most {services.settings.limits.choices} choices (n) are served"
             raise ApiError("invalid_request", message, status=400, param="n")
         ask = engine_request(
-            asked,
+            form.request,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=form.prompt.token_ids,
             external=to.external,
         )
         notes = [*request.notes]
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
-        notes += (*to.notes, *shaped, *prompt.notes, *overruled, *ask.notes)
+        notes += (*to.notes, *form.notes, *overruled, *ask.notes)
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
-        begun = _begun(session, request, body, client, started_at, link)
         try:
-            recording = services.recorder.begin(begun, session, request, link, prompt)
+            recording = services.recorder.begin(
+                session, request, body, client.headers, started_at, link, form.prompt
+            )
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        hint = partial(refusal_hint, roles, request.messages)
-        call = Call(services, client, dialect, request, recording, ask, to, notes, held, hint)
+        call = Call(services, client, dialect, recording, ask, form, notes, held)
         if refusal is not None:
             reason, note = refusal
             notes.append(note)
             await call.refuse(reason)
         else:
             await call.serve()
+
+    async def _parsed(
+        self, route: Route, client: Client, held: Held, parse: Parse
+    ) -> tuple[Caller, bytes, Request]:
+        """Return who asks, the request's body, and the request.
+
+        Raises :class:`ApiError` for a model name that no database can store.
+        """
+        services = self._services
+        caller = await services.sessions.authenticate(client.headers, client.address)
+        body = await client.body(services.settings.limits, held)
+        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
+        request = parse(body, dict(route.parameters), query)
+        if "\0" in request.model:
+            message = "a model's name cannot contain a NUL character"
+            raise ApiError("invalid_request", message, status=400, param="model")
+        if request.previous_response_id is not None or request.references:
+            readable = services.sessions.readable(caller)
+            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        return caller, body, request
 
     async def _admit(
         self, caller: Caller, route: Route, identity: Identity, request: Request
@@ -186,24 +183,12 @@ class DataPlane:
             link = services.memory.find_first(request)
         return session, link
 
-    async def _count(self, route: Route, client: Client) -> None:
+    async def _count(self, route: Route, client: Client, held: Held) -> None:
         """Reply with the exact number of prompt tokens by the engine's own template."""
-        held = Held(self._services.in_flight)
-        try:
-            await self._count_tokens(route, client, held)
-        finally:
-            held.release()
-
-    async def _count_tokens(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
-        request = _storable(counting.parse(body, dict(route.parameters), _query(client)))
-        if request.previous_response_id is not None or request.references:
-            readable = services.sessions.readable(caller)
-            request = await services.stored[route.dialect.name].expand(request, body, readable)
+        caller, body, request = await self._parsed(route, client, held, counting.parse)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -212,7 +197,7 @@ class DataPlane:
                 session = None
         to = services.models.find(request.model, identity.role)
         started_at = time.time()
-        rules = await services.roles.of(to, request) or RoleRules()
+        rules = await services.templates[to].rules(request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
         count, served = await to.count_tokens(shaped)
         reply = counting.reply(count)
@@ -220,7 +205,7 @@ class DataPlane:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
         else:
-            begun = _begun(session, request, body, client, started_at)
+            begun = begun_call(session.id, request, body, client.headers, started_at)
             ended = CallEnded(
                 id=begun.id,
                 session_id=session.id,
@@ -249,7 +234,10 @@ class DataPlane:
             return
         services.metrics.count_call(begun.dialect, begun.started_at, ended)
 
-    async def _stored(self, route: Route, client: Client) -> None:
+    async def _hello(self, _: Route, client: Client, __: Held) -> None:
+        await client.respond(200, b"")
+
+    async def _stored(self, route: Route, client: Client, _: Held) -> None:
         """Reply with a stored response as its client got it, or delete it.
 
         A deleted response is hidden from clients and stays in the record.
@@ -275,7 +263,7 @@ class DataPlane:
         stored.forget(call.id)
         await client.respond(200, stored.deleted(response_id))
 
-    async def _models(self, route: Route, client: Client) -> None:
+    async def _models(self, route: Route, client: Client, _: Held) -> None:
         services = self._services
         await services.sessions.authenticate(client.headers, client.address)
         reply = models_reply(
@@ -286,69 +274,7 @@ class DataPlane:
         )
         await client.respond(200, reply)
 
-    async def _prompt(
-        self, session: Session, link: Link, request: Request, to: EnginePool
-    ) -> CallPrompt:
-        continuer = self._services.continuer
-        if (
-            continuer is None
-            or not to.trained
-            or session.record.continuation is Continuation.RENDERED
-            or request.prompt is not None
-        ):
-            return CallPrompt(None, link.break_reason)
-        if continuer.takes_long(link):
-            prompt = await asyncio.to_thread(continuer.prompt, link, request)
-        else:
-            prompt = continuer.prompt(link, request)
-        if prompt.token_ids is None:
-            return prompt
-        check = self._services.rendering_checks.get(to)
-        home = session.homes.get(to)
-        if check is None or (home is not None and home.rendering.agrees):
-            return prompt
-        found = await check.objection(home, to, request.model)
-        if found is None:
-            return prompt
-        return CallPrompt(None, link.break_reason or BreakReason(found), notes=(Note(found),))
-
 
 def _allowed(method: str, route: Route) -> bool:
     allowed = route.at.methods.split(", ")
     return method in allowed or (method == "HEAD" and "GET" in allowed)
-
-
-def _storable(request: Request) -> Request:
-    """Return ``request``. Raises :class:`ApiError` for a model name that no database can store."""
-    if "\0" in request.model:
-        message = "a model's name cannot contain a NUL character"
-        raise ApiError("invalid_request", message, status=400, param="model")
-    return request
-
-
-def _begun(
-    session: Session,
-    request: Request,
-    body: bytes,
-    client: Client,
-    started_at: float,
-    link: Link | None = None,
-) -> CallBegun:
-    parent = None if link is None else link.parent
-    return CallBegun(
-        id=new_id("call"),
-        session_id=session.id,
-        dialect=request.dialect,
-        started_at=started_at,
-        request_body=body,
-        stream=request.stream,
-        model_requested=request.model,
-        parent_call_id=None if parent is None else parent.call_id,
-        lineage_rule=None if link is None else link.rule,
-        headers=kept_headers(client.headers),
-        conversation=None if link is None else recorded_conversation(request, link),
-    )
-
-
-def _query(client: Client) -> dict[str, str]:
-    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))

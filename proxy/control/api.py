@@ -49,7 +49,7 @@ from bridle.proxy.control.models import (
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.routes import nothing_at
 from bridle.proxy.engines.addresses import require_engine_address
-from bridle.proxy.engines.policy_gate import Policy
+from bridle.proxy.engines.pool import Policy
 from bridle.proxy.services import Services
 from bridle.proxy.session.keys import hash_key, new_session_key, new_verifier_key
 from bridle.proxy.session.registry import (

@@ -1,4 +1,4 @@
-"""The engines that serve one model, and the choice of one of them for each call.
+"""The engines that serve one model, their gate, and the choice of one of them for each call.
 
 A session stays with its engine, whose prefix cache holds its history; a new session goes to the
 engine with the fewest running calls. An engine gets no calls while its circuit is open, while it
@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.engine import PooledEngine
-from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.request import AssistantFields
 from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.periodic import Periodic
@@ -31,10 +32,82 @@ from bridle.store.operations.gates import Served
 from bridle.store.records import Note
 
 _SHORTEST_RETRY_S: Final = 1.0
+_LOOK_S: Final = 0.02
+"""Seconds between two looks at the running calls."""
 
 Answer = TypeVar("Answer")
 Fingerprints = Mapping[str, str | None]
 """The weights fingerprints that engines reported, by base URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy version and model that the trainer reported last."""
+
+    version: int = 0
+    model: str | None = None
+    """The served model name if it changes with the version (LoRA), else ``None``."""
+
+
+class PolicyGate:
+    """A counter of running calls, which holds new calls back while it is paused.
+
+    A policy's version and pauses are rows in the store (``store/operations/gates.py``), which the
+    proxy reads again and again (``proxy/deployment.py``). The gate has what was read last. It lets
+    no call pass on what is older than ``fresh_until``.
+
+    Its attributes are plain, so that a call that passes the open gate costs next to nothing. A call
+    awaits :meth:`passed` if the gate is ``paused`` or ``time.monotonic()`` is later than
+    ``fresh_until``. Then it adds 1 to ``running``, and subtracts 1 when it is over.
+    """
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self.version = 0
+        """The version of ``policy``."""
+        self.paused = False
+        self.running = 0
+        self.waiting = 0
+        self.fresh_until = math.inf
+        """The time until which calls may pass on what was read last; without end for a model whose
+        gate has no row."""
+        self.read: Callable[[], Awaitable[None]] = _nothing
+        """Reads the row, or raises :class:`~bridle.proxy.wire.canonical.ApiError`."""
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def set(self, policy: Policy, *, paused: bool) -> None:
+        """Set what was read."""
+        self.policy, self.version, self.paused = policy, policy.version, paused
+        if paused:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def passed(self) -> None:
+        """Wait until the gate is open by what was read a moment ago."""
+        self.waiting += 1
+        try:
+            # The gate may close again before a task that waits here runs.
+            while self.paused or time.monotonic() > self.fresh_until:
+                await self._open.wait()
+                if time.monotonic() > self.fresh_until:
+                    await self.read()
+        finally:
+            self.waiting -= 1
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until no call is running. Return ``False`` if some still are after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while self.running:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
+
+
+async def _nothing() -> None:
+    pass
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -63,7 +136,6 @@ class EnginePool:
     def __init__(
         self,
         settings: ProxySettings,
-        gate: PolicyGate,
         urls: Sequence[str],
         *,
         model: str | None = None,
@@ -84,10 +156,11 @@ class EnginePool:
         have broken. The ids of other engines continue no ids of ours. ``policy`` is the name of the
         policy if it is not the default one. ``notes`` are those of every call.
         """
-        self.gate = gate
+        self.gate = PolicyGate()
         self.model = model
         self.assistant_fields = AssistantFields()
         self._settings = settings
+        self.limits = settings.limits
         self.own_keys = settings.own_keys
         """The proxy's own keys, which are removed from everything that the engines send."""
         self.external = external
@@ -98,7 +171,7 @@ class EnginePool:
         self._named_by_operator = frozenset(engine_base(url) for url in urls)
         self._engines: dict[str, PooledEngine] = {}
         for url in urls:
-            engine = self._made(url, gate.version)
+            engine = self._made(url, 0)
             self._engines[engine.base] = engine
         self._checks = Periodic("engine-health", settings.limits.health_check_s, self.check)
 

@@ -1,8 +1,15 @@
-"""Check that an engine turns a conversation into the same token ids as the local tokenizer.
+"""The form in which a request reaches the engines of a pool, and the check of their template.
 
-Exact continuation appends new ids to those of the engine. If they were made by another model's
-tokenizer or template, or for an engine that does not use the template (vLLM renders gpt-oss by its
-own code), they would be nonsense that nothing else notices: the engine takes any ids.
+The engine's own tool-call ids stand for the minted ones, and the messages have an order of roles
+that the model's template takes. The policies' rules about roles come from the local tokenizer. If a
+model's template is not at hand, its engine is asked: its ``/tokenize`` renders the questions of
+:mod:`bridle.proxy.continuation.roles`, once for each pool, before the first request that some
+template might refuse. The record keeps what the client sent.
+
+The check makes sure that an engine turns a conversation into the same token ids as the local
+tokenizer. Exact continuation appends new ids to those of the engine. If they were made by another
+model's tokenizer or template, or for an engine that does not use the template (vLLM renders gpt-oss
+by its own code), they would be nonsense that nothing else notices: the engine takes any ids.
 
 Before the commit of a call that continues no other, the prompt that its engine reports is compared
 with the local rendering of the same request, in a thread. This is done once for each shape of a
@@ -21,19 +28,44 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import structs
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS
 from bridle.engine.contract.errors import TemplateError
+from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.continuation.roles import (
+    QUESTIONS,
+    TAKES_ALL,
+    TOOLS,
+    TOOLS_NOT_SHOWN,
+    Question,
+    RoleRules,
+    is_ordinary,
+    rules_from,
+)
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.wire.canonical import ApiError
-from bridle.store.records import RENDERS_OTHERWISE, Note, TokenIds, token_array
+from bridle.proxy.session.engine_ids import with_engine_ids
+from bridle.proxy.session.session import Session
+from bridle.proxy.session.turn import Link
+from bridle.proxy.session.upstream_fields import with_upstream_fields
+from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.store.records import (
+    RENDERS_OTHERWISE,
+    BreakReason,
+    Continuation,
+    Note,
+    TokenIds,
+    token_array,
+)
 from bridle.store.tree import common_prefix
 
 if TYPE_CHECKING:
     from bridle.engine.contract.tokenizer import Tokenizer
+    from bridle.proxy.continuation.continuation import Continuer
 
 log = logging.getLogger("bridle.proxy")
 
@@ -45,6 +77,9 @@ PROBE: Final[tuple[dict[str, Any], ...]] = (
 TOKENIZER_DIFFERS: Final = "tokenizer_differs"
 UNCOMPARED: Final = "rendering_uncompared"
 
+_AT_ONCE: Final = 8
+"""Number of questions that are rendered at once."""
+_PLAIN: Final = Question((Message("user", "Ready?"),))
 _AGAIN_S: Final = 30.0
 """Seconds until an engine that disagreed about the probe is asked again, because it may have been
 restarted."""
@@ -54,6 +89,121 @@ _RENDERING: Final = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "documents"}
 )
 """Request fields that make the engine render in another way than is done here."""
+
+
+class EngineForm(NamedTuple):
+    """A request in the form that the engine gets."""
+
+    request: Request
+    prompt: CallPrompt
+    """The prompt of an exact continuation, or the reason why there is none."""
+    notes: tuple[Note, ...]
+    rules: RoleRules | None
+    """The rules about roles of the model's template, if they are known."""
+    pool: EnginePool
+
+
+class PoolTemplate:
+    """The template of the model that a pool of engines serves."""
+
+    def __init__(self, pool: EnginePool, continuer: Continuer | None) -> None:
+        """Create it for ``pool``.
+
+        ``continuer`` has the policies' template; it is ``None`` if that is not at hand.
+        """
+        self.check: RenderingCheck | None = None
+        """The check of the engines' prompts; ``None`` if they cannot be rendered here."""
+        self._pool = pool
+        self._continuer = continuer if pool.trained else None
+        self._rules: RoleRules | None = None
+        self._known = pool.external
+        """Whether ``_rules`` is as good as it gets."""
+        self._asking = asyncio.Lock()
+        if pool.external:
+            self._rules = RoleRules()
+        if self._continuer is not None:
+            self._rules, self._known = self._continuer.roles, True
+            if self._continuer.report.usable:
+                self.check = RenderingCheck(self._continuer.tokenizer)
+
+    async def form(self, session: Session, link: Link, request: Request) -> EngineForm:
+        """Return the form in which ``request`` reaches the engines.
+
+        ``link`` is the request's link to the call of ``session`` that it continues.
+        """
+        rules = await self.rules(request)
+        notes: tuple[Note, ...] = ()
+        if self._pool.external:
+            restored = with_upstream_fields(request.messages, session.turns)
+            request = structs.replace(request, messages=restored)
+        if ids := session.turns.engine_ids:
+            request = structs.replace(request, messages=with_engine_ids(request.messages, ids))
+            link = structs.replace(link, tail=with_engine_ids(link.tail, ids))
+        if rules is not None and rules != TAKES_ALL:
+            messages, notes = rules.shape(request.messages)
+            if request.tools and not rules.tools_shown:
+                notes += (Note(TOOLS_NOT_SHOWN),)
+            head = 0
+            while head < len(messages) and messages[head].role == "system":
+                head += 1
+            request = structs.replace(request, messages=messages)
+            link = structs.replace(link, tail=rules.shape_tail(link.tail), head=head)
+        prompt = await self._prompt(session, link, request)
+        return EngineForm(request, prompt, (*notes, *prompt.notes), rules, self._pool)
+
+    async def _prompt(self, session: Session, link: Link, request: Request) -> CallPrompt:
+        continuer, exact = self._continuer, session.record.continuation is Continuation.EXACT
+        if continuer is None or not exact or request.prompt is not None:
+            return CallPrompt(None, link.break_reason)
+        if continuer.takes_long(link):
+            prompt = await asyncio.to_thread(continuer.prompt, link, request)
+        else:
+            prompt = continuer.prompt(link, request)
+        if prompt.token_ids is not None and self.check is not None:
+            home = session.homes.get(self._pool)
+            if home is None or not home.rendering.agrees:
+                found = await self.check.objection(home, self._pool, request.model)
+                if found is not None:
+                    reason = link.break_reason or BreakReason(found)
+                    return CallPrompt(None, reason, notes=(Note(found),))
+        return prompt
+
+    async def rules(self, request: Request) -> RoleRules | None:
+        """Return the rules about roles for ``request``.
+
+        Return ``None`` if they cannot be found out, or if the engine need not be asked because the
+        messages are ordinary.
+        """
+        if request.prompt is not None:
+            return TAKES_ALL
+        if self._known:
+            return self._rules
+        if is_ordinary(request.messages):
+            return None
+        async with self._asking:
+            if not self._known:
+                try:
+                    self._rules, self._known = await self._ask(request.model), True
+                except ApiError as error:
+                    # The call meets the same fault, or the next one asks again.
+                    log.info("roles_not_asked", extra={"reason": error.message})
+            return self._rules
+
+    async def _ask(self, model: str) -> RoleRules | None:
+        """Derive the rules from the engine's own renderings.
+
+        Return ``None`` if it reports none. Raises :class:`ApiError`.
+        """
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def answer(question: Question) -> list[int] | None:
+            messages = [message.to_chat() for message in question.messages]
+            async with room:
+                return await self._pool.tokenize(messages, model, TOOLS if question.tools else ())
+
+        if await answer(_PLAIN) is None:
+            return None
+        return rules_from(await asyncio.gather(*map(answer, QUESTIONS)))
 
 
 class RenderingCheck:

@@ -1,9 +1,9 @@
 """An upstream's reply, whole or in chunks, as canonical events.
 
-The wire shapes are vLLM's (``proxy/engines/reply_body.py``); other shapes are converted to them
-first (``odd_reply.py``). Tool calls get their minted ids here, once, so that emitters, fold and
-record all see the same ids; the engine's own ids are kept beside them. Each normalisation is a
-note. A payload that cannot be understood, or that belongs to another reply, is an error.
+The wire shapes are vLLM's; other shapes are converted to them first
+(``proxy/engines/reply_body.py``). Tool calls get their minted ids here, once, so that emitters,
+fold and record all see the same ids; the engine's own ids are kept beside them. Each normalisation
+is a note. A payload that cannot be understood, or that belongs to another reply, is an error.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.engines.errors import error_in, reported
-from bridle.proxy.engines.odd_reply import SURROGATE, OddReply, as_logprob
 from bridle.proxy.engines.reply_body import (
+    SURROGATE,
     Choice,
     DetailedBody,
     Function,
     LeanBody,
     Logprobs,
+    OddReply,
     Text,
     ToolCallPiece,
     UsageObject,
+    as_logprob,
     malformed,
 )
 from bridle.proxy.engines.request import REASONING
@@ -137,21 +139,8 @@ class ReplyDecoder:
         Raises :class:`ApiError` if the payload is malformed, reports an error, or belongs to
         another reply.
         """
-        cut = None
-        if len(payload) >= WORTH_CUTTING:
-            payload, cut = cut_prompt_ids(payload, self._read_prompt)
-        try:
-            # The strict decoder lets some halves of characters through.
-            escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
-            if escaped or (self._odd is not None and self._odd.holds):
-                body = self._odd_body(payload)
-            else:
-                body = self._decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            body = self._odd_body(payload)
-        if body.error:
-            raise reported(self._odd_reply().body(payload))
-        choices = body.choices
+        body, cut = self._body(payload)
+        choices: Sequence[Choice[Any]] = body.choices or ()
         if self._id is None:
             self._id = body.id or None
         elif body.id and body.id != self._id:
@@ -162,42 +151,47 @@ class ReplyDecoder:
             self.model = body.model
         events: list[Event] = []
         prompt: Any = body.prompt_token_ids
-        if choices:
-            if prompt is None:
-                prompt = choices[0].prompt_token_ids
-            if len(choices) > 1 and choices[0].message is not None:
-                self._check_whole(choices)
-        elif body.usage is None and prompt is None:
-            self._check_bare(payload)
+        if choices and prompt is None:
+            prompt = choices[0].prompt_token_ids
+        if len(choices) > 1 and choices[0].message is not None:
+            self._check_whole(choices)
         if prompt is not None or not self._started:
             events += self._prompt_events(prompt, cut)
-        for choice in choices or ():
-            index = choice.index
-            if choice.error:
-                raise reported(choice.error)
-            if (index >= self._choices or index in self._finished) and self._foreign(choice):
-                continue
-            if choice.token_ids or choice.logprobs is not None:
-                events.append(self._tokens(choice))
-            text, start = choice.delta or choice.message, len(events)
-            if text is not None:
-                reasoning = text.reasoning or text.reasoning_content
-                if reasoning:
-                    self.opaque_names.add(REASONING[text.reasoning_content is None])
-                    events.append(ReasoningDelta(reasoning, index))
-                if text.content:
-                    events.append(TextDelta(text.content, index))
-                if text.tool_calls or text.function_call is not None or text.refusal:
-                    self._add_other_parts(text, choice, events, start)
-                elif index in self._calls:
-                    self._put_in_order(index, events, start)
-                if text.reasoning_details or text.extra_content:
-                    events.append(self._opaque(text, index))
-            if choice.text:
-                events.append(TextDelta(choice.text, index))
-            if choice.finish_reason:
-                events += self._finish(choice)
+        for choice in choices:
+            self._add(choice, events)
         return events
+
+    def _add(self, choice: Choice[Any], events: list[Event]) -> None:
+        """Add the events of one choice to ``events``."""
+        index = choice.index
+        if choice.error:
+            raise reported(choice.error)
+        if (index >= self._choices or index in self._finished) and self._foreign(choice):
+            return
+        if choice.token_ids or choice.logprobs is not None:
+            events.append(self._tokens(choice))
+        text = choice.delta or choice.message
+        if text is not None:
+            self._add_text(text, choice, events)
+        if choice.text:
+            events.append(TextDelta(choice.text, index))
+        if choice.finish_reason:
+            events += self._finish(choice)
+
+    def _add_text(self, text: Text, choice: Choice[Any], events: list[Event]) -> None:
+        index, start = choice.index, len(events)
+        reasoning = text.reasoning or text.reasoning_content
+        if reasoning:
+            self.opaque_names.add(REASONING[text.reasoning_content is None])
+            events.append(ReasoningDelta(reasoning, index))
+        if text.content:
+            events.append(TextDelta(text.content, index))
+        if text.tool_calls or text.function_call is not None or text.refusal:
+            self._add_other_parts(text, choice, events, start)
+        elif index in self._calls:
+            self._put_in_order(index, events, start)
+        if text.reasoning_details or text.extra_content:
+            events.append(self._opaque(text, index))
 
     def last_events(self) -> list[Event]:
         """Return the usage, which is complete only now.
@@ -215,20 +209,40 @@ class ReplyDecoder:
 
     # -- what the payload is ---------------------------------------------------------------------
 
-    def _odd_body(self, payload: bytes) -> Any:
-        """Decode a payload that is not in the usual shape. Raises :class:`ApiError`."""
-        given = self._odd_reply().body(payload)
-        if error_in(given) is not None:
-            raise reported(given)
-        try:
-            return msgspec.convert(given, DetailedBody if self._detail else LeanBody)
-        except (msgspec.ValidationError, RecursionError) as problem:
-            raise malformed(str(problem)) from problem
+    def _body(self, payload: bytes) -> tuple[Any, TokenIds | None]:
+        """Return a payload as data, and the prompt ids that were cut out of it.
 
-    def _odd_reply(self) -> OddReply:
+        Raises :class:`ApiError` if it is malformed or reports an error.
+        """
+        cut = None
+        if len(payload) >= WORTH_CUTTING:
+            payload, cut = cut_prompt_ids(payload, self._read_prompt)
+        # The strict decoder lets some halves of characters through.
+        escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
+        if escaped or (self._odd is not None and self._odd.holds):
+            return self._odd_body(payload), cut
+        try:
+            body = self._decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._odd_body(payload), cut
+        if body.error or (not body.choices and body.is_bare):
+            return self._odd_body(payload), cut
+        return body, cut
+
+    def _odd_body(self, payload: bytes) -> Any:
+        """Decode a payload that is not in the usual shape, or may report an error."""
         if self._odd is None:
             self._odd = OddReply(self.notes)
-        return self._odd
+        given = self._odd.body(payload)
+        if given.get("error") or error_in(given) is not None:
+            raise reported(given)
+        try:
+            body: Any = msgspec.convert(given, DetailedBody if self._detail else LeanBody)
+        except (msgspec.ValidationError, RecursionError) as problem:
+            raise malformed(str(problem)) from problem
+        if body.is_bare and given.get("choices", ()) is None:
+            self.notes[Note("choices_null")] = None
+        return body
 
     def _check_id(self, identifier: str, has_choices: bool) -> None:
         """Note another id than the reply's.
@@ -238,14 +252,6 @@ class ReplyDecoder:
         if has_choices:
             raise _mixed(f"a chunk of reply {identifier[:64]!r} in reply {str(self._id)[:64]!r}")
         self.notes[Note("id_changed", "in a chunk without choices")] = None
-
-    def _check_bare(self, payload: bytes) -> None:
-        """Raise :class:`ApiError` if a payload without any content reports an error."""
-        given = self._odd_reply().body(payload)
-        if error_in(given) is not None:
-            raise reported(given)
-        if given.get("choices", ()) is None:
-            self.notes[Note("choices_null")] = None
 
     def _check_whole(self, choices: Sequence[Choice[Any]]) -> None:
         indices = [choice.index for choice in choices]

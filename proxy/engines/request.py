@@ -212,6 +212,7 @@ def engine_request(
         dropped = sorted(_OURS & effective.keys())
         effective = {name: value for name, value in effective.items() if name not in _OURS}
         notes = tuple([Note("sampling_not_forwarded", name) for name in dropped])
+    grammar = constraint(request)
     fields: dict[str, Any] = {"stream": stream, **effective, **request.extra}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -225,7 +226,6 @@ def engine_request(
         _add_chat_fields(fields, request, external)
         if prompt_token_ids is not None:
             fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
-    grammar = constraint(request)
     return EngineRequest(
         path=CHAT_COMPLETIONS if request.prompt is None else COMPLETIONS,
         model=request.model,

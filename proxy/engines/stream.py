@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.errors import CONNECTION_ERRORS, connection_error, refusal, without_keys
-from bridle.proxy.engines.pool import EnginePool, Homes
+from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.transport import ConnectionEpochOver, EngineResponse
 from bridle.proxy.engines.weights import other_weights
-from bridle.proxy.settings import Limits
+from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Event
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.proxy.wire.sse import EventTooLarge, SseParser
@@ -46,28 +46,6 @@ _NO_ROOM: Final = "max_tokens must be at least 1, got 0"
 class EngineStream:
     """The reply of one call: use :meth:`open`, :meth:`follow`, :meth:`close`, in this order."""
 
-    __slots__ = (
-        "_asked_version",
-        "_broke_off",
-        "_call_id",
-        "_counted",
-        "_decoder",
-        "_failure",
-        "_held",
-        "_homes",
-        "_limits",
-        "_notes",
-        "_over",
-        "_own_keys",
-        "_pool",
-        "_received",
-        "_request",
-        "_response",
-        "_running_at",
-        "_session_id",
-        "engine",
-    )
-
     def __init__(
         self,
         pool: EnginePool,
@@ -75,10 +53,8 @@ class EngineStream:
         decoder: ReplyDecoder,
         *,
         call_id: str,
-        session_id: str,
-        homes: Homes,
+        session: Session,
         notes: list[Note],
-        limits: Limits,
         held: Held,
     ) -> None:
         """Create the stream.
@@ -92,12 +68,17 @@ class EngineStream:
         self._request = request
         self._decoder = decoder
         self._call_id = call_id
-        self._session_id = session_id
-        self._homes = homes
+        self._session = session
         self._notes = notes
-        self._limits = limits
+        self._limits = pool.limits
         self._held = held
         self._own_keys = pool.own_keys
+        self._sink: Sink = _ignored
+        self._sse: SseParser | None = None
+        """The parser of a reply that comes as a stream."""
+        # One buffer: pieces of many replies would leave holes in the heap.
+        self._whole = None if request.stream else bytearray()
+        """The bytes of a reply that comes whole."""
         self._received = self._counted = 0
         """Bytes of the reply so far, and the number of them that ``held`` has counted."""
         self._response: EngineResponse | None = None
@@ -116,7 +97,7 @@ class EngineStream:
         tried: list[PooledEngine] = []
         fields, may_learn = self._pool.assistant_fields, bool(self._request.opaque)
         while True:
-            engine = self._pool.choose(self._session_id, self._homes, tried)
+            engine = self._pool.choose(self._session.id, self._session.homes, tried)
             if engine in tried:
                 await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
             model = await self._pool.model_name(engine, self._request.model)
@@ -146,43 +127,14 @@ class EngineStream:
         engine, response = self.engine, self._response
         assert engine is not None, "open() first"  # noqa: S101 - a programming error
         assert response is not None, "open() first"  # noqa: S101
-        streamed, limits = self._request.stream, self._limits
-        sse: SseParser | None = None
-        # One buffer: pieces of many replies would leave holes in the heap.
-        whole = None if streamed else bytearray()
-
-        def arrived(chunk: bytes) -> asyncio.Future[Any] | None:
-            nonlocal sse, whole
-            self._received += len(chunk)
-            if streamed and self._received > limits.reply_bytes:
-                raise self.ended_by("reply_bytes", limits.reply_bytes)
-            if sse is None and whole is None and (start := chunk.lstrip(_BEFORE_A_BODY)):
-                if start.startswith(_BODY_STARTS):
-                    self._notes.append(Note("whole_reply_to_stream"))
-                    whole = bytearray()
-                else:
-                    sse = SseParser(limits.event_bytes)
-            if sse is not None:
-                events = self._events(sse.feed(chunk))
-                if self._over:
-                    response.leave()
-                return sink(events) if events else None
-            if self._received > limits.event_bytes:
-                raise EventTooLarge
-            if whole is not None:
-                whole.extend(chunk)
-            if self._received - self._counted > STEP:
-                self.hold(self._received - self._counted)
-                self._counted = self._received
-            return None
-
+        self._sink = sink
         try:
-            await response.follow(arrived)
+            await response.follow(self._arrived)
             # If no events come, an error can still have a status of its own.
-            if not self._over and (events := self._rest(sse, whole)):
+            if not self._over and (events := self._rest()):
                 sink(events)
         except EventTooLarge:
-            raise self.ended_by("event_bytes", limits.event_bytes) from None
+            raise self.ended_by("event_bytes", self._limits.event_bytes) from None
         except CONNECTION_ERRORS as error:
             self._failure = connection_error(error)
             self._broke_off = True
@@ -190,7 +142,7 @@ class EngineStream:
             # What a reply says is no evidence against the engine: one agent's requests could
             # otherwise take it from all others.
             if self._broke_off and _is_failure(self._failure):
-                engine.circuit.failed(session=self._session_id)
+                engine.circuit.failed(session=self._session.id)
                 engine.report(self._failure.message)
             raise self._failure
         if not engine.circuit.calm:
@@ -198,7 +150,7 @@ class EngineStream:
         if self._pool.external:
             self._pool.assistant_fields.sent(self._decoder.opaque_names)
         version = engine.serves.version
-        if version != self._asked_version and not streamed:
+        if version != self._asked_version and not self._request.stream:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
 
     def close(self) -> None:
@@ -254,7 +206,7 @@ class EngineStream:
             engine.circuit.succeeded()
         elif _is_failure(error) and not engine.serves.changed:
             away = error.kind == "upstream_unreachable"
-            engine.circuit.failed(trial, None if away else self._session_id)
+            engine.circuit.failed(trial, None if away else self._session.id)
         else:
             engine.circuit.abandoned(trial)
         self.close()
@@ -303,14 +255,41 @@ class EngineStream:
             self._notes.append(note)
         return without_keys(payload, self._own_keys)
 
-    def _rest(self, sse: SseParser | None, whole: bytearray | None) -> list[Event]:
+    def _arrived(self, chunk: bytes) -> asyncio.Future[Any] | None:
+        """Pass on the events of the bytes of one network read."""
+        limits = self._limits
+        self._received += len(chunk)
+        if self._request.stream and self._received > limits.reply_bytes:
+            raise self.ended_by("reply_bytes", limits.reply_bytes)
+        if self._sse is None and self._whole is None and (start := chunk.lstrip(_BEFORE_A_BODY)):
+            if start.startswith(_BODY_STARTS):
+                self._notes.append(Note("whole_reply_to_stream"))
+                self._whole = bytearray()
+            else:
+                self._sse = SseParser(limits.event_bytes)
+        if self._sse is not None:
+            events = self._events(self._sse.feed(chunk))
+            if self._over and self._response is not None:
+                self._response.leave()
+            return self._sink(events) if events else None
+        if self._received > limits.event_bytes:
+            raise EventTooLarge
+        if self._whole is not None:
+            self._whole.extend(chunk)
+        if self._received - self._counted > STEP:
+            self.hold(self._received - self._counted)
+            self._counted = self._received
+        return None
+
+    def _rest(self) -> list[Event]:
         """Return the last events of a reply whose bytes have all come.
 
-        The reply is a ``whole`` one, which is one JSON body or the events of a stream, or it is a
+        The reply is a whole one, which is one JSON body or the events of a stream, or it is a
         stream without its end.
         """
+        whole = self._whole
         if whole is None:
-            payloads = [] if sse is None else sse.finish()
+            payloads = [] if self._sse is None else self._sse.finish()
         elif self._request.stream or not whole.lstrip().startswith(_EVENT_STARTS):
             self._over = True
             return self._events([bytes(whole)])
@@ -348,3 +327,7 @@ class EngineStream:
 def _is_failure(error: ApiError) -> bool:
     """Return True if ``error`` is evidence against the engine and not against the request."""
     return error.status in _UNANSWERED or error.kind == "upstream_timeout"
+
+
+def _ignored(_: list[Event]) -> None:
+    """Ignore the events of a reply that is not followed yet."""

@@ -23,6 +23,9 @@ _STRUCTURE: Final = re.compile(r'["\\{}\[\]]')
 _OPENING: Final = ("{", "[")
 _ANOTHER: Final = re.compile(r"(?:^|[}\]])\s*[{\[]")
 """A place where a second object may begin, which is then checked more closely."""
+_BY_NAME: Final = "tool_call_by_name"
+_UNNAMED: Final = "unnamed"
+"""The reason that is no note: the call so far has no name."""
 
 
 class JsonProgress:
@@ -165,25 +168,13 @@ class ToolCalls:
         Raises :class:`ApiError` for a piece that can belong to no call.
         """
         call = self._known(index, engine_id, position, alone)
-        if call is not None and engine_id and call.engine_id not in (None, engine_id):
+        if call is not None and name and self._repeats(call, engine_id, name, arguments):
+            return []
+        if call is not None and (why := self._another(call, engine_id, name, arguments)):
+            name = name or (call.name if why == _BY_NAME else None)
             call = None
-            self._note("tool_call_by_id", "parallel calls with one index or none")
-        elif call is not None and name and call.name is None:
-            if call.whole and not (engine_id or call.engine_id):
-                # Nothing shows that the name is that of the arguments before it.
-                call = None
-        elif call is not None and name:
-            if self._repeats(call, engine_id, name, arguments):
-                return []
-            if self._another(call, name, arguments):
-                call = None
-                self._note("tool_call_by_name", "parallel calls with one index or none")
-            elif name == call.name and not engine_id:
-                call.named_again = call.whole
-        elif call is not None and call.named_again and arguments.strip():
-            # The name came again with nothing after it: that was the next call's beginning.
-            name, call = call.name, None
-            self._note("tool_call_by_name", "parallel calls with one index or none")
+            if why != _UNNAMED:
+                self._note(why, "parallel calls with one index or none")
         if call is None:
             call = self._begin(position if index is None else index)
         elif name and call.name is None:
@@ -191,14 +182,15 @@ class ToolCalls:
         elif name and call.name is not None and name != call.name:
             name = call.name + name
             self._note("tool_call_name_in_pieces", name)
+        elif name and not engine_id:
+            call.named_again = call.whole
         call.name = name or call.name
         if engine_id and call.engine_id is None:
             call.engine_id = engine_id
             self._by_id.setdefault(engine_id, call)
         if extra:
             call.extra.update(extra)
-        if arguments:
-            self._add(call, arguments)
+        self._add(call, arguments)
         return self._advance()
 
     def whole(
@@ -273,15 +265,23 @@ class ToolCalls:
             return by_id
         return call
 
-    def _another(self, call: _Call, name: str, arguments: str) -> bool:
-        """Return True if a piece with a name begins another call than ``call``.
+    def _another(self, call: _Call, engine_id: str | None, name: str | None, arguments: str) -> str:
+        """Return the reason why a piece that has the place of ``call`` begins another call.
 
-        The piece has the place of ``call``.
+        The reason is a note's name. It is empty if the piece is one of ``call``.
         """
+        if engine_id and call.engine_id not in (None, engine_id):
+            return "tool_call_by_id"
+        if not name:
+            # The name came again with nothing after it: that was the next call's beginning.
+            return _BY_NAME if call.named_again and arguments.strip() else ""
+        if call.name is None:
+            # Nothing shows that the name is that of the arguments before it.
+            return _UNNAMED if call.whole and not (engine_id or call.engine_id) else ""
         if name == call.name:
-            return bool(arguments.strip()) and call.whole
+            return _BY_NAME if arguments.strip() and call.whole else ""
         joins = call.empty and not call.announced and f"{call.name}{name}" in self._tools
-        return not joins
+        return "" if joins else _BY_NAME
 
     def _repeats(self, call: _Call, engine_id: str | None, name: str, arguments: str) -> bool:
         """Return True if a piece repeats a whole call.
@@ -308,6 +308,8 @@ class ToolCalls:
         return call
 
     def _add(self, call: _Call, arguments: str) -> None:
+        if not arguments:
+            return
         if call.closed:
             if not arguments.strip():
                 return

@@ -18,8 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.engines.pool import EngineState
+from bridle.proxy.engines.pool import EngineState, PolicyGate
 from bridle.store.call import CallEnded
 from bridle.store.records import DEFAULT_POLICY, BreakReason, CallStatus, Note
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,16 +17,15 @@ from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.session.harness_identity import kept_headers
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import TRUSTED, Link, Turn
 from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
-    Event,
     Message,
     Request,
-    Tokens,
 )
 from bridle.proxy.wire.fold import Fold
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
@@ -38,12 +37,10 @@ from bridle.store.records import (
     CallStatus,
     Choice,
     Conversation,
-    Growth,
     Note,
-    TokenIds,
-    VersionRun,
     is_frozen,
     logprob_array,
+    new_id,
     token_array,
 )
 from bridle.store.writing.integrity import contradiction
@@ -86,13 +83,21 @@ class Recorder:
         self._metrics = metrics
 
     def begin(
-        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
+        self,
+        session: Session,
+        request: Request,
+        body: bytes,
+        headers: Mapping[str, str],
+        started_at: float,
+        link: Link,
+        prompt: CallPrompt,
     ) -> Recording:
         """Begin the record of a call.
 
         Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
         created with ``forward``.
         """
+        begun = begun_call(session.id, request, body, headers, started_at, link)
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
@@ -151,23 +156,11 @@ class Recording:
         self.request = request
         self.link = link
         self._prompt = prompt
-        self._first_token_at: float | None = None
         self._sent: list[bytes] = []
         self.packed: list[bytes] = []
         """The bytes that were sent earlier, compressed: a long stream repeats itself."""
         self.sent = self._sent.append
         """A function that records bytes that are sent to the client."""
-        self._versions: dict[int, list[VersionRun]] = {}
-        self._stamped: dict[int, int] = {}
-        """The version of each choice's latest tokens, by the choice's index."""
-
-    def take(self, events: Sequence[Event], version: int) -> None:
-        """Fold ``events`` and stamp their tokens with the policy ``version`` of this moment."""
-        stamped = self._stamped
-        for event in events:
-            if isinstance(event, Tokens) and stamped.get(event.choice) != version:
-                self._stamp(event, version)
-        self.fold.take(events)
 
     def pack(self) -> int:
         """Compress the bytes that were sent since the last time.
@@ -198,53 +191,53 @@ class Recording:
         The record is ``outcome`` with the facts that follow from the reply. A contradiction within
         the record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`.
         """
-        status = outcome.status
-        reply = self.fold.reply()
-        ids = reply.prompt_token_ids
-        messages = [assistant_message(choice) for choice in reply.choices]
+        status, reply = outcome.status, self.fold.whole or self.fold.reply()
+        ids, sent = reply.prompt_token_ids, self._prompt.token_ids
         frozen = is_frozen(outcome.notes)
         # Some providers send logprobs without ids, which then belong to no token.
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
-        choices = tuple(
-            [
-                Choice(
-                    token_ids=token_array(choice.token_ids),
-                    logprobs=logprob_array(choice.logprobs if with_ids else ()),
-                    versions=tuple(self._versions.get(index, ())),
-                    finish_reason=choice.finish_reason,
-                )
-                for index, choice in enumerate(reply.choices)
-            ]
-        )
-        missing = sum([int(np.count_nonzero(np.isnan(choice.logprobs))) for choice in choices])
-        sent = self._prompt.token_ids
-        growth, exact = self.session.grow(self.begun.id, self.link, choices, prompt, sent)
+        choices: list[Choice] = []
+        missing = 0
+        for choice in reply.choices:
+            logprobs = logprob_array(choice.logprobs if with_ids else ())
+            missing += int(np.count_nonzero(np.isnan(logprobs)))
+            sampled, versions = token_array(choice.token_ids), tuple(choice.versions)
+            choices.append(Choice(sampled, logprobs, versions, choice.finish_reason))
+        messages: list[Message] = []
+        for choice in reply.choices:
+            messages.append(assistant_message(choice))
+        unread = unread_tool_calls(self.request, reply.choices)
+        session, call_id, link = self.session, self.begun.id, self.link
+        growth, exact = session.grow(call_id, link, choices, prompt, sent)
+        if prompt is None or frozen or status not in TRUSTED:
+            turn = session.turn(call_id, link, status, messages)
+        else:
+            turn = session.turn(call_id, link, status, messages, growth, len(prompt))
         notes: tuple[Note, ...] = ()
-        break_reason = self.link.break_reason
+        break_reason = link.break_reason
         if prompt is not None and not frozen and not exact:
-            break_reason, notes = self._prompt.verdict(self.link, growth)
-        turn = self._turn(status, messages, None if frozen else growth, prompt)
+            break_reason, notes = self._prompt.verdict(link, growth)
         by_reply = {
             "ended_at": time.time(),
-            "first_token_at": self._first_token_at,
+            "first_token_at": self.fold.first_token_at,
             "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
-            "role": self.link.seen.agent,
+            "role": link.seen.agent,
             "break_reason": break_reason,
             "notes": (
                 *outcome.notes,
                 *notes,
-                *unread_tool_calls(self.request, reply.choices),
+                *unread,
                 *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
             ),
         }
         ended = CallEnded(
             **vars(outcome) | by_reply,
-            id=self.begun.id,
+            id=call_id,
             session_id=self.begun.session_id,
             prompt_token_ids=prompt,
-            choices=choices,
+            choices=tuple(choices),
             growth=growth,
             response_body=b"".join(self._sent),
             replies=tuple(messages),
@@ -256,44 +249,48 @@ class Recording:
             found = contradicted or contradiction(ended, known)
         if found is None:
             return ended, turn
-        status = CallStatus.QUARANTINED
-        return quarantined(ended, found), self._turn(status, messages, None, None)
-
-    def _turn(
-        self,
-        status: CallStatus,
-        messages: Sequence[Message],
-        growth: Growth | None,
-        prompt: TokenIds | None,
-    ) -> Turn:
-        """Return the call's turn for lineage.
-
-        A quarantined or frozen call's turn has the replies without tokens: a call that echoes it is
-        found, with the break ``parent_without_ids``.
-        """
-        if prompt is None or status not in TRUSTED:
-            return self.session.turn(self.begun.id, self.link, status, messages)
-        return self.session.turn(self.begun.id, self.link, status, messages, growth, len(prompt))
-
-    def _stamp(self, tokens: Tokens, version: int) -> None:
-        """Record that the choice's tokens come from ``version``, from these tokens on."""
-        if not tokens.token_ids:
-            return
-        if self._first_token_at is None:
-            self._first_token_at = time.time()
-        run = VersionRun(self.fold.token_count(tokens.choice), version)
-        self._versions.setdefault(tokens.choice, []).append(run)
-        self._stamped[tokens.choice] = version
+        # Its turn has the replies without tokens: a call that echoes it is found, with the break
+        # ``parent_without_ids``.
+        turn = session.turn(call_id, link, CallStatus.QUARANTINED, messages)
+        return quarantined(ended, found), turn
 
 
-def recorded_conversation(request: Request, link: Link) -> Conversation:
-    """Return the messages of a request in the form that the store keeps."""
-    return Conversation(
-        tail=link.tail,
-        tools=tuple(request.tools),
-        length=len(request.messages),
-        instructions=request.instructions,
-        lineage=link.state(),
+def begun_call(
+    session_id: str,
+    request: Request,
+    body: bytes,
+    headers: Mapping[str, str],
+    started_at: float,
+    link: Link | None = None,
+) -> CallBegun:
+    """Return the beginning of a call's record.
+
+    ``headers`` are all of the client's. ``link`` is ``None`` for a call that is no part of the
+    session's conversation.
+    """
+    parent = conversation = None
+    call_id, kept = new_id("call"), kept_headers(headers)
+    if link is not None:
+        parent = link.parent
+        conversation = Conversation(
+            tail=link.tail,
+            tools=tuple(request.tools),
+            length=len(request.messages),
+            instructions=request.instructions,
+            lineage=link.state(),
+        )
+    return CallBegun(
+        id=call_id,
+        session_id=session_id,
+        dialect=request.dialect,
+        started_at=started_at,
+        request_body=body,
+        stream=request.stream,
+        model_requested=request.model,
+        parent_call_id=None if parent is None else parent.call_id,
+        lineage_rule=None if link is None else link.rule,
+        headers=kept,
+        conversation=conversation,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bridle.errors import BridleError
 from bridle.store.records import Message as Message
-from bridle.store.records import Note, TokenIds
+from bridle.store.records import Note, TokenIds, VersionRun
 from bridle.store.records import Role as Role
 from bridle.store.records import ToolCall as ToolCall
 
@@ -186,6 +186,8 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     stop_sequence: str | None = None
     opaque: Mapping[str, Any] = {}
     """Opaque fields of the message, as in :class:`Opaque`."""
+    versions: Sequence[VersionRun] = ()
+    """The policy versions of the tokens."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -48,16 +48,13 @@ def read_ids(text: bytes) -> TokenIds | None:
 class KnownPrompt:
     """A session's latest long prompt as the engine reported it and as it was read."""
 
-    __slots__ = ("_ids", "_text")
+    __slots__ = ("_ids", "_text", "size")
 
     def __init__(self) -> None:
         self._text = b""
         self._ids: TokenIds = _NO_IDS
-
-    @property
-    def size(self) -> int:
+        self.size = 0
         """Number of bytes held."""
-        return len(self._text) + 4 * len(self._ids)
 
     def read(self, text: bytes) -> TokenIds | None:
         """Return the result of :func:`read_ids` for ``text``, read-only."""
@@ -74,6 +71,7 @@ class KnownPrompt:
             return None
         ids.flags.writeable = False
         self._text, self._ids = text, ids
+        self.size = len(text) + ids.nbytes
         return ids
 
 

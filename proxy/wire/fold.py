@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,21 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
-from bridle.store.records import MESSAGE_FIELDS, TokenIds
+from bridle.store.records import MESSAGE_FIELDS, TokenIds, VersionRun
 
 
 class Fold:
     """Grows with each batch of events; :meth:`reply` may be called at any time."""
 
-    __slots__ = ("_choices", "_reply", "prompt_token_ids", "prompt_tokens", "sampled", "usage")
+    __slots__ = (
+        "_choices",
+        "first_token_at",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "sampled",
+        "usage",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -33,14 +42,17 @@ class Fold:
         self.usage: Usage | None = None
         self.sampled = 0
         """Sampled tokens of all choices so far."""
+        self.first_token_at: float | None = None
+        """Time of the first token's arrival in seconds since 1970."""
         self._choices: dict[int, _Choice] = {}
-        self._reply: Reply | None = None
+        self.whole: Reply | None = None
         """The latest result of :meth:`reply`, until further events come."""
 
-    def take(self, events: Iterable[Event]) -> None:
+    def take(self, events: Iterable[Event], version: int = 0) -> None:
+        """Add ``events`` and stamp their tokens with the policy ``version`` of this moment."""
         # Every token of every stream passes here: the commonest events come first, and nothing is
         # called that need not be.
-        self._reply = None
+        self.whole = None
         choices = self._choices
         for event in events:
             if isinstance(event, Usage):
@@ -54,37 +66,29 @@ class Fold:
             if choice is None:
                 choice = choices[event.choice] = _Choice()
             if isinstance(event, Tokens):
+                if choice.version != version and event.token_ids:
+                    choice.version = version
+                    choice.versions.append(VersionRun(len(choice.token_ids), version))
+                    self.first_token_at = self.first_token_at or time.time()
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
-                if event.detail:
-                    choice.detail.extend(event.detail)
+                choice.detail += event.detail or ()
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
             elif isinstance(event, ReasoningDelta):
                 choice.reasoning.append(event.text)
-            elif isinstance(event, ToolCallDelta):
-                call = choice.tool_calls.get(event.index)
-                if call is None:
-                    call = choice.tool_calls[event.index] = _Call(event)
-                call.pieces.append(event.arguments)
-                if event.extra:
-                    call.extra.update(event.extra)
-            elif isinstance(event, Opaque):
-                choice.add_opaque(event.fields)
-            else:
+            elif isinstance(event, Finished):
                 choice.finished = event
-
-    def token_count(self, choice: int) -> int:
-        found = self._choices.get(choice)
-        return len(found.token_ids) if found else 0
+            else:
+                choice.take(event)
 
     def reply(self) -> Reply:
         """Return the reply so far.
 
         A choice without events that stands before one with events is empty.
         """
-        if self._reply is None:
+        if self.whole is None:
             choices: list[ChoiceReply] = []
             for index in range(max(self._choices, default=-1) + 1):
                 choice = self._choices.get(index) or _Choice()
@@ -100,14 +104,15 @@ class Fold:
                         tool_calls=calls,
                         token_ids=choice.token_ids,
                         logprobs=choice.logprobs,
+                        versions=choice.versions,
                         detail=choice.detail,
                         finish_reason=finished.reason if finished else None,
                         stop_sequence=finished.stop_sequence if finished else None,
                         opaque=choice.opaque,
                     )
                 )
-            self._reply = Reply(choices, self.usage, self.prompt_token_ids)
-        return self._reply
+            self.whole = Reply(choices, self.usage, self.prompt_token_ids)
+        return self.whole
 
 
 class _Call:
@@ -145,6 +150,8 @@ class _Choice:
         "text",
         "token_ids",
         "tool_calls",
+        "version",
+        "versions",
     )
 
     def __init__(self) -> None:
@@ -155,12 +162,23 @@ class _Choice:
         self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.version: int | None = None
+        """The policy version of the latest tokens."""
+        self.versions: list[VersionRun] = []
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
 
-    def add_opaque(self, fields: Mapping[str, Any]) -> None:
-        """Add a message's opaque fields. Lists that come in pieces are joined."""
-        for name, value in fields.items():
+    def take(self, event: ToolCallDelta | Opaque) -> None:
+        """Add a piece of a tool call, or opaque fields, whose lists are joined."""
+        if isinstance(event, ToolCallDelta):
+            call = self.tool_calls.get(event.index)
+            if call is None:
+                call = self.tool_calls[event.index] = _Call(event)
+            call.pieces.append(event.arguments)
+            if event.extra:
+                call.extra.update(event.extra)
+            return
+        for name, value in event.fields.items():
             known = self.opaque.get(name)
             if isinstance(known, list) and isinstance(value, list):
                 known += value

@@ -48,15 +48,16 @@ class SseParser:
         self._size += len(chunk)
         if self._size > self._limit:
             raise EventTooLarge(f"an event has more than {self._limit} bytes")
-        pending = chunk
         if self._pending:
             ended = b"\n" in chunk or b"\r" in chunk or self._pending[-1].endswith(b"\r")
             self._pending.append(chunk)
             if not ended:
                 return []
-            pending = b"".join(self._pending)
-        if b"\r" in pending:
-            pending = self._normalised(pending)
+            chunk = b"".join(self._pending)
+        return self._lines(self._normalised(chunk) if b"\r" in chunk else chunk)
+
+    def _lines(self, pending: bytes) -> list[bytes]:
+        """Return the payloads of the events that end in ``pending``, and keep its last line."""
         payloads: list[bytes] = []
         position = 0
         while (end := pending.find(b"\n", position)) >= 0:

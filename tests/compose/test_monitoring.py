@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.policy_gate import PolicyGate
-from bridle.proxy.engines.pool import EngineState
+from bridle.proxy.engines.pool import EngineState, PolicyGate
 from bridle.proxy.recording.metrics import Metrics
 from bridle.store.records import DEFAULT_POLICY, CallStatus
 

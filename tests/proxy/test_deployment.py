@@ -15,8 +15,7 @@ from sqlalchemy import delete, update
 
 from bridle.proxy import deployment
 from bridle.proxy.deployment import Deployment
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool, Policy, PolicyGate
 from bridle.proxy.engines.weights import ServedWeights
 from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
@@ -71,14 +70,13 @@ async def process(url: str, engine: str = FIRST, **fields: Any) -> AsyncIterator
     settings = ProxySettings(
         engine, url, more_engines=(SECOND,), policies={"planner": (PLANNER,)}, **fields
     )
-    gate = PolicyGate()
-    pool = EnginePool(settings, gate, settings.engine_urls)
-    planner = EnginePool(settings, PolicyGate(), [PLANNER])
+    pool = EnginePool(settings, settings.engine_urls)
+    planner = EnginePool(settings, [PLANNER])
     pools = {DEFAULT_POLICY: pool, "planner": planner}
     with Writer(url) as writer, Reader(url) as reader:
         made = Deployment(settings, pools, writer, reader)
         await made.start()
-        yield Process(gate, pool, planner, made, writer)
+        yield Process(pool.gate, pool, planner, made, writer)
         await made.close()
 
 

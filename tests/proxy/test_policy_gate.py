@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
+from bridle.proxy.engines.pool import Policy, PolicyGate
 
 
 async def test_a_waiting_call_stays_outside_when_the_gate_closes_again_at_once() -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from bridle.engine.scripted import Cut, Refuse, ScriptedEngine, ScriptedReply, Stall
 from bridle.proxy.engines.engine import PooledEngine
-from bridle.proxy.engines.policy_gate import PolicyGate
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.settings import Limits, ProxySettings, engine_base
 from bridle.store.operations.gates import Served
@@ -435,7 +434,7 @@ async def test_an_engine_that_is_removed_while_it_is_to_be_checked_does_not_end_
         more_engines=(second.url,),
         limits=Limits(health_check_s=0),
     )
-    pool = EnginePool(settings, PolicyGate(), settings.engine_urls)
+    pool = EnginePool(settings, settings.engine_urls)
     await pool.start()
     checking = asyncio.create_task(pool.check())
     await asyncio.sleep(0)  # its questions are tasks that have not run yet

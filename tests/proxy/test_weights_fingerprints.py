@@ -15,8 +15,7 @@ import orjson
 import pytest
 
 from bridle.engine.serve.transport import ServerThread
-from bridle.proxy.engines.policy_gate import Policy, PolicyGate
-from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.pool import EnginePool, Policy
 from bridle.proxy.settings import Limits, OtherModel, ProxySettings
 from bridle.store.operations.gates import Gates, Served
 
@@ -91,7 +90,7 @@ def started(talker: Talker) -> Iterator[Any]:
 
         async def start() -> EnginePool:
             settings = ProxySettings(talker.base_url, "unused", limits=UNCHECKED)
-            pool = EnginePool(settings, PolicyGate(), [talker.base_url], model="m")
+            pool = EnginePool(settings, [talker.base_url], model="m")
             await pool.start()
             return pool
 

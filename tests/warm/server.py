@@ -26,7 +26,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any, cast, NoReturn
+from typing import Any, NoReturn, cast
 
 PRELOADED = (
     "bridle.cli.program",

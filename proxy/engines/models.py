@@ -1,4 +1,6 @@
-"""The choice of a request's engines, by the model that it names and by the role of its caller.
+"""The models that are served: the choice of a request's engines, and the list for clients.
+
+A request's engines follow from the model that it names and from the role of its caller.
 
 Every request goes to the default policy, whatever its harness calls the model, unless the settings
 send it elsewhere: to a further policy, to a frozen model, or to another provider. The calls of a
@@ -8,12 +10,14 @@ note ``model_frozen``, which keeps them out of training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
-from bridle.proxy.engines.policy_gate import PolicyGate
+from bridle.proxy.dialects.dialect import Model, ModelList
 from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.proxy.settings import OtherModel, ProxySettings
+from bridle.proxy.wire.canonical import ApiError
 from bridle.store.records import DEFAULT_POLICY, FROZEN, Note
 
 SUBAGENT = "subagent"
@@ -23,12 +27,11 @@ SUBAGENT = "subagent"
 class ModelRoutes:
     """The engines of the policies and of the other models. Start it inside the event loop."""
 
-    def __init__(self, settings: ProxySettings, gates: Mapping[str, PolicyGate]) -> None:
-        """Create the pools. ``gates`` has one gate for each policy, by the policy's name."""
+    def __init__(self, settings: ProxySettings) -> None:
+        """Create the pools; no engine is asked yet."""
         self.policies = {
             DEFAULT_POLICY: EnginePool(
                 settings,
-                gates[DEFAULT_POLICY],
                 settings.engine_urls,
                 model=settings.model,
                 api_key=settings.upstream_api_key,
@@ -37,7 +40,6 @@ class ModelRoutes:
             **{
                 name: EnginePool(
                     settings,
-                    gates[name],
                     urls,
                     api_key=settings.upstream_api_key,
                     policy=name,
@@ -60,14 +62,15 @@ class ModelRoutes:
         """The engines of every call if there are none but the default policy's, else ``None``."""
 
     async def start(self) -> None:
-        for pool in self._pools():
+        for pool in self.pools():
             await pool.start()
 
     async def close(self) -> None:
-        for pool in self._pools():
+        for pool in self.pools():
             await pool.close()
 
-    def _pools(self) -> list[EnginePool]:
+    def pools(self) -> list[EnginePool]:
+        """Return the pools of the policies, and those of the other models."""
         return [*self.policies.values(), *self._others.values()]
 
     def states(self) -> list[EngineState]:
@@ -112,10 +115,36 @@ def _other(settings: ProxySettings, name: str, other: OtherModel) -> EnginePool:
     kind = "external" if other.external else "frozen"
     return EnginePool(
         settings,
-        PolicyGate(),
         other.urls,
         model=other.model,
         api_key=other.api_key,
         external=other.external,
         notes=(Note(FROZEN, f"{kind} {name}"),),
     )
+
+
+def models_reply(
+    shapes: ModelList,
+    cards: Sequence[Mapping[str, Any]],
+    aliases: Mapping[str, str],
+    wanted: str | None,
+) -> bytes:
+    """Return the engine's model ``cards`` and the ``aliases`` of them.
+
+    Return only the model ``wanted`` if it is given.
+
+    Raises :class:`ApiError` (404) if ``wanted`` is none of them.
+    """
+    served = [_model(card["id"], card) for card in cards]
+    by_name = {model.id: card for model, card in zip(served, cards, strict=True)}
+    served += [_model(alias, by_name.get(name, {})) for alias, name in aliases.items()]
+    if wanted is None:
+        return shapes.all(served)
+    for model in served:
+        if model.id == wanted:
+            return shapes.one(model)
+    raise ApiError("not_found", f"there is no model {wanted}", status=404, param="model")
+
+
+def _model(name: str, card: Mapping[str, Any]) -> Model:
+    return Model(name, int(card.get("created") or 0), card.get("max_model_len"))
