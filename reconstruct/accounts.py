@@ -60,22 +60,18 @@ def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
     return [AccountLine(fate, tokens) for fate, tokens in ordered]
 
 
-def session_fates(
-    written: WrittenAccount | None,
-    ruled: Conservation,
-    *,
-    by_rules: bool = False,
-) -> dict[Fate, int]:
+def is_final(written: WrittenAccount | None) -> bool:
+    """Return whether no rules change the account: training wrote it, or the session is held out."""
+    return written is not None and (written.trained_by is not None or HELD_OUT in written.tokens)
+
+
+def session_fates(written: WrittenAccount | None, ruled: Conservation) -> dict[Fate, int]:
     """Return one session's account.
 
-    It is ``written`` if the store has one, else ``ruled``, the account that the rules give. With
-    ``by_rules``, a written account counts only if training wrote it or the session is held out. The
-    account that earlier samples left is then ignored.
+    It is ``written`` if that is final, else ``ruled``, the account that the rules give.
     """
-    if written is not None and written.tokens:
-        is_final = written.trained_by is not None or HELD_OUT in written.tokens
-        if is_final or not by_rules:
-            return dict(written.tokens)
+    if written is not None and is_final(written):
+        return dict(written.tokens)
     return {Fate(*fate): tokens for fate, tokens in ruled.by_fate(TRAINABLE).items()}
 
 

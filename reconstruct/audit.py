@@ -7,29 +7,32 @@ at the first one.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
+from sqlalchemy.exc import DBAPIError
 
-from bridle.reconstruct.accounts import StatedRules, session_fates
+from bridle.reconstruct.accounts import StatedRules, is_final, session_fates
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
 from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
-from bridle.store.errors import NotFound
+from bridle.reconstruct.verdicts import store_judgement
+from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
-from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallStatus, SessionFates, SessionRecord, Span, SpanKind
+from bridle.store.reading.session_filter import ALL_SESSIONS, SessionFilter
+from bridle.store.records import CallStatus, SessionFates, Span, SpanKind
 from bridle.store.schema.accounts import TRAINED, Fate
 from bridle.store.tree import DETACHED
 from bridle.store.writing.integrity import span_checksum
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class SessionAudit:
     samplers: Mapping[str, SamplerTokens]
     """Sampled tokens by the sampler's label (:attr:`bridle.store.records.Sampler.label`)."""
     violations: tuple[Violation, ...]
+    judged: bool = False
+    """Whether the audit has stored verdicts or an account that the store did not have."""
 
     @property
     def clean(self) -> bool:
@@ -82,28 +87,30 @@ def audit(
     builder: str = "tree",
     *,
     bodies: bool = False,
-    run: str | None = None,
+    wanted: SessionFilter = ALL_SESSIONS,
 ) -> Iterator[SessionAudit]:
-    """Audit all sessions, or all that belong to the account of ``run``, one at a time.
+    """Audit the sessions that match, one at a time, and store the judgement that they lack.
 
-    ``rules`` judge the tokens that no training has taken. If it is ``None``, the rules with which
-    the session's samples were made apply, else those of its run (:class:`StatedRules`).
+    With ``wanted.run``, they are all sessions that belong to the account of the run. ``rules``
+    judge the tokens that no training has taken. If it is ``None``, the rules of the session's run
+    apply (:class:`StatedRules`), and the verdicts and the account that they give are stored.
     """
-    accounts = written_accounts(reader, SessionFilter(run=run))
-    records = chain(
-        reader.sessions(run=run),
-        (each for each in _others(reader, accounts, run) if each.run_id != run),
-    )
-    for session in LoadedSession.stream(reader, records):
-        yield audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
+    accounts = written_accounts(reader, wanted)
+    for session in LoadedSession.stream(reader, map(reader.session, accounts)):
+        audited = audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
+        if rules is None and builder == "tree" and not session.damage:
+            account = None if is_final(accounts[session.id]) else audited.fates
+            audited = replace(audited, judged=_store(session, account))
+        yield audited
 
 
-def _others(
-    reader: Reader, accounts: Mapping[str, Any], run: str | None
-) -> Iterator[SessionRecord]:
-    """Yield the sessions in the account of ``run``, including the run's own."""
-    if run is not None:
-        yield from (reader.session(session_id) for session_id in accounts)
+def _store(session: LoadedSession, account: Mapping[Fate, int] | None) -> bool:
+    """Store the judgement of a session, unless the store cannot be written."""
+    try:
+        return store_judgement(session, account)
+    except (StoreUnavailable, DBAPIError) as error:
+        log.warning("judgement_not_stored: session %s: %s", session.id, error)
+        return False
 
 
 def audit_session(
@@ -114,9 +121,12 @@ def audit_session(
     *,
     bodies: bool = False,
 ) -> SessionAudit:
-    """Audit one session by its id. Raise :class:`bridle.store.errors.NotFound` if there is none."""
-    session = LoadedSession.load(reader, session_id)
-    return audit_loaded(session, rules, builder, bodies=bodies)
+    """Audit one session by its id, as :func:`audit` does.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
+    wanted = SessionFilter(session=reader.session(session_id).id)
+    return next(audit(reader, rules, builder, bodies=bodies, wanted=wanted))
 
 
 def audit_loaded(
@@ -160,7 +170,7 @@ def audit_loaded(
         found.add("not_conserved", session.id, f"{table}")
     check_training(session, judged, table, found)
     written = accounts.get(session.id)
-    fates = session_fates(written, table, by_rules=rules is not None)
+    fates = session_fates(written, table)
     if sum(fates.values()) != table.captured:
         detail = f"{sum(fates.values())} tokens have a fate, {table.captured} were sampled"
         found.add("not_accounted", session.id, detail)

@@ -55,6 +55,9 @@ class SessionFilter:
     """The time before which the session was created."""
 
 
+ALL_SESSIONS: Final = SessionFilter()
+
+
 def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False) -> Select[Any]:
     """Return ``query`` over sessions with the filter's conditions.
 

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 
 from bridle.store.records import SessionFates
-from bridle.store.schema.accounts import BUILDER
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.tables import sessions, token_fates
 
@@ -28,7 +27,6 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
             connection.execute(
                 delete(token_fates).where(
                     token_fates.c.run_id == run_id,
-                    token_fates.c.builder == BUILDER,
                     token_fates.c.session_id.in_(some),
                 )
             )
@@ -38,7 +36,6 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
         for row in fate_rows(
             each.tokens,
             session_id=each.session_id,
-            builder=BUILDER,
             run_id=each.run_id,
             step=each.step,
             version=each.version,

@@ -21,6 +21,7 @@ from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.run_states import run_state
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.schema.accounts import Fate
 
 
@@ -34,8 +35,8 @@ def audit(
 ) -> None:
     """Print where sampled tokens went; exit with 1 when they do not add up.
 
-    Tokens that no training run has taken are judged by --rules: by default those with which the
-    session's samples were made.
+    Tokens that no training run has taken are judged by --rules. By default these are the rules of
+    the session's run, and what they decide is stored for SQL and the pages where it is missing.
     """
     chosen = sample_rules(rules) if rules else None
     with reader(store) as source:
@@ -64,7 +65,8 @@ def _audited(
     if session is not None:
         yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
     else:
-        yield from audit_sessions(source, rules, bodies=bodies, run=run)
+        wanted = SessionFilter(run=run)
+        yield from audit_sessions(source, rules, bodies=bodies, wanted=wanted)
 
 
 class _Total:
@@ -72,6 +74,7 @@ class _Total:
 
     def __init__(self) -> None:
         self.sessions = 0
+        self.judged = 0
         self.calls: Counter[str] = Counter()
         self.fates: Counter[Fate] = Counter()
         self.samplers: dict[str, SamplerTokens] = {}
@@ -79,6 +82,7 @@ class _Total:
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
+        self.judged += audited.judged
         self.calls.update({str(status): count for status, count in audited.calls.items()})
         self.fates.update(audited.fates)
         for label, tokens in audited.samplers.items():
@@ -95,6 +99,7 @@ class _Total:
     def as_data(self) -> dict[str, Any]:
         return {
             "sessions": self.sessions,
+            "judged": self.judged,
             "calls": dict(self.calls),
             "captured": self.captured,
             **{fate: self.fates[Fate(fate)] for fate in ("trained", "trainable")},
@@ -126,6 +131,8 @@ class _Total:
         for violation in self.violations:
             where = " {session} {subject}: {detail}".format(**violation)
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
+        if self.judged:
+            out.print(f"Stored the judgement of {counted(self.judged, 'session')}.")
         if self.violations:
             return
         if self.captured:
