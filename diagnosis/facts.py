@@ -113,10 +113,6 @@ def read_facts(
     """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
-    metrics: dict[str, list[Metric]] = {}
-    if run is not None:
-        for metric in reader.metrics(run.id):
-            metrics.setdefault(metric.name, []).append(metric)
     own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
     any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
     of_session = select(rewards.c.id).where(rewards.c.session_id == sessions.c.id)
@@ -197,9 +193,16 @@ def read_facts(
             account=stored_account(reader, wanted),
             wait=totals.wait,
             reply=totals.reply,
-            metrics=metrics,
+            metrics={} if run is None else _metrics(reader, run.id),
             policies=() if run is None else reader.policies(run.id),
         )
+
+
+def _metrics(reader: Reader, run_id: str) -> dict[str, list[Metric]]:
+    metrics: dict[str, list[Metric]] = {}
+    for metric in reader.metrics(run_id):
+        metrics.setdefault(metric.name, []).append(metric)
+    return metrics
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.exc import DBAPIError
 
 from bridle.reconstruct.accounts import StatedRules, is_final, session_fates
@@ -300,8 +301,9 @@ def check_samples(
 
     Each allowed token must be trained exactly once.
     """
-    sampled = {row.span.id: row for row in session.tree.sampled()}
-    trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
+    trained = {
+        row.span.id: np.zeros(len(row.span.token_ids), np.int32) for row in session.tree.sampled()
+    }
     for number, sample in enumerate(samples):
         subject = f"sample {number} ({sample.leaf_call_id})"
         rows = session.sampled.get(sample.leaf_call_id, ())
@@ -317,6 +319,20 @@ def check_samples(
                 trained[span.id][: piece.take] += sample.mask[at]
             elif sample.mask[at].any():
                 found.add("mask_on_observed", subject, "trains a token that nobody sampled")
+    _check_trained(session, rules, trained, found)
+    weight = sum(sample.weight for sample in samples)
+    if samples and abs(weight - 1.0) > 1e-9:
+        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
+
+
+def _check_trained(
+    session: LoadedSession,
+    rules: SampleRules,
+    trained: Mapping[str, NDArray[np.int32]],
+    found: Findings,
+) -> None:
+    """Check how often each sampled token is trained, ``int32[T]`` by span, against the rules."""
+    sampled = {row.span.id: row for row in session.tree.sampled()}
     decided = rulings(session, rules)
     for span_id, times in trained.items():
         row = sampled[span_id]
@@ -329,9 +345,6 @@ def check_samples(
         ):
             if count:
                 found.add(rule, span_id, f"{count} tokens")
-    weight = sum(sample.weight for sample in samples)
-    if samples and abs(weight - 1.0) > 1e-9:
-        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
 
 
 def _shows(sample: Sample, piece: SpanPiece) -> bool:
