@@ -16,8 +16,8 @@ from bridle.proxy.calls.models import models_reply
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import RoleRules, refusal_hint
 from bridle.proxy.dialects.dialect import Action
+from bridle.proxy.dialects.responses.stored import DELETED
 from bridle.proxy.dialects.routes import Route
-from bridle.proxy.dialects.stored import DELETED
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
