@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.exc import DBAPIError
 
-from bridle.reconstruct.accounts import StatedRules, is_final, session_fates
+from bridle.reconstruct.accounts import StatedRules, session_fates
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
 from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
@@ -24,7 +24,12 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
 from bridle.reconstruct.verdicts import store_judgement
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
+from bridle.store.reading.accounts import (
+    NO_ACCOUNT,
+    WrittenAccount,
+    training_accounts,
+    written_accounts,
+)
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.reading.session_filter import ALL_SESSIONS, SessionFilter
@@ -100,7 +105,7 @@ def audit(
     for session in LoadedSession.stream(reader, map(reader.session, accounts)):
         audited = audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
         if rules is None and builder == "tree" and not session.damage:
-            account = None if is_final(accounts[session.id]) else audited.fates
+            account = None if accounts[session.id].is_final else audited.fates
             audited = replace(audited, judged=_store(session, account))
         yield audited
 
@@ -136,7 +141,7 @@ def audit_loaded(
     builder: str = "tree",
     *,
     bodies: bool = False,
-    accounts: Mapping[str, WrittenAccount | None] | None = None,
+    accounts: Mapping[str, WrittenAccount] | None = None,
 ) -> SessionAudit:
     """Audit one session.
 
@@ -170,8 +175,7 @@ def audit_loaded(
     if not table.balanced:
         found.add("not_conserved", session.id, f"{table}")
     check_training(session, judged, table, found)
-    written = accounts.get(session.id)
-    fates = session_fates(written, table)
+    fates = session_fates(accounts.get(session.id, NO_ACCOUNT), table)
     if sum(fates.values()) != table.captured:
         detail = f"{sum(fates.values())} tokens have a fate, {table.captured} were sampled"
         found.add("not_accounted", session.id, detail)

@@ -433,18 +433,6 @@ class Reader:
         found = self._mended(tasks, query.where(*(column == value for column, value in key)))
         return TaskRecord(**found[0]) if found else None
 
-    def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
-        """Return tasks in the order of suites, splits and ids.
-
-        They are all tasks, or those of a suite or split.
-        """
-        query = select(*as_stored(tasks)).order_by(*tasks.primary_key)
-        if suite is not None:
-            query = query.where(tasks.c.suite == suite)
-        if split is not None:
-            query = query.where(tasks.c.split == split)
-        return [TaskRecord(**values) for values in self._mended(tasks, query)]
-
     def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
         """Return the weights that a run has published.
 
