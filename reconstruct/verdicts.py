@@ -54,7 +54,7 @@ def store_judgement(session: LoadedSession, account: Mapping[Fate, int] | None =
             rows = [dict(zip(_COLUMNS, verdict, strict=True)) for verdict in verdicts]
             connection.execute(insert(call_kinds), rows)
         if account:
-            rows = fate_rows(account, session_id=session.id, run_id=BY_RULES)
+            rows = fate_rows(account.items(), session_id=session.id, run_id=BY_RULES)
             connection.execute(insert(token_fates), rows)
     return True
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -482,7 +483,7 @@ class Reader:
     def _session_pages(
         self,
         query: Select[Any],
-        place: ColumnElement[Any],
+        place: Column[Any],
         *,
         after: tuple[float, str] | None = None,
         limit: int | None = None,
@@ -503,7 +504,7 @@ class Reader:
             if len(rows) < size:
                 return
             left = None if left is None else left - size
-            after = getattr(rows[-1], place.key), rows[-1].id
+            after = getattr(rows[-1], place.name), rows[-1].id
 
 
 @contextmanager

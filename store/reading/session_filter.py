@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import (
+    Boolean,
     Column,
     ColumnElement,
     Select,
@@ -15,9 +16,9 @@ from sqlalchemy import (
     cast,
     exists,
     func,
+    literal_column,
     or_,
     select,
-    text,
 )
 
 from bridle.store.reward import RewardKind
@@ -125,7 +126,7 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     if wanted.anonymous:
         found += own.name.is_(None), own.key_hash.is_(None)
     if wanted.where is not None:
-        found.append(text(f"({wanted.where})"))
+        found.append(literal_column(f"({wanted.where})", Boolean()))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
@@ -34,7 +34,7 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
         row
         for each in latest.values()
         for row in fate_rows(
-            each.tokens,
+            each.tokens.items(),
             session_id=each.session_id,
             run_id=each.run_id,
             step=each.step,
@@ -46,11 +46,11 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
         connection.execute(insert(token_fates), rows)
 
 
-def fate_rows(tokens: Mapping[tuple[str, str], int], **place: Any) -> list[dict[str, Any]]:
+def fate_rows(tokens: Iterable[tuple[tuple[str, str], int]], **place: Any) -> list[dict[str, Any]]:
     """Return one row for each fate and reason; ``place`` holds the other columns."""
     return [
         place | {"fate": fate, "reason": reason, "tokens": number}
-        for (fate, reason), number in tokens.items()
+        for (fate, reason), number in tokens
     ]
 
 

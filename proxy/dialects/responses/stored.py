@@ -103,7 +103,8 @@ class StoredResponses:
     def unknown(self, response_id: str) -> ApiError:
         return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
 
-    def deleted(self, response_id: str) -> bytes:
+    @staticmethod
+    def deleted(response_id: str) -> bytes:
         return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
 
     def forget(self, call_id: str) -> None:
