@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from bridle.store.reading.accounts import (
 )
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
-from bridle.store.reading.session_filter import ALL_SESSIONS, SessionFilter
+from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallStatus, SessionFates, Span, SpanKind
 from bridle.store.schema.accounts import TRAINED, Fate
 from bridle.store.tree import DETACHED
@@ -93,19 +94,21 @@ def audit(
     builder: str = "tree",
     *,
     bodies: bool = False,
-    wanted: SessionFilter = ALL_SESSIONS,
+    **conditions: Any,
 ) -> Iterator[SessionAudit]:
     """Audit the sessions that match, one at a time, and store the judgement that they lack.
 
-    With ``wanted.run``, they are all sessions that belong to the account of the run. ``rules``
-    judge the tokens that no training has taken. If it is ``None``, the rules of the session's run
-    apply (:class:`StatedRules`), and the verdicts and the account that they give are stored.
+    ``conditions`` are those of ``Reader.sessions``. With ``run``, all sessions that belong to the
+    account of the run are audited. ``rules`` judge the tokens that no training has taken. If it is
+    ``None``, the rules of the session's run apply (:class:`StatedRules`), and the verdicts and the
+    account that they give are stored.
     """
-    accounts = written_accounts(reader, wanted)
-    for session in LoadedSession.stream(reader, map(reader.session, accounts)):
+    accounts = written_accounts(reader, SessionFilter(**conditions))
+    for session in LoadedSession.stream(reader, reader.sessions(account=True, **conditions)):
         audited = audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
         if rules is None and builder == "tree" and not session.damage:
-            account = None if accounts[session.id].is_final else audited.fates
+            written = accounts.get(session.id, NO_ACCOUNT)
+            account = None if written.is_final else audited.fates
             audited = replace(audited, judged=_store(session, account))
         yield audited
 
@@ -131,8 +134,8 @@ def audit_session(
 
     Raise :class:`bridle.store.errors.NotFound` if there is none.
     """
-    wanted = SessionFilter(session=reader.session(session_id).id)
-    return next(audit(reader, rules, builder, bodies=bodies, wanted=wanted))
+    wanted = reader.session(session_id).id
+    return next(audit(reader, rules, builder, bodies=bodies, session=wanted))
 
 
 def audit_loaded(

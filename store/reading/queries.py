@@ -166,14 +166,21 @@ class Reader:
         return self._session(_BY_KEY_HASH, key_hash=key_hash)
 
     def sessions(
-        self, *, limit: int | None = None, newest_first: bool = False, **conditions: Any
+        self,
+        *,
+        limit: int | None = None,
+        newest_first: bool = False,
+        account: bool = False,
+        **conditions: Any,
     ) -> Iterator[SessionRecord]:
         """Yield sessions in the order of their creation, read page by page.
 
         ``conditions`` are fields of :class:`bridle.store.reading.session_filter.SessionFilter`.
-        Raise ``TypeError`` for any other.
+        With ``account``, the condition on a run is that of its account
+        (:func:`bridle.store.reading.session_filter.matching`). Raise ``TypeError`` for any other
+        condition.
         """
-        query = matching(SessionFilter(**conditions), SESSIONS)
+        query = matching(SessionFilter(**conditions), SESSIONS, account=account)
         return self._session_pages(
             query, sessions.c.created_at, limit=limit, newest_first=newest_first
         )

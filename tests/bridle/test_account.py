@@ -194,7 +194,7 @@ def test_report_audit_viewer_and_sql_agree_to_the_token_on_any_store(
     store = RandomStore(tmp_path / "bridle.db", calls, seed).url
     with Reader(store) as reader:
         for run in (None, "a", "b", "c", "d"):
-            audits = list(audit(reader, DEFAULT_RULES, wanted=SessionFilter(run=run)))
+            audits = list(audit(reader, DEFAULT_RULES, run=run))
             assert not [violation for one in audits for violation in one.violations]
             total: Counter[Fate] = sum((Counter(dict(one.fates)) for one in audits), Counter())
             account = token_account(reader, SessionFilter(run=run))

@@ -21,7 +21,6 @@ from bridle.reconstruct.audit import audit as audit_sessions
 from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.run_states import run_state
-from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.schema.accounts import Fate
 
 
@@ -65,8 +64,7 @@ def _audited(
     if session is not None:
         yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
     else:
-        wanted = SessionFilter(run=run)
-        yield from audit_sessions(source, rules, bodies=bodies, wanted=wanted)
+        yield from audit_sessions(source, rules, bodies=bodies, run=run)
 
 
 class _Total:
