@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus, corpus
-from bridle.reconstruct.samples.sample_store import derive
-from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.audit import audit, audit_session
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
@@ -54,10 +53,10 @@ HARNESSES: Final = ("codex", "claude-code", "qwen-code", "langchain")
 _TURN_S: Final = 3.0
 
 
-def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> list[str]:
+def fill(store: str, sessions: int, *, turns: int = 6, judged: bool = True) -> list[str]:
     """Record ``sessions`` sessions in a new store, oldest first, and return their ids.
 
-    They are those of two training runs. Their samples are made too.
+    They are those of two training runs. They are judged too.
     """
     migrate(store)
     with Writer(store) as writer:
@@ -68,10 +67,10 @@ def fill(store: str, sessions: int, *, turns: int = 6, samples: bool = True) -> 
             made.append(_session(writer, run, number, sessions, turns))
         for number, run in enumerate(runs, start=1):
             writer.finish_run(run, "completed", EPOCH + 100_000 * number)
-    if samples:
+    if judged:
         with Reader(store) as reader:
-            for session in LoadedSession.stream(reader, reader.sessions()):
-                derive(session)
+            for _ in audit(reader):
+                pass
     return made
 
 
@@ -83,7 +82,7 @@ def add_session(store: str, turns: int) -> str:
     with Writer(store) as writer:
         added = _session(writer, run, sessions, sessions + 2, turns)
     with Reader(store) as reader:
-        derive(LoadedSession.load(reader, added))
+        audit_session(reader, added)
     return added
 
 

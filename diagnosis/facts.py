@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,12 +20,11 @@ from sqlalchemy import (
 )
 
 from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
-from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, judged, matching
-from bridle.store.records import BreakReason, CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
 from bridle.store.reward import RewardKind
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
@@ -86,7 +84,8 @@ class Facts:
     greedy: Counted
     """Complete calls at temperature 0."""
     breaks: Mapping[str, int]
-    """Number of broken calls by the reason of their first difference."""
+    """Number of broken calls by the reason of their first difference. It is ``unexplained`` where
+    no verdict is stored: ``bridle audit`` stores those that are missing."""
     broken: Counted
     continued: int
     """Number of calls that continue another."""
@@ -114,10 +113,6 @@ def read_facts(
     """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
     chosen = matching(wanted, select(sessions.c.id))
-    metrics: dict[str, list[Metric]] = {}
-    if run is not None:
-        for metric in reader.metrics(run.id):
-            metrics.setdefault(metric.name, []).append(metric)
     own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
     any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
     of_session = select(rewards.c.id).where(rewards.c.session_id == sessions.c.id)
@@ -192,41 +187,22 @@ def read_facts(
             without_ids=of_calls("without_ids"),
             length=of_calls("length"),
             greedy=of_calls("greedy"),
-            breaks=_explained(
-                reader,
-                calls_by(judged(calls.c.break_reason), "broken"),
-                select(calls.c.session_id, calls.c.id).where(
-                    own, judged(calls.c.break_reason) == BreakReason.UNEXPLAINED
-                ),
-            ),
+            breaks=calls_by(judged(calls.c.break_reason), "broken"),
             broken=of_calls("broken"),
             continued=totals.later,
             account=stored_account(reader, wanted),
             wait=totals.wait,
             reply=totals.reply,
-            metrics=metrics,
+            metrics={} if run is None else _metrics(reader, run.id),
             policies=() if run is None else reader.policies(run.id),
         )
 
 
-def _explained(
-    reader: Reader, breaks: Mapping[str, int], unexplained: Select[Any]
-) -> dict[str, int]:
-    """Return the number of breaks by reason, also of sessions that nobody has judged yet.
-
-    ``unexplained`` selects the session and the id of each call whose reason is to be found.
-    """
-    if BreakReason.UNEXPLAINED not in breaks:
-        return dict(breaks)
-    with reader.engine.connect() as connection:
-        wanted = {tuple(row) for row in connection.execute(unexplained)}
-    found = Counter(breaks)
-    for session_id in {session_id for session_id, _ in wanted}:
-        for call in LoadedSession.load(reader, session_id).calls:
-            if (session_id, call.id) in wanted and call.break_reason is not None:
-                found[BreakReason.UNEXPLAINED.value] -= 1
-                found[call.break_reason.value] += 1
-    return {reason: number for reason, number in found.most_common() if number}
+def _metrics(reader: Reader, run_id: str) -> dict[str, list[Metric]]:
+    metrics: dict[str, list[Metric]] = {}
+    for metric in reader.metrics(run_id):
+        metrics.setdefault(metric.name, []).append(metric)
+    return metrics
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from bridle.errors import BridleError
 from bridle.extras import missing_extra
 from bridle.proxy.deployment import Deployment
-from bridle.proxy.dialects.dialect import Dialect, Provider
+from bridle.proxy.dialects.dialect import Dialect, Provider, StoredReplies
 from bridle.proxy.dialects.registry import providers
-from bridle.proxy.dialects.stored import StoredReplies
 from bridle.proxy.engines.models import ModelRoutes
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import PoolTemplate

@@ -8,7 +8,7 @@ has taken and that the rules allow are ``trainable``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,11 +22,11 @@ from bridle.store.reading.accounts import (
     TokenAccount,
     WrittenAccount,
     stored_account,
-    uncounted_sessions,
+    written_accounts,
 )
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.schema.accounts import HELD_OUT, TRAINABLE, UNCOUNTED, Fate
+from bridle.store.schema.accounts import TRAINABLE, UNCOUNTED, Fate
 
 _AT_ONCE: Final = 500
 """Sessions in one query."""
@@ -60,22 +60,13 @@ def account_lines(fates: Mapping[Fate, int]) -> list[AccountLine]:
     return [AccountLine(fate, tokens) for fate, tokens in ordered]
 
 
-def session_fates(
-    written: WrittenAccount | None,
-    ruled: Conservation,
-    *,
-    by_rules: bool = False,
-) -> dict[Fate, int]:
+def session_fates(written: WrittenAccount, ruled: Conservation) -> dict[Fate, int]:
     """Return one session's account.
 
-    It is ``written`` if the store has one, else ``ruled``, the account that the rules give. With
-    ``by_rules``, a written account counts only if training wrote it or the session is held out. The
-    account that earlier samples left is then ignored.
+    It is ``written`` if that is final, else ``ruled``, the account that the rules give.
     """
-    if written is not None and written.tokens:
-        is_final = written.trained_by is not None or HELD_OUT in written.tokens
-        if is_final or not by_rules:
-            return dict(written.tokens)
+    if written.is_final:
+        return dict(written.tokens)
     return {Fate(*fate): tokens for fate, tokens in ruled.by_fate(TRAINABLE).items()}
 
 
@@ -113,13 +104,19 @@ def token_account(
     remaining tokens are ``uncounted``.
     """
     account = stored_account(reader, wanted)
-    left = uncounted_sessions(reader, wanted)
-    if not left:
+    if not account.of(UNCOUNTED.fate):
         return account
+    written = written_accounts(reader, wanted)
+    left = {session_id: one.uncounted for session_id, one in written.items() if one.uncounted}
     fates = Counter(dict(account.fates))
-    for session_id, ruled in _counted(reader, _first(left, most), rules):
-        fates[UNCOUNTED] -= left[session_id]
-        fates.update(ruled)
+    stated = StatedRules(reader)
+    for session in LoadedSession.stream(reader, map(reader.session, _first(left, most))):
+        try:
+            ruled = build(session, rules or stated.of(session.record.run_id)).conservation
+        except BrokenTree:
+            ruled = not_built(session)
+        fates[UNCOUNTED] -= left[session.id]
+        fates.update(session_fates(written[session.id], ruled))
     return replace(account, fates={fate: tokens for fate, tokens in fates.items() if tokens})
 
 
@@ -148,17 +145,3 @@ def _first(left: Mapping[str, int], most: int | None) -> list[str]:
             break
         found.append(session_id)
     return found
-
-
-def _counted(
-    reader: Reader, ids: Sequence[str], rules: SampleRules | None
-) -> Iterator[tuple[str, dict[Fate, int]]]:
-    """Yield each session's id and its account under the rules."""
-    records = (reader.session(session_id) for session_id in ids)
-    stated = StatedRules(reader)
-    for session in LoadedSession.stream(reader, records):
-        try:
-            ruled = build(session, rules or stated.of(session.record.run_id)).conservation
-        except BrokenTree:
-            ruled = not_built(session)
-        yield session.id, session_fates(None, ruled)

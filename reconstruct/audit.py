@@ -7,13 +7,15 @@ at the first one.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.exc import DBAPIError
 
 from bridle.reconstruct.accounts import StatedRules, session_fates
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
@@ -21,15 +23,23 @@ from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree, SessionTree, SpanPiece, version_ranges
-from bridle.store.errors import NotFound
-from bridle.store.reading.accounts import WrittenAccount, training_accounts, written_accounts
+from bridle.reconstruct.verdicts import store_judgement
+from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.reading.accounts import (
+    NO_ACCOUNT,
+    WrittenAccount,
+    training_accounts,
+    written_accounts,
+)
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import CallRow, Reader, SpanRow
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallStatus, SessionFates, SessionRecord, Span, SpanKind
+from bridle.store.records import CallStatus, SessionFates, Span, SpanKind
 from bridle.store.schema.accounts import TRAINED, Fate
 from bridle.store.tree import DETACHED
 from bridle.store.writing.integrity import span_checksum
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,8 @@ class SessionAudit:
     samplers: Mapping[str, SamplerTokens]
     """Sampled tokens by the sampler's label (:attr:`bridle.store.records.Sampler.label`)."""
     violations: tuple[Violation, ...]
+    judged: bool = False
+    """Whether the audit has stored verdicts or an account that the store did not have."""
 
     @property
     def clean(self) -> bool:
@@ -82,28 +94,32 @@ def audit(
     builder: str = "tree",
     *,
     bodies: bool = False,
-    run: str | None = None,
+    **conditions: Any,
 ) -> Iterator[SessionAudit]:
-    """Audit all sessions, or all that belong to the account of ``run``, one at a time.
+    """Audit the sessions that match, one at a time, and store the judgement that they lack.
 
-    ``rules`` judge the tokens that no training has taken. If it is ``None``, the rules with which
-    the session's samples were made apply, else those of its run (:class:`StatedRules`).
+    ``conditions`` are those of ``Reader.sessions``. With ``run``, all sessions that belong to the
+    account of the run are audited. ``rules`` judge the tokens that no training has taken. If it is
+    ``None``, the rules of the session's run apply (:class:`StatedRules`), and the verdicts and the
+    account that they give are stored.
     """
-    accounts = written_accounts(reader, SessionFilter(run=run))
-    records = chain(
-        reader.sessions(run=run),
-        (each for each in _others(reader, accounts, run) if each.run_id != run),
-    )
-    for session in LoadedSession.stream(reader, records):
-        yield audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
+    accounts = written_accounts(reader, SessionFilter(**conditions))
+    for session in LoadedSession.stream(reader, reader.sessions(account=True, **conditions)):
+        audited = audit_loaded(session, rules, builder, bodies=bodies, accounts=accounts)
+        if rules is None and builder == "tree" and not session.damage:
+            written = accounts.get(session.id, NO_ACCOUNT)
+            account = None if written.is_final else audited.fates
+            audited = replace(audited, judged=_store(session, account))
+        yield audited
 
 
-def _others(
-    reader: Reader, accounts: Mapping[str, Any], run: str | None
-) -> Iterator[SessionRecord]:
-    """Yield the sessions in the account of ``run``, including the run's own."""
-    if run is not None:
-        yield from (reader.session(session_id) for session_id in accounts)
+def _store(session: LoadedSession, account: Mapping[Fate, int] | None) -> bool:
+    """Store the judgement of a session, unless the store cannot be written."""
+    try:
+        return store_judgement(session, account)
+    except (StoreUnavailable, DBAPIError) as error:
+        log.warning("judgement_not_stored: session %s: %s", session.id, error)
+        return False
 
 
 def audit_session(
@@ -114,9 +130,12 @@ def audit_session(
     *,
     bodies: bool = False,
 ) -> SessionAudit:
-    """Audit one session by its id. Raise :class:`bridle.store.errors.NotFound` if there is none."""
-    session = LoadedSession.load(reader, session_id)
-    return audit_loaded(session, rules, builder, bodies=bodies)
+    """Audit one session by its id, as :func:`audit` does.
+
+    Raise :class:`bridle.store.errors.NotFound` if there is none.
+    """
+    wanted = reader.session(session_id).id
+    return next(audit(reader, rules, builder, bodies=bodies, session=wanted))
 
 
 def audit_loaded(
@@ -125,7 +144,7 @@ def audit_loaded(
     builder: str = "tree",
     *,
     bodies: bool = False,
-    accounts: Mapping[str, WrittenAccount | None] | None = None,
+    accounts: Mapping[str, WrittenAccount] | None = None,
 ) -> SessionAudit:
     """Audit one session.
 
@@ -159,8 +178,7 @@ def audit_loaded(
     if not table.balanced:
         found.add("not_conserved", session.id, f"{table}")
     check_training(session, judged, table, found)
-    written = accounts.get(session.id)
-    fates = session_fates(written, table, by_rules=rules is not None)
+    fates = session_fates(accounts.get(session.id, NO_ACCOUNT), table)
     if sum(fates.values()) != table.captured:
         detail = f"{sum(fates.values())} tokens have a fate, {table.captured} were sampled"
         found.add("not_accounted", session.id, detail)
@@ -290,8 +308,9 @@ def check_samples(
 
     Each allowed token must be trained exactly once.
     """
-    sampled = {row.span.id: row for row in session.tree.sampled()}
-    trained = {key: np.zeros(len(row.span.token_ids), np.int32) for key, row in sampled.items()}
+    trained = {
+        row.span.id: np.zeros(len(row.span.token_ids), np.int32) for row in session.tree.sampled()
+    }
     for number, sample in enumerate(samples):
         subject = f"sample {number} ({sample.leaf_call_id})"
         rows = session.sampled.get(sample.leaf_call_id, ())
@@ -307,6 +326,20 @@ def check_samples(
                 trained[span.id][: piece.take] += sample.mask[at]
             elif sample.mask[at].any():
                 found.add("mask_on_observed", subject, "trains a token that nobody sampled")
+    _check_trained(session, rules, trained, found)
+    weight = sum(sample.weight for sample in samples)
+    if samples and abs(weight - 1.0) > 1e-9:
+        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
+
+
+def _check_trained(
+    session: LoadedSession,
+    rules: SampleRules,
+    trained: Mapping[str, NDArray[np.int32]],
+    found: Findings,
+) -> None:
+    """Check how often each sampled token is trained, ``int32[T]`` by span, against the rules."""
+    sampled = {row.span.id: row for row in session.tree.sampled()}
     decided = rulings(session, rules)
     for span_id, times in trained.items():
         row = sampled[span_id]
@@ -319,9 +352,6 @@ def check_samples(
         ):
             if count:
                 found.add(rule, span_id, f"{count} tokens")
-    weight = sum(sample.weight for sample in samples)
-    if samples and abs(weight - 1.0) > 1e-9:
-        found.add("weights_differ", session.id, f"its samples weigh {weight}, not 1")
 
 
 def _shows(sample: Sample, piece: SpanPiece) -> bool:

@@ -17,11 +17,8 @@ from typing import Any, Final
 
 from bridle.errors import UsageError
 from bridle.store.reading.queries import CallRow
+from bridle.store.reading.session_filter import OPEN
 from bridle.store.records import SessionRecord, TaskRecord
-
-OPEN: Final = "open"
-"""The outcome by which a condition names sessions that are not sealed; the store has none for
-them."""
 
 _FORM: Final = re.compile(r"\s*([A-Za-z_][\w.:-]*?)\s*(!=|>=|<=|==?|>|<)\s*(.*?)\s*", re.DOTALL)
 _ORDER: Final[Mapping[str, Callable[[Any, Any], bool]]] = {

@@ -31,9 +31,8 @@ MAIN: Final = "reward"
 """The name of the reward that alone is the session's number where it is given."""
 VERIFIER_ALONE: Final = (RewardSource.VERIFIER.value,)
 """The sources that count if a run states none."""
-ATTESTED: Final = (RewardSource.VERIFIER.value, RewardSource.OPERATOR.value)
-"""The sources that count for a session of no run, which has no verifier to wait for. Only findings
-of these sources act."""
+EVERYBODY: Final = tuple(source.value for source in RewardSource)
+"""The sources that count for a session of no run, which has no verifier to wait for."""
 _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
     "sum": math.fsum,
     "mean": fmean,
@@ -77,8 +76,8 @@ def call_scores(rewards: Iterable[Reward]) -> list[Reward]:
 
 
 def findings_in(rewards: Iterable[Reward]) -> list[Reward]:
-    """Return the findings that act: those that a verifier or the operator recorded."""
-    return [one for one in rewards if one.is_finding and one.source in ATTESTED]
+    """Return the findings among ``rewards``."""
+    return [one for one in rewards if one.is_finding]
 
 
 def quarantined(rewards: Iterable[Reward]) -> bool:
@@ -278,7 +277,7 @@ class CountedRewards:
         """Return the rules for the sessions of a run; ``None`` stands for sessions of no run."""
         if run_id not in self._stated:
             stated = self._read(run_id)
-            default = ATTESTED if run_id is None else VERIFIER_ALONE
+            default = EVERYBODY if run_id is None else VERIFIER_ALONE
             sources = self._sources or stated.sources or default
             self._stated[run_id] = replace(stated, sources=sources)
         return self._stated[run_id]
@@ -292,7 +291,7 @@ class CountedRewards:
         return self.aggregation(run_id).sources or VERIFIER_ALONE
 
     def of(self, session: SessionRecord, rewards: Iterable[Reward]) -> list[Reward]:
-        """Return the session's ``rewards`` that count and the findings that act, oldest first."""
+        """Return the session's ``rewards`` that count and its findings, oldest first."""
         given = list(rewards)
         kept = [*self.aggregation(session.run_id).counted(given), *findings_in(given)]
         return sorted(kept, key=lambda one: one.created_at)

@@ -184,7 +184,7 @@ class LoadedSession:
 
     @cached_property
     def findings(self) -> list[Reward]:
-        """The findings that act on the session."""
+        """The findings about the session."""
         return findings_in(self.all_rewards)
 
     def reward(self, aggregation: Aggregation | None = None) -> float | None:

@@ -26,8 +26,6 @@ class RewardSource(StrEnum):
     """The session's verifier key, which the code that scores a run's sessions uses."""
     OPERATOR = "operator"
     """The admin key, or a person who writes to the store itself (``bridle reward``)."""
-    UNATTESTED = "unattested"
-    """A reward of a release in which a session's own key could write rewards."""
 
 
 class RewardKind(StrEnum):

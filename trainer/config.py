@@ -135,8 +135,8 @@ class AdvantageConfig:
     reward_sources: Annotated[tuple[RewardSource, ...], Meta(min_length=1)] = (
         RewardSource.VERIFIER,
     )
-    """The sources of rewards that count: ``verifier``, ``operator`` (admin key, ``bridle reward``),
-    ``unattested`` (recorded by a release in which an agent could write rewards)."""
+    """The sources of rewards that count: ``verifier``, and ``operator`` (the admin key and
+    ``bridle reward``)."""
     MOVED: ClassVar[Mapping[str, str]] = {
         "discount": "options.gigpo.discount or options.turn_returns.discount",
         "step_weight": "options.gigpo.step_weight",

@@ -12,8 +12,8 @@ from msgspec import structs
 from bridle.proxy.calls.call import Call
 from bridle.proxy.continuation.roles import RoleRules
 from bridle.proxy.dialects.dialect import Action
+from bridle.proxy.dialects.responses.stored import DELETED
 from bridle.proxy.dialects.routes import Route
-from bridle.proxy.dialects.stored import DELETED
 from bridle.proxy.engines.models import models_reply
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded

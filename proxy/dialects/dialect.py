@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from bridle.proxy.dialects.stored import StoredReplies
 from bridle.proxy.wire.canonical import ApiError, Emitter, HttpError, Minted, Parse, Reply, Request
-from bridle.store.reading.queries import Reader
+from bridle.store.reading.queries import CallRow, Reader
 
 LONGEST_NAME: Final = 16
 """Maximum characters of a dialect's name, which is a column of the store."""
@@ -109,6 +108,46 @@ class ModelList(NamedTuple):
 
     one: Callable[[Model], bytes]
     all: Callable[[Sequence[Model]], bytes]
+
+
+Readable = Callable[[str], bool]
+"""A function that takes a session's id and returns True if the client may read its recorded
+replies."""
+
+
+class StoredReplies(Protocol):
+    """Recorded replies to which requests of a dialect refer by their ids.
+
+    All but ``expand`` are needed for paths of ``STORED`` alone.
+    """
+
+    async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
+        """Return ``request``, parsed from ``body``, with the recorded parts that it refers to.
+
+        Raise :class:`ApiError` in the dialect's words if a part is not stored here, or not for this
+        client.
+        """
+        ...
+
+    async def find(self, response_id: str) -> CallRow | None:
+        """Return the call that made the reply; ``None`` if it is not stored for its client."""
+        ...
+
+    async def whole(self, call: CallRow) -> bytes | None:
+        """Return the reply as a client reads it later; ``None`` if not all of it was sent."""
+        ...
+
+    def unknown(self, response_id: str) -> ApiError:
+        """Return the error for a reply that is not stored for the client."""
+        ...
+
+    def deleted(self, response_id: str) -> bytes:
+        """Return the reply to the request that deleted a stored reply."""
+        ...
+
+    def forget(self, call_id: str) -> None:
+        """Drop a reply that was deleted."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from bridle.reconstruct.conditions import OPEN, Condition, session_meets
+from bridle.reconstruct.conditions import Condition, session_meets
 from bridle.reconstruct.rewards import CountedRewards, session_rewards
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.reconstruct.session import LoadedSession
@@ -28,17 +28,11 @@ class Selection:
     sessions: tuple[str, ...] = ()
     """Ids of the only sessions that are considered; empty for all."""
     run: str | None = None
-    group: str | None = None
-    task: str | None = None
     harness: str | None = None
     split: str | None = None
     """The split of the session's task."""
     outcome: str | None = None
-    """The session's outcome; :data:`OPEN` for sessions that are not sealed."""
-    since: float | None = None
-    until: float | None = None
-    limit: int | None = None
-    """The number of sessions that are considered, before rewards are compared."""
+    """The session's outcome; ``open`` for sessions that are not sealed."""
     reward: str | None = None
     """The name of the reward to which the two bounds apply. If ``None``, they apply to the
     session's number (:mod:`bridle.reconstruct.rewards`)."""
@@ -142,16 +136,10 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
     """Yield the sessions to export; refused ones are counted in the report."""
     found = reader.sessions(
         run=selection.run,
-        group=selection.group,
-        task=selection.task,
         harness=selection.harness,
         split=selection.split,
-        outcome=None if selection.outcome == OPEN else selection.outcome,
-        sealed=False if selection.outcome == OPEN else None,
-        since=selection.since,
-        until=selection.until,
+        outcome=selection.outcome,
         where=selection.sql,
-        limit=selection.limit,
     )
     named = frozenset(selection.sessions)
     records = (record for record in found if not named or record.id in named)

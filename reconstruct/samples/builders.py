@@ -47,8 +47,6 @@ class Built:
 
     samples: tuple[Sample, ...]
     conservation: Conservation
-    branches: tuple[Branch, ...]
-    """The branch of each sample."""
 
 
 def build(session: LoadedSession, rules: SampleRules, builder: str = "tree") -> Built:
@@ -75,7 +73,7 @@ def build(session: LoadedSession, rules: SampleRules, builder: str = "tree") -> 
         assemble(tree, branch, sum(piece.trained for piece in branch) / total)
         for branch in branches
     )
-    return Built(samples, _account(tree, decided, shown, trained), tuple(branches))
+    return Built(samples, _account(tree, decided, shown, trained))
 
 
 def not_built(session: LoadedSession) -> Conservation:

@@ -228,12 +228,8 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
 
     The result is ``None`` if that depends on the reply.
     """
-    if call.status is CallStatus.QUARANTINED:
-        return "quarantined"
-    if call.status is CallStatus.PARTIAL and not rules.partial:
-        return "partial"
-    if call.status not in (CallStatus.COMPLETE, CallStatus.PARTIAL):
-        return f"status_{call.status}"
+    if (reason := _excluded_status(call.status, rules)) is not None:
+        return reason
     if call.kind not in rules.kinds:
         return f"kind_{call.kind}"
     if is_frozen(call.notes):
@@ -252,6 +248,15 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
     if value is None:
         return "turn_without_reward"
     return None if value >= rules.min_turn_reward else "turn_reward_too_low"
+
+
+def _excluded_status(status: CallStatus, rules: SampleRules) -> str | None:
+    """Return the reason why no token of a call that ended so is trained, or ``None``."""
+    if status is CallStatus.QUARANTINED:
+        return "quarantined"
+    if status is CallStatus.PARTIAL:
+        return None if rules.partial else "partial"
+    return None if status is CallStatus.COMPLETE else f"status_{status}"
 
 
 def _excluded_reply(

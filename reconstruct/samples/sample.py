@@ -95,15 +95,6 @@ class Conservation:
         counted |= {Fate("dropped", reason): tokens for reason, tokens in self.dropped.items()}
         return {fate: tokens for fate, tokens in counted.items() if tokens}
 
-    def __add__(self, other: Conservation) -> Conservation:
-        """Return the account of two sessions."""
-        return Conservation(
-            self.captured + other.captured,
-            self.trained + other.trained,
-            dict(Counter(self.masked) + Counter(other.masked)),
-            dict(Counter(self.dropped) + Counter(other.dropped)),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Select, func, select
 
@@ -16,7 +16,7 @@ from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import SessionFates
-from bridle.store.schema.accounts import UNCOUNTED, Fate, account_rows
+from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows
 from bridle.store.schema.tables import calls, sessions, token_fates
 
 
@@ -27,28 +27,34 @@ class WrittenAccount:
     trained_by: str | None
     """The training run that took the session; ``None`` if none did."""
     tokens: Mapping[Fate, int]
+    """Number of tokens by fate; ``uncounted`` if the session has no account."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no rules change it: training wrote it, or the session is held out."""
+        return self.trained_by is not None or HELD_OUT in self.tokens
+
+    @property
+    def uncounted(self) -> int:
+        """Number of tokens without an account."""
+        return self.tokens.get(UNCOUNTED, 0)
 
 
-def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, WrittenAccount | None]:
+NO_ACCOUNT: Final = WrittenAccount(None, {})
+
+
+def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, WrittenAccount]:
     """Return the accounts of all sessions that match, by id and oldest first.
 
-    A session with sampled tokens and no account has ``None``. With ``wanted.run`` these are the
-    sessions of that run's account, which include those of its evaluation and others that it has
-    trained on.
+    With ``wanted.run`` these are the sessions of that run's account, which include those of its
+    evaluation and others that it has trained on.
     """
     rows = account_rows(_chosen(wanted), wanted.run)
     ordered = _chosen(wanted).order_by(sessions.c.created_at, sessions.c.id)
-    found: dict[str, WrittenAccount | None] = {}
     with reader.engine.connect() as connection:
-        for session_id in connection.execute(ordered).scalars():
-            found[session_id] = WrittenAccount(None, {})
+        found = dict.fromkeys(connection.execute(ordered).scalars(), NO_ACCOUNT)
         for row in connection.execute(rows):
-            fate = _fate(row)
-            if fate == UNCOUNTED:
-                found[row.session_id] = None
-                continue
-            earlier = found[row.session_id]
-            tokens = {} if earlier is None else dict(earlier.tokens)
+            fate, tokens = _fate(row), dict(found[row.session_id].tokens)
             tokens[fate] = tokens.get(fate, 0) + int(row.tokens)
             found[row.session_id] = WrittenAccount(row.trained_by, tokens)
     return found
@@ -79,11 +85,6 @@ class TokenAccount:
         """Return the number of tokens of a fate, for any reason."""
         return sum(tokens for one, tokens in self.fates.items() if one.fate == fate)
 
-    def reasons(self, fate: str) -> dict[str, int]:
-        """Return the number of tokens of a fate by reason, the largest number first."""
-        found = Counter({one.reason: n for one, n in self.fates.items() if one.fate == fate})
-        return dict(found.most_common())
-
 
 def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
     """Return the account of the sessions that match, as far as the store has it."""
@@ -98,17 +99,6 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
         sampled = int(captured.scalar() or 0)
         fates = {_fate(row): int(row.tokens) for row in connection.execute(query)}
     return TokenAccount(number, sampled, fates, frozenset(fates) - {UNCOUNTED})
-
-
-def uncounted_sessions(reader: Reader, wanted: SessionFilter) -> dict[str, int]:
-    """Return the number of sampled tokens by session id.
-
-    The sessions are those that match and have no account.
-    """
-    rows = account_rows(_chosen(wanted), wanted.run).subquery()
-    query = select(rows.c.session_id, rows.c.tokens).where(rows.c.fate == UNCOUNTED.fate)
-    with reader.engine.connect() as connection:
-        return {row.session_id: int(row.tokens) for row in connection.execute(query)}
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -29,7 +30,7 @@ from sqlalchemy import (
     func,
     select,
     table,
-    text,
+    tuple_,
 )
 
 from bridle.store.call import CallRow as CallRow
@@ -48,6 +49,7 @@ from bridle.store.reading.damage import (
     number_or_none,
 )
 from bridle.store.reading.reward_rows import REWARDS, REWARDS_OF, SCORE_NAMES, read_rewards
+from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import (
     OBSERVED,
     AttemptRecord,
@@ -166,45 +168,22 @@ class Reader:
     def sessions(
         self,
         *,
-        run: str | None = None,
-        group: str | None = None,
-        task: str | None = None,
-        harness: str | None = None,
-        split: str | None = None,
-        outcome: str | None = None,
-        sealed: bool | None = None,
-        anonymous: bool = False,
-        since: float | None = None,
-        until: float | None = None,
-        where: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        account: bool = False,
+        **conditions: Any,
     ) -> Iterator[SessionRecord]:
         """Yield sessions in the order of their creation, read page by page.
 
-        ``split`` is the task's; ``since`` and ``until`` limit ``created_at`` (``until`` is
-        exclusive). ``anonymous`` takes only sessions with neither name nor key. ``where`` is an SQL
-        condition on the columns of ``sessions``. It is not escaped, so it must come from the owner
-        of the store.
+        ``conditions`` are fields of :class:`bridle.store.reading.session_filter.SessionFilter`.
+        With ``account``, the condition on a run is that of its account
+        (:func:`bridle.store.reading.session_filter.matching`). Raise ``TypeError`` for any other
+        condition.
         """
-        query = SESSIONS
-        wanted = {"run_id": run, "group_id": group, "task_id": task, "harness": harness}
-        for name, value in (wanted | {"outcome": outcome}).items():
-            if value is not None:
-                query = query.where(sessions.c[name] == value)
-        if split is not None:
-            query = query.where(sessions.c.task_split == split)
-        if sealed is not None:
-            query = query.where(sessions.c.sealed_at.is_not(None) == sealed)
-        if anonymous:
-            query = query.where(sessions.c.name.is_(None), sessions.c.key_hash.is_(None))
-        if since is not None:
-            query = query.where(sessions.c.created_at >= since)
-        if until is not None:
-            query = query.where(sessions.c.created_at < until)
-        if where is not None:
-            query = query.where(text(f"({where})"))
-        return self._session_pages(query, limit, newest_first)
+        query = matching(SessionFilter(**conditions), SESSIONS, account=account)
+        return self._session_pages(
+            query, sessions.c.created_at, limit=limit, newest_first=newest_first
+        )
 
     def sealed_sessions(
         self, after: tuple[float, str] | None = None, *, until: float, run: str | None = None
@@ -213,21 +192,8 @@ class Reader:
 
         ``after`` is the ``(sealed_at, id)`` of the last session that is known already.
         """
-        sealed, identifier = sessions.c.sealed_at, sessions.c.id
-        query = SESSIONS.where(sealed < until)
-        if run is not None:
-            query = query.where(sessions.c.run_id == run)
-        while True:
-            page = query.order_by(sealed, identifier).limit(_PAGE)
-            if after is not None:
-                at, last = after
-                page = page.where((sealed > at) | ((sealed == at) & (identifier > last)))
-            rows = self._rows(page)
-            for row in rows:
-                yield _session(row)
-            if len(rows) < _PAGE:
-                return
-            after = (rows[-1].sealed_at, rows[-1].id)
+        query = matching(SessionFilter(run=run), SESSIONS).where(sessions.c.sealed_at < until)
+        return self._session_pages(query, sessions.c.sealed_at, after=after)
 
     @staticmethod
     def session_record(row: Row[Any]) -> SessionRecord:
@@ -259,11 +225,6 @@ class Reader:
         with self.engine.connect() as connection:
             rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
             return read_rewards(connection, rows.all())
-
-    def damage_of(self, session_ids: Sequence[str]) -> list[RowDamage]:
-        """Return every value of these sessions and of their calls that cannot be read."""
-        with self.engine.connect() as connection:
-            return damage_of(connection, session_ids)
 
     def reward_names(self) -> list[str]:
         """Return the names of all scores in the store, sorted."""
@@ -480,18 +441,6 @@ class Reader:
         found = self._mended(tasks, query.where(*(column == value for column, value in key)))
         return TaskRecord(**found[0]) if found else None
 
-    def tasks(self, suite: str | None = None, split: str | None = None) -> list[TaskRecord]:
-        """Return tasks in the order of suites, splits and ids.
-
-        They are all tasks, or those of a suite or split.
-        """
-        query = select(*as_stored(tasks)).order_by(*tasks.primary_key)
-        if suite is not None:
-            query = query.where(tasks.c.suite == suite)
-        if split is not None:
-            query = query.where(tasks.c.split == split)
-        return [TaskRecord(**values) for values in self._mended(tasks, query)]
-
     def policies(self, run_id: str, name: str | None = None) -> list[PolicyRecord]:
         """Return the weights that a run has published.
 
@@ -539,23 +488,30 @@ class Reader:
         return None if row is None else _session(row)
 
     def _session_pages(
-        self, query: Select[Any], limit: int | None, newest_first: bool
+        self,
+        query: Select[Any],
+        place: Column[Any],
+        *,
+        after: tuple[float, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
     ) -> Iterator[SessionRecord]:
-        created, identifier = sessions.c.created_at, sessions.c.id
-        order = (created.desc(), identifier.desc()) if newest_first else (created, identifier)
-        left, last = limit, None
+        """Yield the sessions of a query in the order of the column ``place``, then of their ids."""
+        order = tuple_(place, sessions.c.id)
+        columns = (place.desc(), sessions.c.id.desc()) if newest_first else (place, sessions.c.id)
+        left = limit
         while left is None or left > 0:
             size = _PAGE if left is None else min(left, _PAGE)
-            page = query.order_by(*order).limit(size)
-            if last is not None:
-                page = page.where(_after(last, newest_first))
+            page = query.order_by(*columns).limit(size)
+            if after is not None:
+                page = page.where(order < after if newest_first else order > after)
             rows = self._rows(page)
             for row in rows:
                 yield _session(row)
             if len(rows) < size:
                 return
             left = None if left is None else left - size
-            last = rows[-1]
+            after = getattr(rows[-1], place.name), rows[-1].id
 
 
 @contextmanager
@@ -578,13 +534,6 @@ def _in_pieces(
     for some in in_pieces(session_ids):
         found += connection.execute(query, {"sessions": some}).all()
     return found
-
-
-def _after(last: Row[Any], newest_first: bool) -> Any:
-    created, identifier = sessions.c.created_at, sessions.c.id
-    if newest_first:
-        return (created < last.created_at) | ((created == last.created_at) & (identifier < last.id))
-    return (created > last.created_at) | ((created == last.created_at) & (identifier > last.id))
 
 
 def _session(row: Row[Any]) -> SessionRecord:

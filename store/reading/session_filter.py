@@ -6,18 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, Select, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Select,
+    Text,
+    and_,
+    cast,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
 from bridle.store.schema.tables import call_kinds, call_messages, calls, rewards, sessions
 
+OPEN: Final = "open"
+"""The outcome by which a condition names sessions that are not sealed; the store has none for
+them."""
 _OF: Final = calls.c.session_id == sessions.c.id
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """The conditions on the listed sessions; ``None`` for no condition."""
+    """Conditions on sessions, all of which must hold; ``None`` for no condition."""
 
     session: str | None = None
     """The session's id."""
@@ -26,6 +42,8 @@ class SessionFilter:
     """The task's own id."""
     group: str | None = None
     harness: str | None = None
+    split: str | None = None
+    """The split of the session's task."""
     outcome: str | None = None
     """The outcome; ``open`` for sessions that are not sealed."""
     reward: str | None = None
@@ -53,6 +71,15 @@ class SessionFilter:
     """The earliest time of the session's creation."""
     until: float | None = None
     """The time before which the session was created."""
+    sealed: bool | None = None
+    anonymous: bool | None = None
+    """Take only sessions with neither a name nor a key."""
+    where: str | None = None
+    """An SQL condition on the columns of ``sessions``. It is not escaped, so it must come from the
+    owner of the store."""
+
+
+ALL_SESSIONS: Final = SessionFilter()
 
 
 def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False) -> Select[Any]:
@@ -61,31 +88,46 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
     With ``account``, the condition on a run includes the sessions of its evaluation, and others
     that it has trained on.
     """
-    for column, value in (
-        ("id", wanted.session),
-        ("task_id", wanted.task),
-        ("group_id", wanted.group),
-        ("harness", wanted.harness),
+    for condition in (
+        *_own_conditions(wanted),
+        *_call_conditions(wanted),
+        *_reward_conditions(wanted),
+        *_content_conditions(wanted),
     ):
-        if value is not None:
-            query = query.where(sessions.c[column] == value)
+        query = query.where(condition)
     if wanted.run is not None:
         whole = account or wanted.fate is not None
         own = sessions.c.run_id == wanted.run
         query = query.where(in_account(wanted.run) if whole else own)
-    if wanted.sessions is not None:
-        query = query.where(sessions.c.id.in_(wanted.sessions))
-    if wanted.since is not None:
-        query = query.where(sessions.c.created_at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(sessions.c.created_at < wanted.until)
-    if wanted.outcome == "open":
-        query = query.where(sessions.c.sealed_at.is_(None))
-    elif wanted.outcome is not None:
-        query = query.where(sessions.c.outcome == wanted.outcome)
-    for condition in (*_call_conditions(wanted), *_other_conditions(wanted)):
-        query = query.where(condition)
     return query
+
+
+def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions on columns of the session, except that on its run."""
+    own, is_open = sessions.c, wanted.outcome == OPEN
+    equal = {
+        own.id: wanted.session,
+        own.task_id: wanted.task,
+        own.group_id: wanted.group,
+        own.harness: wanted.harness,
+        own.task_split: wanted.split,
+        own.outcome: None if is_open else wanted.outcome,
+    }
+    found = [column == value for column, value in equal.items() if value is not None]
+    sealed = False if is_open else wanted.sealed
+    if sealed is not None:
+        found.append(own.sealed_at.is_not(None) if sealed else own.sealed_at.is_(None))
+    if wanted.sessions is not None:
+        found.append(own.id.in_(wanted.sessions))
+    if wanted.since is not None:
+        found.append(own.created_at >= wanted.since)
+    if wanted.until is not None:
+        found.append(own.created_at < wanted.until)
+    if wanted.anonymous:
+        found += own.name.is_(None), own.key_hash.is_(None)
+    if wanted.where is not None:
+        found.append(literal_column(f"({wanted.where})", Boolean()))
+    return found
 
 
 def judged(column: Column[Any]) -> ColumnElement[Any]:
@@ -116,8 +158,7 @@ def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     return [exists(select(calls.c.id).where(_OF, *found))]
 
 
-def _other_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+def _reward_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     rewarded: list[ColumnElement[bool]] = []
     if wanted.reward is not None:
         rewarded.append(rewards.c.name == wanted.reward)
@@ -125,10 +166,16 @@ def _other_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         rewarded.append(rewards.c.value >= wanted.least)
     if wanted.most is not None:
         rewarded.append(rewards.c.value <= wanted.most)
-    if rewarded:
-        own = rewards.c.session_id == sessions.c.id
-        score = rewards.c.kind == RewardKind.SCORE
-        found.append(exists(select(rewards.c.id).where(own, score, *rewarded)))
+    if not rewarded:
+        return []
+    own = rewards.c.session_id == sessions.c.id
+    score = rewards.c.kind == RewardKind.SCORE
+    return [exists(select(rewards.c.id).where(own, score, *rewarded))]
+
+
+def _content_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions on the session's tokens and messages."""
+    found: list[ColumnElement[bool]] = []
     if wanted.fate is not None:
         rows = account_rows(run_id=wanted.run).subquery()
         fated = select(rows.c.session_id).where(rows.c.fate == wanted.fate)

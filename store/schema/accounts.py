@@ -6,8 +6,8 @@ applies:
 1. The account of the training run that took the session last (``trained_by``), as the run wrote it.
    Tokens that the session sampled afterwards are ``dropped: recorded_later``.
 2. ``dropped: evaluation``, if the session belongs to an evaluation and no training took it.
-3. The account of its samples, if they were made of all of its calls: ``trainable``, or not by a
-   rule.
+3. The account by the rules that ``bridle audit`` has written, if it covers all of its calls:
+   ``trainable``, or not by a rule.
 4. ``uncounted``: :mod:`bridle.reconstruct.accounts` counts these tokens by the rules.
 
 So the tokens of any set of sessions add up to those that its calls sampled.
@@ -35,8 +35,8 @@ from sqlalchemy import (
 
 from bridle.store.schema.tables import calls, runs, sessions, token_fates
 
-BUILDER: Final = "tree"
-"""The builder whose samples are trained on, and whose accounts count."""
+BY_RULES: Final = ""
+"""The ``run_id`` of an account that no training run has written."""
 EVALUATION: Final = "eval"
 """The kind of runs whose sessions are held out."""
 
@@ -97,7 +97,6 @@ def account_rows(
             func.sum(token_fates.c.tokens).label("tokens"),
             func.max(token_fates.c.at).label("at"),
         )
-        .where(token_fates.c.builder == literal_column(f"'{BUILDER}'"))
         .where(*inside(token_fates.c.session_id))
         .group_by(token_fates.c.session_id, token_fates.c.run_id)
         .subquery("written")
@@ -127,7 +126,7 @@ def account_rows(
     source = case(
         (ranked.c.run_id != literal_column("''"), literal_column("'training'")),
         (runs.c.kind == literal_column(f"'{EVALUATION}'"), literal_column("'evaluation'")),
-        (ranked.c.tokens == captured, literal_column("'samples'")),
+        (ranked.c.tokens == captured, literal_column("'rules'")),
         else_=literal_column("'none'"),
     )
     heads = (
@@ -149,7 +148,7 @@ def account_rows(
         .where(*inside(sessions.c.id))
         .cte("heads")
     )
-    is_written = heads.c.source.in_([literal_column("'training'"), literal_column("'samples'")])
+    is_written = heads.c.source.in_([literal_column("'training'"), literal_column("'rules'")])
     fates = (
         select(
             heads.c.session_id,
@@ -165,8 +164,7 @@ def account_rows(
                 token_fates.c.run_id == heads.c.run_id,
             ),
         )
-        .where(is_written, token_fates.c.builder == literal_column(f"'{BUILDER}'"))
-        .where(token_fates.c.tokens != literal_column("0"))
+        .where(is_written, token_fates.c.tokens != literal_column("0"))
     )
 
     def whole(fate: Fate, name: str, run: Any, tokens: Any) -> Select[Any]:

@@ -176,7 +176,7 @@ call_kinds = Table(
     Column("break_reason", String(32)),
 )
 """The verdict on each call: its kind and role, and the reason of its break. It is written when the
-session is sealed, when its samples are made, and when a person sets a kind."""
+session is sealed, when a person sets a kind, and by ``bridle audit``."""
 
 tool_sets = Table(
     "tool_sets",
@@ -241,26 +241,10 @@ leases = Table(
 """The sessions that a consumer of the feed holds; ``until`` is NULL once it has acknowledged them
 (``store/operations/leases.py``)."""
 
-samples = Table(
-    "samples",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("session_id", String(64), ForeignKey("sessions.id"), nullable=False),
-    Column("builder", String(32), nullable=False),
-    Column("builder_version", Integer, nullable=False),
-    Column("rules", JSON, nullable=False),
-    Column("leaf_call_id", String(64), nullable=False),
-    Column("segments", JSON, nullable=False),
-    Column("weight", Float(53), nullable=False),
-    Column("created_at", Float(53), nullable=False),
-    Index(None, "session_id", "builder"),
-)
-
 token_fates = Table(
     "token_fates",
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
-    Column("builder", String(32), primary_key=True),
     Column("run_id", String(64), primary_key=True),
     Column("fate", String(16), primary_key=True),
     Column("reason", String(64), primary_key=True),
@@ -272,8 +256,8 @@ token_fates = Table(
 """The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
 the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or
 ``dropped``, the step from 0 and the policy version after it. Rows with an empty ``run_id`` are the
-account by the rules under which samples were last made; they have ``trainable`` in place of
-``trained``. The view ``token_accounts`` has the one account that counts
+account by the rules of the session's run, which ``bridle audit`` writes; they have ``trainable`` in
+place of ``trained``. The view ``token_accounts`` has the one account that counts
 (``store/schema/accounts.py``)."""
 
 policies = Table(

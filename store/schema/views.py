@@ -132,7 +132,6 @@ SELECT
         WHEN r.value > 0 AND EXISTS (
             SELECT 1 FROM rewards f
             WHERE f.session_id = r.session_id AND f.kind = 'finding' AND f.mode <> 'warn'
-                AND f.source <> 'unattested'
         ) THEN 0.0
         ELSE r.value
     END AS value,

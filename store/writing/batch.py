@@ -95,6 +95,15 @@ Record = (
     | Patch
 )
 
+_OWN_TABLE: Final[Mapping[type, Table]] = {
+    SessionRecord: sessions,
+    Reward: rewards,
+    RunRecord: runs,
+    TaskRecord: tasks,
+    PolicyRecord: policies,
+    Metric: metrics,
+}
+"""The tables of flat records, whose columns are the record's fields."""
 _REPLACED: Final = frozenset({tasks, policies, metrics})
 _TABLES: Final = {"sessions": sessions, "runs": runs, "calls": calls}
 
@@ -134,24 +143,14 @@ class Batch:
                 self._end(record)
             case Patch():
                 self._patches.append(record)
-            case SessionRecord():
-                self._rows[sessions].append(_columns(record))
-                self._open(record.id)
-            case Reward():
-                self._rows[rewards].append(_columns(record) | {"id": new_id("reward")})
-            case RunRecord():
-                self._rows[runs].append(_columns(record))
-            case TaskRecord():
-                self._rows[tasks].append(_columns(record))
-            case PolicyRecord():
-                self._rows[policies].append(_columns(record))
-            case Metric():
-                value = None if math.isnan(record.value) else record.value
-                self._rows[metrics].append(_columns(record) | {"value": value})
             case SessionFates():
                 self._fates.append(record)
             case AttemptBegun() | AttemptEnded():
                 self._attempts.append(record)
+            case _:
+                self._rows[_OWN_TABLE[type(record)]].append(_columns(record))
+                if isinstance(record, SessionRecord):
+                    self._open(record.id)
 
     def write(self) -> None:
         """Write all rows, owners before the rows that they own."""
@@ -324,8 +323,13 @@ class Batch:
 
 
 def _columns(record: Any) -> dict[str, Any]:
-    """Return the fields of a flat record, which are the columns of its table."""
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+    """Return the columns of a flat record. A reward gets its id; NaN is stored as NULL."""
+    row = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    if isinstance(record, Reward):
+        row["id"] = new_id("reward")
+    elif isinstance(record, Metric) and math.isnan(record.value):
+        row["value"] = None
+    return row
 
 
 def _last(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
 from bridle.store.records import SessionFates
-from bridle.store.schema.accounts import BUILDER
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.tables import sessions, token_fates
 
@@ -28,7 +27,6 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
             connection.execute(
                 delete(token_fates).where(
                     token_fates.c.run_id == run_id,
-                    token_fates.c.builder == BUILDER,
                     token_fates.c.session_id.in_(some),
                 )
             )
@@ -36,9 +34,8 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
         row
         for each in latest.values()
         for row in fate_rows(
-            each.tokens,
+            each.tokens.items(),
             session_id=each.session_id,
-            builder=BUILDER,
             run_id=each.run_id,
             step=each.step,
             version=each.version,
@@ -49,11 +46,11 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
         connection.execute(insert(token_fates), rows)
 
 
-def fate_rows(tokens: Mapping[tuple[str, str], int], **place: Any) -> list[dict[str, Any]]:
+def fate_rows(tokens: Iterable[tuple[tuple[str, str], int]], **place: Any) -> list[dict[str, Any]]:
     """Return one row for each fate and reason; ``place`` holds the other columns."""
     return [
         place | {"fate": fate, "reason": reason, "tokens": number}
-        for (fate, reason), number in tokens.items()
+        for (fate, reason), number in tokens
     ]
 
 

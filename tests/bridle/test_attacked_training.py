@@ -149,7 +149,7 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
     assert sorted(reward.value for reward in given) == sorted(reward for reward, _ in made)
     assert mean.value == pytest.approx(sum(one.value for one in given) / len(given))
 
-    bonus = Reward(sessions[0].id, "bonus", 100.0, time.time(), source=RewardSource.UNATTESTED)
+    bonus = Reward(sessions[0].id, "bonus", 100.0, time.time(), source=RewardSource.OPERATOR)
     with Writer(str(store)) as writer:
         writer.add_sync(bonus)
     with Reader(str(store)) as reader:

@@ -24,8 +24,6 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.run.feed import feed
 from bridle.store.operations import leases
 from bridle.store.reading.queries import Reader
-from bridle.store.reward import Reward, RewardSource
-from bridle.store.writing.writer import Writer
 
 
 class Api(httpx.Client):
@@ -150,20 +148,6 @@ def test_open_sessions_wait_and_unrewarded_ones_when_asked(api: Api) -> None:
     late = {"name": "score", "value": 1.0}
     api.post(f"/bridle/v1/sessions/{plain}/rewards", json=late)
     assert api.lease("b", rewarded=True)[1] == [plain, scored]
-
-
-def test_a_reward_that_nobody_vouches_for_is_in_neither_form(api: Api, store: str) -> None:
-    plain, scored = api.sealed(), api.sealed(reward=0.5)
-    with Writer(store) as writer:
-        for session in (plain, scored):
-            unattested = RewardSource.UNATTESTED
-            writer.add_sync(Reward(session, "bonus", 100.0, time.time(), source=unattested))
-    assert api.lease("a", rewarded=True)[1] == [scored]
-    lines = api.get("/bridle/v1/trajectories").text.splitlines()
-    assert [json.loads(line)["rewards"] for line in lines] == [{}, {"score": 0.5}]
-    arrow = api.get("/bridle/v1/trajectories", params={"format": "arrow"}).content
-    rows = pa.ipc.open_stream(arrow).read_all().to_pylist()
-    assert {row["reward.bonus"] for row in rows} == {None}
 
 
 def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:

@@ -1,4 +1,4 @@
-"""``bridle kind`` and ``bridle samples``, and the control API's way to say a kind."""
+"""``bridle kind`` and the option ``--rules``."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ import pytest
 from click.testing import Result
 
 from bridle.reconstruct import open_store
-from bridle.reconstruct.samples.sample_store import stored_samples
-from bridle.reconstruct.session import LoadedSession
+from bridle.store.reading.accounts import stored_account
 from bridle.store.reading.queries import Reader
+from bridle.store.reading.session_filter import ALL_SESSIONS
 from bridle.store.records import CallKind
 
 
-def test_a_kind_is_said_and_taken_back_and_kept_samples_follow(
+def test_a_kind_is_set_and_taken_back_and_the_account_follows(
     bridle: Callable[..., Result], recorded: str, store: str
 ) -> None:
-    trained = json.loads(bridle("samples", recorded, "--json", "--store", store).output)[
-        "trainable_tokens"
-    ]
-    said = bridle("kind", recorded, "1", "side", "--role", "title", "--json", "--store", store)
-    told = json.loads(said.output)
-    first = next(iter(told["kinds"]))
-    assert told["kinds"][first] == "side"
+    def trainable() -> int:
+        with Reader(store) as reader:
+            return stored_account(reader, ALL_SESSIONS).of("trainable")
+
+    def audited() -> int:
+        return int(json.loads(bridle("audit", "--json", "--store", store).output)["trainable"])
+
+    whole = audited()
+    assert trainable() == whole > 0
+    done = bridle("kind", recorded, "1", "side", "--role", "title", "--json", "--store", store)
+    kinds = json.loads(done.output)["kinds"]
+    first = next(iter(kinds))
+    assert kinds[first] == "side"
+    assert trainable() == 0, "the account was of other kinds"
     with open_store(store) as opened:
         session = opened.session(recorded)
         assert session.calls[0].kind is CallKind.SIDE
         assert session.calls[0].role == "title"
-        rules, kept = stored_samples(session)
-        assert rules is not None
-        assert sum(int(sample.mask.sum()) for sample in kept) < trained
+    assert audited() == trainable() < whole
     bridle("kind", recorded, "1", "auto", "--store", store)
-    with Reader(store) as reader:
-        named = reader.session_by_name(recorded)
-        assert named is not None
-        _, kept = stored_samples(LoadedSession.load(reader, named.id))
-        assert sum(int(sample.mask.sum()) for sample in kept) == trained
+    assert audited() == trainable() == whole
 
 
 def test_a_whole_line_can_be_said_at_once(
@@ -75,26 +76,24 @@ def test_a_session_without_a_call_has_no_turns_yet(
 def test_an_unknown_rule_is_named_with_those_there_are(
     bridle: Callable[..., Result], store: str
 ) -> None:
-    refused = bridle("samples", "--rules", '{"nope": 1}', "--store", store)
+    refused = bridle("audit", "--rules", '{"nope": 1}', "--store", store)
     assert refused.exit_code == 2
     said = "bridle: --rules: there is no rule 'nope'; there are kinds, partial, "
     assert refused.stderr.startswith(said)
     assert refused.stderr.count("\n") == 1
 
 
-def test_samples_are_kept_under_rules_from_text_or_file(
+def test_rules_are_given_as_text_or_file(
     bridle: Callable[..., Result], recorded: str, store: str, tmp_path: Path
 ) -> None:
     none = '{"kinds": ["compaction"]}'
     file = tmp_path / "rules.json"
     file.write_text(none)
     for given in (none, str(file)):
-        told = json.loads(
-            bridle("samples", recorded, "--rules", given, "--json", "--store", store).output
-        )
-        assert (told["trainable_tokens"], told["rules"]["kinds"]) == (0, ["compaction"])
+        done = bridle("audit", recorded, "--rules", given, "--json", "--store", store)
+        assert json.loads(done.output)["trainable"] == 0
     for wrong in ('{"colour": 1}', str(tmp_path / "none.json"), "{"):
-        assert bridle("samples", "--rules", wrong, "--store", store).exit_code == 2
+        assert bridle("audit", "--rules", wrong, "--store", store).exit_code == 2
 
 
 def test_the_commands_of_the_page_that_set_rules_run(
@@ -106,7 +105,7 @@ def test_the_commands_of_the_page_that_set_rules_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    (block,) = re.findall(r"```sh\n(bridle samples .*?)```", page, re.DOTALL)
+    (block,) = re.findall(r"```sh\n(bridle export policy2.*?)```", page, re.DOTALL)
     for command in block.splitlines():
         done = bridle(*shlex.split(command)[1:], "--store", store)
         assert done.exit_code == 0, done.output
@@ -127,8 +126,8 @@ def test_what_one_session_masks_and_another_drops_for_a_reason_adds_up(
     first = say("mixed", user)
     httpx.put(f"{proxy_url}/bridle/v1/policy", json={"version": 1}).raise_for_status()
     say("mixed", user, first, user)
-    captured = json.loads(bridle("audit", "--json", "--store", store).stdout)["captured"]
     rules = '{"oldest_version": 1}'
-    told = bridle("samples", "--rules", rules, "--store", store).stdout
-    trained = json.loads(bridle("samples", "--rules", rules, "--json", "--store", store).stdout)
-    assert f"not trainable: {captured - trained['trainable_tokens']} version_stale" in told
+    table = json.loads(bridle("audit", "--rules", rules, "--json", "--store", store).stdout)
+    masked, dropped = (table[fate]["version_stale"] for fate in ("masked", "dropped"))
+    assert masked > 0 < dropped
+    assert masked + dropped == table["captured"] - table["trainable"]

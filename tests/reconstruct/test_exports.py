@@ -196,7 +196,6 @@ def rewarded(record, writer):
         (Selection(max_reward=0.2), [0, 1]),
         (Selection(harness="pi"), [3]),
         (Selection(split="eval"), [1, 3]),
-        (Selection(limit=2), [0, 1]),
         (Selection(reward="speed", min_reward=0.0), []),
         (Selection(rules=SampleRules(kinds=frozenset())), []),
     ],

@@ -90,11 +90,10 @@ def test_the_runs_aggregation_is_kept_with_the_run(writer, reader):
 def test_only_rewards_of_the_named_sources_count():
     verifiers = Reward("s", "score", 0.5, 1.0, source=RewardSource.VERIFIER)
     later = Reward("s", "score", 9.0, 2.0, source=RewardSource.OPERATOR)
-    old = Reward("s", "score", 100.0, 3.0, source=RewardSource.UNATTESTED)
-    mine = [verifiers, later, old]
+    mine = [verifiers, later]
     assert Aggregation().value(mine) == 0.5
     assert Aggregation(sources=("verifier", "operator")).value(mine) == 9.0
-    assert Aggregation({"score": 1.0}).value([later, old]) is None
+    assert Aggregation({"score": 1.0}).value([later]) is None
     with pytest.raises(ValueError, match="there is no source of rewards agent, but verifier"):
         Aggregation(sources=("agent",))
 
@@ -107,16 +106,14 @@ def test_only_rewards_of_the_named_sources_count():
         (None, ["verifier", "operator"]),
     ],
 )
-def test_the_sources_that_a_run_states_count_and_none_that_nobody_vouches_for(
-    writer, reader, calls, config, counted
-):
+def test_the_sources_that_a_run_states_count(writer, reader, calls, config, counted):
     if config is not None:
         writer.add_sync(RunRecord("r", "train", 1.0, config=config))
     session = calls.session(run_id=None if config is None else "r")
     mine = [Reward(session.id, "score", 1.0, 1.0, source=source) for source in RewardSource]
     found = CountedRewards(reader).of(session, mine)
     assert [reward.source for reward in found] == counted
-    assert CountedRewards(reader, ["unattested"]).of(session, mine) == mine[-1:]
+    assert CountedRewards(reader, ["operator"]).of(session, mine) == mine[-1:]
 
 
 SCORED = given(("reward", 0.0, 1.0, None), ("short", 1.0, 1.0, None), ("step", 0.5, 1.0, "a"))
@@ -169,7 +166,7 @@ def test_a_call_has_the_weighted_sum_of_what_it_was_given_and_no_rule_of_names()
 def test_a_finding_is_no_number_and_acts_by_its_mode_alone(mode, source):
     scores = given(("reward", 1.0, 1.0, None), ("cost", -2.0, 1.0, None), ("step", 3.0, 1.0, "a"))
     marked = [*scores, found(mode, name="reward", source=source)]
-    acts = mode is not FindingMode.WARN and source is not RewardSource.UNATTESTED
+    acts = mode is not FindingMode.WARN
     named = {"reward": 0.0 if acts else 1.0, "cost": -2.0}
     assert session_rewards(marked) == named
     assert turn_rewards(marked, "step") == {"a": 0.0 if acts else 3.0}

@@ -16,7 +16,6 @@ from bridle.reconstruct.exports.formats import EXPORTS, export, format_of
 from bridle.reconstruct.exports.selection import Selection
 from bridle.reconstruct.samples.builders import BUILDERS, build
 from bridle.reconstruct.samples.rules import SampleRules
-from bridle.reconstruct.samples.sample_store import derive, stored_samples
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import FROZEN, CallKind, CallStatus, Choice, Note, Sampler, VersionRun
 from bridle.store.reward import Reward
@@ -156,9 +155,6 @@ def test_samples_sft_ablation_and_audit_train_the_same_tokens(reader, replies, t
     (episode,) = episodes(reader, rules)
     wanted = sorted(trained_ids(episode.samples))
     assert len(wanted) == audited.conservation.trained
-    session = LoadedSession.load(reader, replies.recording.id)
-    derive(session, rules)
-    assert sorted(trained_ids(stored_samples(session)[1])) == wanted
     left_out: Counter[str] = Counter()
     assert sorted(trained_ids(examples_from_store(reader, Selection(rules=rules), left_out))) == (
         wanted

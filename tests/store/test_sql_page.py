@@ -16,8 +16,7 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
-from bridle.reconstruct.samples.sample_store import derive
-from bridle.reconstruct.session import LoadedSession
+from bridle.reconstruct.audit import audit
 from bridle.store.declaration import stored
 from bridle.store.operations.copying import copy_store
 from bridle.store.reading.queries import Reader
@@ -102,8 +101,8 @@ def recorded(tmp_path_factory):
         other.ask("something long", max_tokens=3)
         other.ask("and now?")
     with Reader(str(store)) as reader:
-        for session in reader.sessions():
-            derive(LoadedSession.load(reader, session.id))
+        for _ in audit(reader):
+            pass
     return store
 
 

@@ -18,6 +18,7 @@ from bridle.store.records import (
     Note,
     PolicyRecord,
     RunRecord,
+    SessionRecord,
     TaskRecord,
     VersionRun,
 )
@@ -481,8 +482,9 @@ def test_runs_tasks_policies_and_metrics(writer, reader):
     writer.add_sync(*tasks)
     renewed = replace(tasks[1], payload={"q": "new"})
     writer.add_sync(tasks[1], renewed)
-    assert reader.tasks("shop", "train") == [renewed, tasks[2]]
-    assert reader.tasks("shop", "eval") == [tasks[0]]
+    for task in (tasks[0], renewed, tasks[2]):
+        named = {"task_suite": task.suite, "task_split": task.split, "task_id": task.id}
+        assert reader.task_of(SessionRecord("session", 1.0, **named)) == task
 
     policy = PolicyRecord("run_1", 2**40, 3.0, path="/ckpt", digest="d")
     writer.add_sync(policy)

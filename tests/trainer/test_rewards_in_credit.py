@@ -141,7 +141,7 @@ def test_a_reward_of_a_source_or_name_that_does_not_count_changes_no_advantage(
     if by_name:
         stated = {**stated, "reward_weights": {"reward": 1.0, "tests": -0.5}}
     name = "elsewhere" if by_name else "reward"
-    source = VERIFIER if by_name else RewardSource.UNATTESTED
+    source = VERIFIER if by_name else RewardSource.OPERATOR
     other = reward(name, 100 * value, 9.0, source=source, **place)
     first = made([([*group[0][0], other], group[0][1])])[0]
     before, after = (prepared(each, **stated) for each in (episodes, [first, *episodes[1:]]))
@@ -153,7 +153,7 @@ def test_a_call_reward_of_another_source_leaves_gigpo_as_it_is() -> None:
     right, wrong = session("a", [reward("reward", 1.0)]), session("b", [reward("reward", 0.0)])
     attacked = session(
         "a",
-        [reward("reward", 1.0), reward("x", -100.0, source=RewardSource.UNATTESTED, call_id="0")],
+        [reward("reward", 1.0), reward("x", -100.0, source=RewardSource.OPERATOR, call_id="0")],
     )
     before = credit(prepared([right, wrong], baseline="gigpo"))
     assert credit(prepared([attacked, wrong], baseline="gigpo")) == before

@@ -29,7 +29,7 @@ A_WORD = "'{word'"
 OF_A_SESSION = {
     "sessions": "id = ?",
     "calls": "session_id = ?",
-    **dict.fromkeys(("tool_sets", "rewards", "leases", "samples", "token_fates"), "session_id = ?"),
+    **dict.fromkeys(("tool_sets", "rewards", "leases", "token_fates"), "session_id = ?"),
     **dict.fromkeys(
         ("call_messages", "call_kinds", "spans", "bodies"),
         "call_id IN (SELECT id FROM calls WHERE session_id = ?)",

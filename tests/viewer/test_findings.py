@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from bridle.bench.gallery import EPOCH, Story, stories
 from bridle.cli.program import app
 from bridle.diagnosis.findings import findings_of
+from bridle.reconstruct.audit import audit
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
-from bridle.reconstruct.samples.sample_store import derive
-from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 from bridle.store.records import (
     BreakReason,
@@ -73,9 +72,10 @@ class Broken:
             story.writer.record_metrics(RUN, step, self.metrics)
             published = PolicyRecord(RUN, step + 1, EPOCH, verified=True, logprob_gap=self.gap)
             story.writer.add_sync(published)
+        story.writer.configure_run(RUN, {"samples": {"rules": self.rules.as_data()}})
         with Reader(store) as reader:
-            for loaded in LoadedSession.stream(reader, reader.sessions()):
-                derive(loaded, self.rules)
+            for _ in audit(reader):
+                pass
         return story.session.id
 
     def _play(self, story: Story) -> None:

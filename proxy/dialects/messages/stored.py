@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from bridle.proxy.dialects.dialect import Readable
 from bridle.proxy.dialects.messages.request import with_history
 from bridle.proxy.dialects.messages.thread import thread_not_found
-from bridle.proxy.dialects.stored import ANSWERED, Readable, StoredReplies
+from bridle.proxy.dialects.responses.stored import ANSWERED, StoredResponses
 from bridle.proxy.wire.canonical import Request
 from bridle.store.reading.queries import CallRow
 
 
-class StoredThreads(StoredReplies):
+class StoredThreads(StoredResponses):
     """Recorded replies that a thread continues. It inherits their instructions and tools."""
 
     dialect = "messages"

@@ -21,11 +21,14 @@ from bridle.proxy.dialects.body import (
 from bridle.proxy.dialects.functions import json_schema_format
 from bridle.proxy.dialects.responses.history import add_items
 from bridle.proxy.dialects.responses.tools import ClientTool, ToolList
-from bridle.proxy.dialects.stored import NOT_STORED
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse
 from bridle.proxy.wire.canonical import Message, Request, Wants
+from bridle.store.records import Note
+
+NOT_STORED: Final = Note("response_not_stored")
+"""The note on a call whose client asked not to store the reply."""
 
 
 class ResponsesFields(msgspec.Struct, frozen=True, gc=False):

@@ -1,5 +1,8 @@
 """Recorded responses: continued by ``previous_response_id``, read, deleted, or named in parts.
 
+Every call is recorded. A reply that a client deleted, or asked not to store, is hidden from clients
+and stays in the record.
+
 A client whose responses are stored may send an item's id (``item_reference``) instead of the item.
 The reference is replaced by the exact JSON of the item that the client was sent. A request with
 references is therefore the same conversation as a request with whole items.
@@ -8,6 +11,7 @@ references is therefore the same conversation as a request with whole items.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,15 +19,23 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from bridle.proxy.dialects.responses.request import parse_with, with_history
-from bridle.proxy.dialects.stored import ANSWERED, Readable, StoredReplies
-from bridle.proxy.wire.canonical import ApiError, Request
+from bridle.proxy.dialects.dialect import Readable
+from bridle.proxy.dialects.responses.request import NOT_STORED, parse_with, with_history
+from bridle.proxy.wire.canonical import ApiError, Message, Request, prefilled
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.errors import NotFound
+from bridle.store.reading.conversation import IncompleteConversation, ReplyId, base, walk_back
 from bridle.store.reading.queries import CallRow, Reader
+from bridle.store.records import CallStatus, Note
 
-_CAPACITY: Final = 4096
+DELETED: Final = Note("response_deleted")
+ANSWERED: Final = frozenset({CallStatus.COMPLETE, CallStatus.QUARANTINED})
+_GONE: Final = frozenset({NOT_STORED.name, DELETED.name})
+_CONVERSATIONS: Final = 256
+"""Maximum conversations in memory."""
+_CALLS: Final = 4096
+"""Maximum calls whose items are in memory."""
 _ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -35,14 +47,18 @@ class _Event(msgspec.Struct):
     response: msgspec.Raw = msgspec.Raw()
 
 
-class StoredResponses(StoredReplies):
+class StoredResponses:
     """Recorded responses, and their output items by id; the latest calls' are kept in memory."""
 
     dialect = "responses"
     prefix = "resp"
+    """The prefix of the ids of responses."""
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        """The conversation of each call, by call id; written by the threads that read the store."""
         self._items: OrderedDict[str, tuple[str, Items]] = OrderedDict()
         """The session and the items of each call, by call id; written by the threads that read the
         store."""
@@ -84,6 +100,9 @@ class StoredResponses(StoredReplies):
                 return bytes(event.response)
         return None
 
+    def unknown(self, response_id: str) -> ApiError:
+        return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
+
     @staticmethod
     def deleted(response_id: str) -> bytes:
         return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
@@ -91,7 +110,66 @@ class StoredResponses(StoredReplies):
     def forget(self, call_id: str) -> None:
         with self._lock:
             self._items.pop(call_id, None)
-        super().forget(call_id)
+            self._known.pop(call_id, None)
+
+    async def find(self, response_id: str) -> CallRow | None:
+        call_id = call_id_of(response_id)
+        if call_id is None or response_id != f"{self.prefix}_{call_id.removeprefix('call_')}":
+            return None
+        try:
+            call = await asyncio.to_thread(self._reader.call, call_id)
+        except NotFound:
+            return None
+        return None if self.is_gone(call) else call
+
+    def is_gone(self, call: CallRow) -> bool:
+        """Return whether the reply of the call is gone for this dialect's clients.
+
+        It is gone if it is another dialect's, is not stored for clients, or was deleted by one.
+        """
+        return call.dialect != self.dialect or any(note.name in _GONE for note in call.notes)
+
+    async def conversation(self, call: CallRow) -> tuple[Message, ...] | None:
+        """Return the messages up to and including the call's reply.
+
+        Instructions that a continuation does not inherit are left out. Return ``None`` if a part of
+        the messages is not stored.
+        """
+        return await asyncio.to_thread(self._locked, call.id)
+
+    def _locked(self, call_id: str) -> tuple[Message, ...] | None:
+        with self._lock:
+            return self._conversation(call_id)
+
+    def _conversation(self, call_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to the reply of ``call_id`` and the reply, without instructions.
+
+        Return ``None`` if a part of them is not stored.
+        """
+        if call_id in self._known:
+            self._known.move_to_end(call_id)
+            return self._known[call_id]
+        pieces: list[tuple[Message, ...]] = []
+        try:
+            for row, asked, reply in walk_back(ReplyId(call_id, 0), self._reader.call):
+                above, tail, said = base(row), asked.tail, row.replies[reply.choice]
+                if above is None and asked.instructions:
+                    tail = tail[1:]
+                prefill = "" if asked.lineage is None else asked.lineage.digests.prefill
+                if prefill:
+                    tail, said = tail[:-1], prefilled(said, prefill)
+                pieces.append((*tail, said))
+                if above is not None and above.choice == 0 and above.call_id in self._known:
+                    self._known.move_to_end(above.call_id)
+                    pieces.append(self._known[above.call_id])
+                    break
+        except (IncompleteConversation, NotFound):
+            return None
+        whole = tuple(message for piece in reversed(pieces) for message in piece)
+        self._known[call_id] = whole
+        while len(self._known) > _CONVERSATIONS:
+            self._known.popitem(last=False)
+        return whole
 
     def _named(self, references: tuple[str, ...], readable: Readable) -> Items:
         with self._lock:
@@ -122,7 +200,7 @@ class StoredResponses(StoredReplies):
         except NotFound:
             return "", {}
         self._items[call_id] = found
-        while len(self._items) > _CAPACITY:
+        while len(self._items) > _CALLS:
             self._items.popitem(last=False)
         return found
 

@@ -81,10 +81,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
     "seal": Entry(f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."),
     "kind": Entry(
-        f"{_ROOM}.kind", "Set what a call was for; the session's stored samples are made again."
-    ),
-    "samples": Entry(
-        f"{_ROOM}.samples", "Make samples and keep them, with their rules, in the table `samples`."
+        f"{_ROOM}.kind", "Set what a call was for; `show`, `train` and `export` follow it."
     ),
     "export": Entry(
         f"{_ROOM}.export",

@@ -34,8 +34,8 @@ def audit(
 ) -> None:
     """Print where sampled tokens went; exit with 1 when they do not add up.
 
-    Tokens that no training run has taken are judged by --rules: by default those with which the
-    session's samples were made.
+    Tokens that no training run has taken are judged by --rules. By default these are the rules of
+    the session's run, and what they decide is stored for SQL and the pages where it is missing.
     """
     chosen = sample_rules(rules) if rules else None
     with reader(store) as source:
@@ -72,6 +72,7 @@ class _Total:
 
     def __init__(self) -> None:
         self.sessions = 0
+        self.judged = 0
         self.calls: Counter[str] = Counter()
         self.fates: Counter[Fate] = Counter()
         self.samplers: dict[str, SamplerTokens] = {}
@@ -79,6 +80,7 @@ class _Total:
 
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
+        self.judged += audited.judged
         self.calls.update({str(status): count for status, count in audited.calls.items()})
         self.fates.update(audited.fates)
         for label, tokens in audited.samplers.items():
@@ -95,6 +97,7 @@ class _Total:
     def as_data(self) -> dict[str, Any]:
         return {
             "sessions": self.sessions,
+            "judged": self.judged,
             "calls": dict(self.calls),
             "captured": self.captured,
             **{fate: self.fates[Fate(fate)] for fate in ("trained", "trainable")},
@@ -126,6 +129,8 @@ class _Total:
         for violation in self.violations:
             where = " {session} {subject}: {detail}".format(**violation)
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
+        if self.judged:
+            out.print(f"Stored the judgement of {counted(self.judged, 'session')}.")
         if self.violations:
             return
         if self.captured:

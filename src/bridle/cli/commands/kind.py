@@ -10,11 +10,9 @@ import typer
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import fail, out, print_json
-from bridle.reconstruct.samples.sample_store import derive_again
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.verdicts import store_verdicts
+from bridle.reconstruct.verdicts import store_judgement
 from bridle.store.records import CallKind
-from bridle.store.schema.database import transaction
 from bridle.store.writing.writer import Writer
 
 _AUTO = "auto"
@@ -32,7 +30,7 @@ def kind(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Set what a call was for; the session's stored samples are made again."""
+    """Set what a call was for; `show`, `train` and `export` follow it."""
     if kind not in _KINDS:
         fail(f"{kind!r} is no kind: use {', '.join(_KINDS)}")
     with reader(store) as source:
@@ -49,16 +47,12 @@ def kind(
                 if call.id in chosen:
                     writer.set_kind_sync(call.id, chosen_kind, role, by=getpass.getuser())
         loaded = LoadedSession.load(source, record.id)
-        with transaction(source.engine) as connection:
-            store_verdicts(connection, loaded)
-        again = derive_again(loaded)
+        store_judgement(loaded)
     if json:
         kinds = {call.id: call.kind.value for call in loaded.calls}
-        print_json({"session": record.id, "kinds": kinds, "samples": again})
+        print_json({"session": record.id, "kinds": kinds})
         return
     for number, call in enumerate(calls, start=1):
         verdict = loaded.verdicts[call.id]
         mark = "*" if call.id in chosen else " "
         out.print(f"{mark} {number:>3}  {verdict.kind:<10} {verdict.evidence}", highlight=False)
-    if again:
-        out.print(f"{again} stored samples made again")

@@ -13,10 +13,10 @@ from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.diagnosis.pages import SessionLine, lines_of
 from bridle.diagnosis.transcript import lasted
-from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
 from bridle.store.reading.queries import DamagedSession, Reader
 from bridle.store.reading.run_states import run_state
+from bridle.store.reading.session_filter import OPEN
 from bridle.store.records import SessionRecord
 from bridle.store.reward import Reward
 

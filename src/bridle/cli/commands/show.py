@@ -15,9 +15,9 @@ from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import counted, fail, out, print_json, print_table
 from bridle.diagnosis.transcript import ShownMessage, Turn, lasted, turns_of
-from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow
+from bridle.store.reading.session_filter import OPEN
 from bridle.store.records import CallKind, CallStatus, SpanKind
 
 _STYLES = {

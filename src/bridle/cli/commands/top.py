@@ -20,12 +20,11 @@ from bridle.cli.terminal import counted, out, print_json
 from bridle.diagnosis.pages import SessionLine, placed_sessions, session_lines
 from bridle.diagnosis.transcript import lasted
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
-from bridle.reconstruct.conditions import OPEN
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.run.environment import admin_key_for
 from bridle.store.reading.activity import Activity, activity
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import SessionFilter
+from bridle.store.reading.session_filter import OPEN, SessionFilter
 from bridle.viewer.training import groups_of
 
 _WINDOW_S: Final = 10.0
