@@ -119,7 +119,7 @@ class Walls:
         for path in _sockets():
             if any(_below(path, folder) for folder in visible) and not _is_covered(path, covers):
                 yield from ("--ro-bind", "/dev/null", path)
-        rebuilt = []
+        rebuilt: list[str] = []
         for folder, names in covers.items():
             outside = not any(_below(folder, path) for path in visible)
             if outside or any(_is_covered(folder, {one: covers[one]}) for one in rebuilt):
@@ -365,7 +365,12 @@ class Entrance:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
         number = self._ours.fileno()
-        loop.add_reader(number, lambda: arrived.done() or arrived.set_result(None))
+
+        def note() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        loop.add_reader(number, note)
         try:
             await arrived
         finally:
