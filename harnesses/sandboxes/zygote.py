@@ -52,7 +52,7 @@ TRIAL_S = 30
 """Maximum seconds for trying to import the modules that a session imported."""
 CLONE_NEWUSER = 0x10000000
 NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
-"""Those that walls have: mounts, host name, IPC, process numbers and network."""
+"""The namespaces of walls: mounts, host name, IPC, process numbers and network."""
 KILL = signal.SIGUSR2
 """The signal on which a child with walls ends all that is in them; only then it ends itself."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
