@@ -17,6 +17,9 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 # Hundreds of interpreters are started, and each would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Debian's bubblewrap, which makes the walls of process and forked sandboxes.
+BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
+
 .PHONY: help setup demo test test-loop check test-harnesses test-distributed test-ray test-pythons test-postgres \
 	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
@@ -33,12 +36,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)  ## Train SmolLM2-135M inside a LangChain app and plot what it learned
+	$(BWRAP)
 	$(BIN)/bridle demo $(DEMO_ARGS)
 
 test: $(READY)  ## The default test suite
+	$(BWRAP)
 	$(PARALLEL)
 
 test-loop: $(READY)  ## Whole loops in processes of their own, and what kills them
+	$(BWRAP)
 	$(PARALLEL) -m 'loop and not postgres and not long and not alone'
 	$(BIN)/python -m pytest -m 'loop and alone'
 
@@ -55,6 +61,7 @@ $(VERIFIERS_READY): $(wildcard tests/harnesses/environments/*)
 	@touch $@
 
 test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agent SDKs through the proxy
+	$(BWRAP)
 	harnesses/node/install --all
 	harnesses/python/install
 	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
@@ -63,6 +70,7 @@ test-distributed: $(READY)  ## Training in several processes on several nodes, u
 	$(BIN)/python -m pytest -m distributed
 
 test-ray: $(READY)  ## Sessions on a Ray cluster of two machines, one of which dies
+	$(BWRAP)
 	$(BIN)/python -m pytest -m ray
 
 test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
@@ -121,15 +129,19 @@ test-containers: $(READY)  ## Sessions in real containers (installs Debian's doc
 		$(BIN)/python -m pytest -m containers tests/containers
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
+	$(BWRAP)
 	$(BIN)/python -m pytest -m demo
 
 test-limits: $(READY)  ## Clients and engines that misbehave, up to every limit of the proxy
+	$(BWRAP)
 	$(BIN)/python -m pytest -m limits
 
 test-pretrained: $(READY) $(VLLM_READY)  ## The pretrained model's whole demo against its bars
+	$(BWRAP)
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m pretrained
 
 test-long: $(READY) $(VLLM_READY)  ## What takes many minutes: deep property runs, every family on vLLM
+	$(BWRAP)
 	BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m long
 
 lock: $(READY)  ## Pin what is installed now

@@ -1,10 +1,11 @@
-"""The environment in which a harness runs: the caller's, without its provider keys and its home."""
+"""The environment in which a harness runs: the few variables of the caller that it may have."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Final
 
 _PROVIDERS = re.compile(
     r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
@@ -17,15 +18,31 @@ _NAMED = frozenset({"CLAUDECODE"})
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without the means to reach or to pay a provider past the proxy.
+ALLOWED: Final = frozenset(
+    {"PATH", "HOME", "LANG", "TERM", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "NODE_PATH"}
+)
+"""The caller's variables that a sandbox's processes get, with ``LC_…`` and ``…_NUM_THREADS``."""
+NAMED: Final = "BRIDLE_SANDBOX_ENV"
+"""The variable that names further ones, with commas."""
 
-    Provider settings are removed by prefix, other secrets by the end of their name. An HTTP proxy
-    of the machine stays, but never for loopback, where the recording proxy is.
+
+def allowed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environment`` that a sandbox's processes get.
+
+    They are the places of programs, the language, the time zone, the numbers of threads, and those
+    that ``BRIDLE_SANDBOX_ENV`` names. An HTTP proxy among them never serves loopback, where the
+    recording proxy is.
     """
-    return _loopback_direct(
-        {name: value for name, value in environment.items() if not is_secret(name)}
-    )
+    named = {name.strip() for name in environment.get(NAMED, "").split(",")}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in ALLOWED
+        or name in named
+        or name.startswith("LC_")
+        or name.endswith("_NUM_THREADS")
+    }
+    return _loopback_direct(kept)
 
 
 def _loopback_direct(kept: dict[str, str]) -> dict[str, str]:

@@ -139,7 +139,7 @@ class Episode:
         given = {place.workspace / name: text for name, text in task.files.items()}
         await self.sandbox.write({**plan.files, **given})
         timeout_s = step.timeout_s or task.timeout_s or self.timeout_s
-        return Launch(plan.argv, plan.environment, timeout_s, user=step.user)
+        return Launch(plan.argv, plan.environment, timeout_s, user=step.user, shown=plan.shown)
 
     def _delivery(self, task: Task, answer: str, exit_code: int | None) -> Delivery:
         workspace = Path(self.sandbox.place.workspace)

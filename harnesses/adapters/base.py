@@ -56,6 +56,9 @@ class LaunchPlan:
     """The whole environment; nothing else is inherited."""
     files: Mapping[PurePath, str | bytes] = field(default_factory=dict)
     """Configuration files to write first. Each absolute path maps to the content."""
+    shown: tuple[str, ...] = ()
+    """Files of this machine that the process reads beside its program
+    (:attr:`bridle.harnesses.sandboxes.base.Launch.shown`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Command:
         return LaunchPlan(
             argv=tuple(_fill(part, values) for part in self.argv),
             environment=session_environment(access, place, **extra),
+            shown=tuple(part for part in self.argv[1:] if "{" not in part),
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

@@ -23,7 +23,7 @@ class EnvironmentPlayer:
         named, index = task.payload["verifiers"], task.payload["index"]
         argv = (environment_python(), str(PLAYER), "play", named, str(index))
         environment = session_environment(access, place, OPENAI_MODEL=access.model)
-        return LaunchPlan((*argv, str(place.logs / PLAYED)), environment)
+        return LaunchPlan((*argv, str(place.logs / PLAYED)), environment, shown=(str(PLAYER),))
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:
         return ""

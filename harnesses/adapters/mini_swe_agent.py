@@ -96,9 +96,13 @@ class MiniSweAgent:
         except NotLaunchable:
             python = None
         if python is None or not Path(python).name.startswith("python"):
-            return ProcessProvider()
+            return ProcessProvider(confined=True)
         return ForkedProvider(
-            ["litellm"], python=python, fresh=["minisweagent"], environment=_LITELLM_ENVIRONMENT
+            ["litellm"],
+            python=python,
+            fresh=["minisweagent"],
+            environment=_LITELLM_ENVIRONMENT,
+            confined=True,
         )
 
     def warm_containers(self) -> SandboxProvider:

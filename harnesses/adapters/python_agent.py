@@ -42,6 +42,7 @@ class PythonAgent:
         return LaunchPlan(
             argv=(self.python, str(self.script.absolute()), *self.arguments, task.prompt),
             environment=session_environment(access, place, **extra),
+            shown=(str(self.script.absolute()), *self.arguments),
         )
 
     async def answer(self, finished: ProcessResult, sandbox: Sandbox) -> str:

@@ -92,6 +92,9 @@ class Launch:
     user: str | None = None
     """The user in a container. ``None`` means the task's for the agent, and the image's for
     everything else."""
+    shown: tuple[str, ...] = ()
+    """Files of this machine that the command reads beside its program, such as its script. A
+    sandbox with walls shows each with the folder in which it lies."""
     grace_s: float = 2.0
     """Seconds between the polite and the forced end when the time is up."""
 

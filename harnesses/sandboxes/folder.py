@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Final, Self
 
-from bridle.harnesses.environment import scrubbed
+from bridle.harnesses.environment import allowed
 from bridle.harnesses.install import HostPrograms
 from bridle.harnesses.sandboxes.base import LaunchRefused, Place, Role, SandboxLost
 from bridle.harnesses.sandboxes.leftovers import copy_folder, new_file, read_file, tidy
@@ -28,7 +28,7 @@ def place_in(directory: Path) -> Place:
         directory / "workspace",
         directory / "home",
         directory / "logs",
-        scrubbed(os.environ),
+        allowed(os.environ),
         HostPrograms(),
     )
 
@@ -76,7 +76,11 @@ class Folder:
         """Make everything that the agent left safe to read. None of its processes may still run."""
         for path in self._roots():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                tidy(path, strip=path == Path(self._place.workspace))
+                tidy(path, strip=path in self._stripped())
+
+    def _stripped(self) -> tuple[Path, ...]:
+        """Return the folders that keep no link out of them, and no pipe, socket or device."""
+        return (Path(self._place.workspace),)
 
     @property
     def place(self) -> Place:

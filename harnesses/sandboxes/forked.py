@@ -17,14 +17,13 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, Self
 
 import msgspec
 
-from bridle.harnesses.environment import scrubbed
+from bridle.harnesses.environment import allowed
 from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
@@ -36,19 +35,19 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.folder import place_in
-from bridle.harnesses.sandboxes.isolation import StartFailure, Walls, namespaced, started
-from bridle.harnesses.sandboxes.leftovers import new_file
 from bridle.harnesses.sandboxes.process import (
     Enclosure,
     ProcessSandbox,
-    apart,
     enclosed,
 )
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers
+from bridle.harnesses.sandboxes.walls import INNER_PORT, Entrance, walled
 
 log = logging.getLogger(__name__)
 
+_NO_WALLS: Final = 127
+"""The exit code of a child that could not enter walls."""
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -74,8 +73,9 @@ class ForkedProvider:
         environment: Mapping[str, str] = MappingProxyType({}),
         start_timeout_s: float = 120.0,
         hidden: Sequence[Path] = (),
+        confined: bool = False,
     ) -> None:
-        """``hidden`` is that of :class:`bridle.harnesses.sandboxes.process.ProcessProvider`."""
+        """Take ``hidden`` and ``confined`` as ``ProcessProvider`` of ``process.py`` does."""
         self.python = python
         self._preload = tuple(preload)
         self._fresh = tuple(fresh)
@@ -83,13 +83,17 @@ class ForkedProvider:
         self._start_timeout_s = start_timeout_s
         self._hidden = tuple(hidden)
         self._users = SessionUsers.of_environment()
+        self._walled = walled(self._users)
+        self._confined = confined
         self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ForkedSandbox]:
         refuse_container(request, "forked")
-        async with enclosed(request, self._hidden, self._users) as enclosure:
+        async with enclosed(
+            request, self._hidden, self._users, walled=self._walled, confined=self._confined
+        ) as enclosure:
             yield ForkedSandbox(request.directory, self, enclosure).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
@@ -117,7 +121,6 @@ class ForkedProvider:
                     tuple(modules),
                     self._fresh,
                     self._environment,
-                    apart=await apart(self._users),
                 )
                 try:
                     self._zygote = await asyncio.wait_for(starting, self._start_timeout_s)
@@ -158,36 +161,62 @@ class ForkedSandbox(ProcessSandbox):
         return finished
 
     async def _forked(self, zygote: Zygote, argv: Sequence[str], launch: Launch) -> ProcessResult:
-        mark = new_mark()
         stdout, stderr = self.outputs(launch.role)
         directory = Path(launch.directory or self.place.workspace)
-        status = stdout.with_suffix(".status")
-        new_file(status).close()
-        walls = self._walls(launch, zygote.search_path)
+        mark = None if self._enclosure.walled else new_mark()
+        asked = {
+            "argv": list(argv[1:]),
+            "cwd": str(directory),
+            "env": environment_of(launch, directory, mark),
+            "stdout": str(stdout.absolute()),
+            "stderr": str(stderr.absolute()),
+            **({} if self._user is None else {"uid": self._user}),
+        }
         started_at = time.monotonic()
-        child = zygote.fork(
-            {
-                "argv": list(argv[1:]),
-                "cwd": str(directory),
-                "env": environment_of(launch, directory, mark),
-                "stdout": str(stdout.absolute()),
-                "stderr": str(stderr.absolute()),
-                **({} if self._user is None else {"uid": self._user}),
-                **({} if walls is None else _walled(walls, status)),
-            }
-        )
-        code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
+        if not self._enclosure.walled:
+            child = zygote.fork(asked)
+            code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
+        else:
+            walls = self._walls(launch, *argv[:2], *zygote.search_path)
+            with _Door(self._enclosure.temporary.parent / "door") as door:
+                port = INNER_PORT if walls.network else 0
+                walled = {"command": walls.held(), "door": door.path, "port": port}
+                child = zygote.fork({**asked, "walls": walled})
+                entering = asyncio.create_task(door.opened(self._enclosure))
+                try:
+                    code = await supervise(child, None, launch.timeout_s, launch.grace_s)
+                    if code == _NO_WALLS and (why := await entering):
+                        raise SandboxLost(f"cannot wall off a session: {why}")
+                finally:
+                    entering.cancel()
         seconds = time.monotonic() - started_at
-        try:
-            started(status.read_bytes())
-        except StartFailure as failure:
-            raise SandboxLost(f"cannot wall off a session: {failure}") from failure
         return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
 
 
-def _walled(walls: Walls, status: Path) -> dict[str, Any]:
-    """Return the part of a request to the warm process that states the files the child sees."""
-    return {"walls": asdict(walls), "status": str(status.absolute())}
+class _Door:
+    """The Unix socket at which a forked session reports its start."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.path = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(self.path)
+        self._socket.listen(1)
+        self._socket.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def opened(self, enclosure: Enclosure) -> str:
+        """Serve the session's URLs inside, or return the reason why there are no walls."""
+        connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
+        with contextlib.closing(Entrance(connection)) as entrance:
+            report = await entrance.report()
+        await enclosure.serve(report)
+        return "" if report.started else report.text
 
 
 def interpreter_of(script: Path) -> str | None:
@@ -232,15 +261,9 @@ class Zygote:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         process: asyncio.subprocess.Process | None = None,
-        *,
-        numbers_are_ours: bool = False,
     ) -> None:
-        """``process`` is the warm process, if it is one of this machine's.
-
-        ``numbers_are_ours`` is whether the process numbers that it reports are this machine's.
-        """
+        """``process`` is the warm process, if it is one of this machine's."""
         self._process = process
-        self._numbers_are_ours = numbers_are_ours
         self._reader = reader
         self._writer = writer
         self._ends: dict[int, asyncio.Future[int]] = {}
@@ -258,41 +281,26 @@ class Zygote:
         modules: Sequence[str],
         fresh: Sequence[str],
         environment: Mapping[str, str],
-        *,
-        apart: bool,
     ) -> Zygote:
-        """Start a warm process.
-
-        ``apart`` is whether its children are to have namespaces of their own.
-        """
-        environment = {**scrubbed(os.environ), **environment}
+        """Start a warm process."""
+        environment = {**allowed(os.environ), **environment}
         ours, theirs = socket.socketpair()
-        reading, writing = os.pipe()
-        with theirs, os.fdopen(reading, "rb") as said:
-            argv: tuple[str, ...] = (python, str(_ZYGOTE), str(theirs.fileno()), ",".join(fresh))
-            argv = (*argv, *modules)
-            if apart:
-                argv = namespaced(argv, writing)
+        with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *argv,
+                    *(python, str(_ZYGOTE), str(theirs.fileno()), ",".join(fresh), *modules),
                     env=environment,
-                    pass_fds=(theirs.fileno(), *((writing,) if apart else ())),
+                    pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            finally:
-                os.close(writing)
-            try:
-                started(await asyncio.to_thread(said.read) if apart else b"")
-            except StartFailure as failure:
-                await process.wait()
-                raise NotLaunchable(f"cannot start {python}: {failure}") from failure
+            except OSError as error:
+                ours.close()
+                raise NotLaunchable(f"cannot start {python}: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
-        # In namespaces of its own, or in a container, the numbers are not this machine's.
-        zygote = cls(reader, writer, process, numbers_are_ours=not apart)
-        zygote.search_path = (python, environment.get("PYTHONPATH", ""))
+        zygote = cls(reader, writer, process)
+        zygote.search_path = tuple(environment.get("PYTHONPATH", "").split(os.pathsep))
         try:
             await zygote.greet()
         except BaseException:
@@ -336,7 +344,7 @@ class Zygote:
                 del self._pids[message["id"]]
                 self._ends.pop(message["id"]).set_result(message["code"])
         self.lost = True
-        for pid in self._pids.values() if self._numbers_are_ours else ():
+        for pid in self._pids.values() if self._process is not None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         for ended in self._ends.values():

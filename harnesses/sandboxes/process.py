@@ -1,11 +1,12 @@
-"""A process per session on this machine, in namespaces of its own where the machine permits it.
+"""A process per session on this machine, inside walls (``walls.py``).
 
 Inside, only the session's processes exist: a harness cannot read another process's environment,
-command line or memory, and the kernel ends all that it started when it ends. All files but the
-session's own are read-only, and the private ones do not exist there (``walls.py``). Where that is
-not permitted (``isolation.missing``), leftovers are found by a mark in the environment. Temporary
-files go to a folder of the session's own. With ``confined`` the network inside is a loopback on
-which there is the session's URL and nothing else.
+command line or memory, and the kernel ends all that it started when it ends. It sees the system,
+the programs and files that its command names, and its own folders. With ``confined`` the network
+inside is a loopback on which there is the session's URL and nothing else.
+
+Without walls, which the user must permit, a session is this process's user, or a user of its own
+(``users.py``), and leftovers are found by a mark in the environment.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
+import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
@@ -35,20 +40,20 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.folder import Folder, place_in
-from bridle.harnesses.sandboxes.isolation import (
-    INNER_PORT,
-    StartFailure,
-    Walls,
-    below_tmp,
-    missing,
-    namespaced,
-    network_missing,
-    started,
-)
 from bridle.harnesses.sandboxes.leftovers import remove_folder
 from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
+from bridle.harnesses.sandboxes.walls import (
+    INNER_PORT,
+    Entrance,
+    Report,
+    Walls,
+    environment_file,
+    named_by,
+    threshold,
+    walled,
+)
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}
@@ -62,13 +67,18 @@ class Enclosure:
     temporary: Path
     """The session's folder for temporary files. With walls it is ``/tmp`` inside."""
     walled: bool = False
-    """Whether processes get namespaces of their own, and see the files of ``walls.py``."""
+    """Whether processes run inside walls."""
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that are not visible inside."""
     user: int | None = None
     """The user that processes run as; ``None`` means this process's own."""
-    way_out: Path | None = None
-    """The Unix socket of the session's relay; ``None`` means the machine's network."""
+    relay: Relay | None = None
+    """The way to the session's URLs from a network of its own; ``None`` means the machine's."""
+
+    async def serve(self, report: Report) -> None:
+        """Serve the session's URLs in the network of a process that has started."""
+        if report.listener is not None and self.relay is not None:
+            await self.relay.listen(report.listener)
 
 
 class ProcessSandbox(Folder):
@@ -84,12 +94,16 @@ class ProcessSandbox(Folder):
         self._place = replace(self._place, environment=inside)
 
     def url(self, url: str) -> str:
-        if self._enclosure.way_out is None:
+        if self._enclosure.relay is None:
             return url
         return urlsplit(url)._replace(scheme="http", netloc=f"127.0.0.1:{INNER_PORT}").geturl()
 
     def _roots(self) -> tuple[Path, ...]:
         return (*super()._roots(), self._enclosure.temporary)
+
+    def _stripped(self) -> tuple[Path, ...]:
+        # The next launch's walls are built in the temporary folder: no link may lead them out.
+        return (*super()._stripped(), self._enclosure.temporary)
 
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
@@ -101,99 +115,99 @@ class ProcessSandbox(Folder):
             await asyncio.to_thread(self.tidy)
         return finished
 
-    def _walls(self, launch: Launch, further: Iterable[str] = ()) -> Walls | None:
-        """Return the files that a launch sees.
-
-        Return ``None`` if this machine has no namespaces for it.
-        """
-        enclosure = self._enclosure
-        if not enclosure.walled:
-            return None
-        named = (*launch.argv, *launch.environment.values(), *further)
-        way_out = [] if enclosure.way_out is None else [str(enclosure.way_out)]
-        roots = super()._roots()
+    def _walls(self, launch: Launch, *further: str) -> Walls:
+        """Return the walls of a launch, whose files are ``further`` ones too."""
+        program = (launch.argv[0], *launch.shown, *further)
         return Walls(
-            own=tuple(str(path) for path in roots),
-            tmp=str(enclosure.temporary),
-            shown=(*below_tmp(named), *way_out),
-            hidden=tuple(str(path.absolute()) for path in enclosure.hidden),
+            own=tuple(str(path) for path in super()._roots()),
+            tmp=str(self._enclosure.temporary),
+            shown=named_by(program, launch.environment),
+            hidden=tuple(str(path.absolute()) for path in self._enclosure.hidden),
+            network=self._enclosure.relay is not None,
+            user=self._user,
         )
 
     async def _exec(self, launch: Launch, directory: Path) -> ProcessResult:
+        if self._enclosure.walled:
+            return await self._exec_walled(launch, directory)
         mark = new_mark()
+        stdout, stderr = self.outputs(launch.role)
+        started_at = time.monotonic()
+        argv = launch.argv if self._user is None else as_user(self._user, launch.argv)
+        variables = environment_of(launch, directory, mark)
+        process = await _spawn(launch, argv, directory, variables, (stdout, stderr))
+        code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
+        seconds = time.monotonic() - started_at
+        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+
+    async def _exec_walled(self, launch: Launch, directory: Path) -> ProcessResult:
         stdout, stderr = self.outputs(launch.role)
         walls = self._walls(launch)
         started_at = time.monotonic()
+        try:
+            variables = environment_file(environment_of(launch, directory, None))
+        except ValueError as error:
+            raise _not_started(launch, error) from error
+        argv = launch.argv if self._user is None else as_user(self._user, launch.argv)
         reading, writing = os.pipe()
-        with (
-            os.fdopen(reading, "rb") as said,
-            stdout.open("wb") as out,
-            stderr.open("wb") as err,
-        ):
-            argv = launch.argv
-            if self._user is not None:
-                argv = as_user(self._user, argv)
-            if walls is not None:
-                way_out = self._enclosure.way_out
-                argv = namespaced(argv, writing, walls, str(directory), way_out)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with os.fdopen(reading, "rb") as status, contextlib.closing(Entrance(ours)) as entrance:
+            options = ("--chdir", str(directory), "--json-status-fd", str(writing))
+            before = threshold(theirs, variables, walls.network)
+            command = (*walls.command(*options), *before, *argv)
+            passed = (writing, variables, theirs.fileno())
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    cwd=directory,
-                    env=environment_of(launch, directory, mark),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                    pass_fds=() if walls is None else (writing,),
-                )
-            except (OSError, ValueError) as error:
-                raise _not_started(launch, error) from error
+                process = await _spawn(launch, command, None, {}, (stdout, stderr), passed)
             finally:
                 os.close(writing)
-            code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
+                os.close(variables)
+                theirs.close()
+            child = _Walled(process)
+            entering = asyncio.create_task(self._entering(child, entrance, status.fileno()))
             try:
-                started(b"" if walls is None else said.read())
-            except StartFailure as failure:
-                raise _not_started(launch, failure.error) from failure
+                code = await supervise(child, None, launch.timeout_s, launch.grace_s)
+                entered = await entering
+            finally:
+                entering.cancel()
+            if (failure := entrance.failure()) is not None:
+                raise _not_started(launch, failure) from failure
         seconds = time.monotonic() - started_at
-        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        result = ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        if not entered and code is not None:
+            raise SandboxLost(f"cannot wall off a session: {result.stderr.tail.strip()[-300:]}")
+        return result
+
+    async def _entering(self, child: _Walled, entrance: Entrance, status: int) -> bool:
+        """Serve the session's URLs inside as soon as its command starts; return whether it does."""
+        report = await entrance.report()
+        if report.started:
+            child.group = report.process
+            child.first = msgspec.json.decode(os.read(status, 4096).splitlines()[0])["child-pid"]
+        await self._enclosure.serve(report)
+        return report.started
 
 
 class ProcessProvider:
     """Opens process sandboxes.
 
     ``hidden`` files and folders of this machine, and those that a request names, are not visible
-    inside. ``confined`` sandboxes reach their session's URL alone, where the machine permits it.
+    inside. ``confined`` sandboxes reach their session's URL alone.
     """
 
     def __init__(self, hidden: Sequence[Path] = (), *, confined: bool = False) -> None:
+        """Raise :class:`bridle.harnesses.sandboxes.walls.NoWalls` where there can be no walls."""
         self._hidden = tuple(hidden)
         self._confined = confined
         self._users = SessionUsers.of_environment()
+        self._walled = walled(self._users)
 
     @contextlib.asynccontextmanager
     async def open(self, request: SandboxRequest) -> AsyncIterator[ProcessSandbox]:
         refuse_container(request, "process")
-        async with enclosed(request, self._hidden, self._users) as enclosure:
-            # Not in the session's folder: a socket's path has at most 107 characters.
-            socket = enclosure.temporary.parent / "session"
-            async with self._way_out(request, socket) as way_out:
-                yield ProcessSandbox(request.directory, replace(enclosure, way_out=way_out)).make()
-
-    @contextlib.asynccontextmanager
-    async def _way_out(self, request: SandboxRequest, socket: Path) -> AsyncIterator[Path | None]:
-        """Yield the socket of the session's relay, or ``None`` if it gets no network of its own."""
-        confined = self._confined and _may_isolate(self._users)
-        if not confined or await asyncio.to_thread(network_missing) is not None:
-            yield None
-            return
-        relay = Relay(request.urls.values(), ())
-        await relay.start(socket)
-        try:
-            yield socket
-        finally:
-            await relay.close()
+        async with enclosed(
+            request, self._hidden, self._users, walled=self._walled, confined=self._confined
+        ) as enclosure:
+            yield ProcessSandbox(request.directory, enclosure).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "process")
@@ -205,31 +219,50 @@ class ProcessProvider:
 
 @contextlib.asynccontextmanager
 async def enclosed(
-    request: SandboxRequest, hidden: Sequence[Path], users: SessionUsers | None
+    request: SandboxRequest,
+    hidden: Sequence[Path],
+    users: SessionUsers | None,
+    *,
+    walled: bool,
+    confined: bool,
 ) -> AsyncIterator[Enclosure]:
     """Yield the enclosure of one session. Its folder for temporary files is removed at the end."""
-    walled = await apart(users)
+    relay = Relay(request.urls.values(), ()) if walled and confined else None
     folder = Path(tempfile.mkdtemp(prefix="bridle-session-"))
     try:
         with one_of(users) as user:
             os.chmod(folder, 0o711 if user else 0o700)
-            yield Enclosure(folder / "tmp", walled, (*hidden, *request.hidden), user)
+            hides = (*hidden, *request.hidden)
+            yield Enclosure(folder / "tmp", walled, hides, user, relay)
     finally:
+        if relay is not None:
+            await relay.close()
         await asyncio.to_thread(remove_folder, folder)
 
 
-async def apart(users: SessionUsers | None) -> bool:
-    """Return whether sessions get namespaces of their own here."""
-    return _may_isolate(users) and await asyncio.to_thread(missing) is None
-
-
-def _may_isolate(user: object | None) -> bool:
-    """Return whether namespaces are tried.
-
-    A user namespace knows one user, so that only root gives a session both a user and namespaces of
-    its own.
-    """
-    return user is None or os.getuid() == 0
+async def _spawn(
+    launch: Launch,
+    argv: Sequence[str],
+    directory: Path | None,
+    environment: Mapping[str, str],
+    outputs: tuple[Path, Path],
+    passed: Sequence[int] = (),
+) -> asyncio.subprocess.Process:
+    stdout, stderr = outputs
+    with stdout.open("wb") as out, stderr.open("wb") as err:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *argv,
+                cwd=directory,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                pass_fds=passed,
+            )
+        except (OSError, ValueError) as error:
+            raise _not_started(launch, error) from error
 
 
 def _not_started(launch: Launch, error: OSError | ValueError) -> Exception:
@@ -249,3 +282,23 @@ class _Process:
     def signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+class _Walled(_Process):
+    """A command inside walls. Its numbers are unknown until it has reported its start."""
+
+    first: int | None = None
+    """The first process of the walls; all that is in them ends with it."""
+    group: int | None = None
+    """The process group of the command."""
+
+    def signal_group(self, number: int) -> None:
+        if self._process.returncode is not None:
+            return  # All has ended, and its numbers may be others'.
+        with contextlib.suppress(ProcessLookupError):
+            if self.first is None or self.group is None:
+                self._process.kill()
+            elif number == signal.SIGKILL:
+                os.kill(self.first, number)
+            else:
+                os.killpg(self.group, number)

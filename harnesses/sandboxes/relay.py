@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -44,7 +45,7 @@ class Relay:
         self._control: asyncio.StreamWriter | None = None
         self._answers: asyncio.StreamReader | None = None
         self._reports: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._serving: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self.ready: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
@@ -55,13 +56,22 @@ class Relay:
         """The connection to the container's warm process, if one is started."""
         self.lost = asyncio.Event()
 
-    async def start(self, socket: Path) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, socket, limit=_HEAD_BYTES)
-        await asyncio.to_thread(socket.chmod, 0o666)
+    async def start(self, path: Path) -> None:
+        server = await asyncio.start_unix_server(self._serve, path, limit=_HEAD_BYTES)
+        self._servers.append(server)
+        await asyncio.to_thread(path.chmod, 0o666)
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Serve the session's URLs at a socket that listens in the session's own network."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(reader, writer, "session")
+
+        self._servers.append(await asyncio.start_server(serve, sock=listener, limit=_HEAD_BYTES))
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -99,11 +109,17 @@ class Relay:
                 self._control.write(msgspec.json.encode(asked) + b"\n")
                 await self._answers.readline()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        greeting: str | None = None,
+    ) -> None:
         task: asyncio.Task[None] = asyncio.current_task()  # type: ignore[assignment]
         self._serving.add(task)
         try:
-            greeting = (await reader.readline()).decode("ascii", "replace").strip()
+            if greeting is None:
+                greeting = (await reader.readline()).decode("ascii", "replace").strip()
             if greeting == "control" and self._control is None:
                 await self._keep(reader, writer)
             elif greeting == "session" and self._upstream is not None:

@@ -1,9 +1,9 @@
 """Waits for a session's process and ends everything that it started.
 
 A harness's tools leave its process group on purpose (a shell per command, servers in the
-background), so a group signal is not enough. Every session's environment carries a mark of its own
-that its descendants inherit. Where ``/proc`` shows environments, every process with the mark is
-ended too.
+background), so a group signal is not enough. Walls end all that is in them. Without walls, a
+session's environment carries a mark of its own that its descendants inherit. Where ``/proc`` shows
+environments, every process with the mark is ended too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def new_mark() -> str:
     return secrets.token_hex(12)
 
 
-def environment_of(launch: Launch, directory: Path, mark: str) -> dict[str, str]:
+def environment_of(launch: Launch, directory: Path, mark: str | None) -> dict[str, str]:
     """Return the environment for starting ``launch`` in ``directory``."""
-    return {**launch.environment, "PWD": str(directory), MARK: mark}
+    marked = {} if mark is None else {MARK: mark}
+    return {**launch.environment, "PWD": str(directory), **marked}
 
 
 class Child(Protocol):
@@ -41,7 +42,7 @@ class Child(Protocol):
         """Signal the group; a group that is gone is no error."""
 
 
-async def supervise(child: Child, mark: str, timeout_s: float, grace_s: float) -> int | None:
+async def supervise(child: Child, mark: str | None, timeout_s: float, grace_s: float) -> int | None:
     """Wait for ``child`` and return its exit code, or ``None`` at the time limit.
 
     The exit code is 128 + n after signal n. On the time limit and on cancellation, the tree gets
@@ -62,7 +63,7 @@ async def supervise(child: Child, mark: str, timeout_s: float, grace_s: float) -
     return code if code >= 0 else 128 - code
 
 
-async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: float) -> None:
+async def _end(child: Child, mark: str | None, ended: asyncio.Future[int], grace_s: float) -> None:
     child.signal_group(signal.SIGTERM)
     signal_marked(mark, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
@@ -72,7 +73,7 @@ async def _end(child: Child, mark: str, ended: asyncio.Future[int], grace_s: flo
     await ended
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str | None) -> None:
     """Kill every process with ``mark``, and repeat while there are some.
 
     They may be starting others.
@@ -82,11 +83,14 @@ def kill_marked(mark: str) -> None:
             return
 
 
-def signal_marked(mark: str, number: int) -> int:
+def signal_marked(mark: str | None, number: int) -> int:
     """Signal every process whose start environment carries ``mark``; return their number.
 
     Do nothing where there is no ``/proc`` (macOS); there, only the process group is signalled.
+    ``None`` is the mark of processes that walls end.
     """
+    if mark is None:
+        return 0
     wanted = f"{MARK}={mark}".encode()
     count = 0
     for pid in _own_processes():

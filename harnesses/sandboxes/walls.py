@@ -1,230 +1,236 @@
-"""The files that a session sees, built in a mount namespace of its own.
+"""The walls around a session: the files, processes and network that it has, made by bubblewrap.
 
-Inside, everything is read-only but the session's own folders. ``/tmp``, ``/dev`` and ``/run`` are
-the session's own, so that no block device and no Unix socket of the machine is there. The files
-that must stay private (keys, stores and their siblings, other sessions) are covered. Used by
-``namespaced.py`` and ``zygote.py``, which run under other Pythons: standard library only, and no
-import of ours.
+Inside are the system's directories, the Python that runs Bridle and the folders that a launch
+names, all read-only; the session's own folders; and a ``/tmp``, ``/run``, ``/dev`` and ``/proc`` of
+its own. Nothing else of the machine is there: no home, no key, no store, no other session, no
+socket. The network is a loopback with one port, whose listening socket Bridle holds.
 
-:func:`build` takes its settings as a dictionary, since they come as JSON:
-
-``own``
-    Folders that can be written, at their own paths.
-``tmp``
-    The folder that is ``/tmp`` inside.
-``shown``
-    Paths below the machine's ``/tmp`` that stay visible, read-only.
-``hidden``
-    A folder is covered whole. A file is covered with its siblings, the files of its folder whose
-    names begin with its name; it need not exist.
+:class:`Walls` has the one list of mounts. :func:`held` keeps walls open for a process that
+``zygote.py`` forks into them.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
+import asyncio
+import contextlib
+import functools
+import logging
 import os
+import shutil
+import socket
 import stat
-from typing import Any
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x8000000, 0x20000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_BIND, MS_REC = 4096, 16384
-PRIVATE = MS_REC | 1 << 18
-MOUNT_ATTR_RDONLY, AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = 1, -100, 0x8000, 442
-PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
-LINUX_CAPABILITY_VERSION_3 = 0x20080522
+from bridle.errors import BridleError, UsageError
 
-KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10, 13, 18, 29, 31}
-"""Capabilities of a command that runs as root: those that Docker keeps, except MKNOD and SETPCAP.
-Without the others it cannot undo these mounts, enter another namespace or look into a process."""
+log = logging.getLogger(__name__)
 
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "nvidiactl", "nvidia-uvm", "kfd")
-RUNNING = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
+INNER_PORT: Final = 8484
+"""Port of the loopback inside at which a session's URL is."""
+UNSAFE: Final = "BRIDLE_UNSAFE_SANDBOX"
+"""The variable with which a user permits sessions without walls: ``1``."""
+SYSTEM: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt"),
+    *("/nix", "/gnu"),
+)
+"""The system's directories, which every session sees."""
+SEARCH_PATHS: Final = ("PATH", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH", "NODE_PATH")
+"""Variables whose value is a list of folders from which programs are loaded."""
+_RUNNING: Final = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
 """Folders of ``/run`` in which programs and libraries of some systems lie."""
-PROC_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
-MOST_ENTRIES = 1000
+_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "kfd", "dri", *(f"nvidia{n}" for n in range(16)))
+_SECRETS: Final = (".env", ".netrc", ".npmrc", ".pypirc", ".git-credentials")
+"""Files with secrets that are hidden in each folder that a launch names."""
+_MOST_ENTRIES: Final = 1000
 """Maximum entries of a folder that is rebuilt around a hidden file of it."""
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def called(step: str, result: int) -> None:
-    """Raise :class:`OSError` with the step as its second file name when ``result`` is not 0."""
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), None, None, step)
+_THRESHOLD: Final = Path(__file__).with_name("threshold.py").read_text()
+_HOLD: Final = "trap '' CHLD; echo >&2; read _"
+"""The first process of walls that are held: it lets orphans go, and ends with its input."""
 
 
-def build(settings: dict[str, Any]) -> None:
-    """Build the view in this process's mount namespace, which must be a new one.
+class NoWalls(UsageError):
+    """This machine gives sessions no walls, and the user did not say that they may run without."""
 
-    Raise :class:`OSError` with the step that the machine refuses as its second file name.
+
+class WallsFailed(BridleError):
+    """Bubblewrap did not build the walls of a session; the message has its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """The settings of a session's walls."""
+
+    own: tuple[str, ...]
+    """Folders that can be written, at their own paths."""
+    tmp: str
+    """The folder that is ``/tmp`` inside."""
+    shown: tuple[str, ...] = ()
+    """Further files and folders that are visible, read-only."""
+    hidden: tuple[str, ...] = ()
+    """Files and folders that are not visible, wherever they lie. A file is hidden with its
+    siblings, the files of its folder whose names begin with its name."""
+    network: bool = True
+    """Whether the network is the session's own."""
+    user: int | None = None
+    """The user that the command becomes; ``None`` means this process's own."""
+
+    def command(self, *options: str) -> list[str]:
+        """Return the command of bubblewrap up to the program that it starts."""
+        capabilities = ("CAP_SETUID", "CAP_SETGID") if self.user is not None else ()
+        return [
+            *("bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
+            *(("--unshare-net",) if self.network else ()),
+            *("--cap-drop", "ALL"),
+            *(part for name in capabilities for part in ("--cap-add", name)),
+            *self._mounts(),
+            *options,
+            "--",
+        ]
+
+    def held(self) -> list[str]:
+        """Return the command of walls that stand without a program, for ``zygote.py`` to enter."""
+        options = ("--json-status-fd", "1", "--as-pid-1")
+        return [*self.command(*options), "/bin/sh", "-c", _HOLD]
+
+    def _mounts(self) -> Iterator[str]:
+        yield from _system()
+        yield from ("--proc", "/proc", *_settings_of_the_kernel())
+        yield from ("--dev", "/dev", "--perms", "1777")
+        yield from ("--tmpfs", "/dev/shm")  # noqa: S108 - its own
+        for name in _DEVICES:
+            if os.path.exists(f"/dev/{name}"):
+                yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+        yield from ("--tmpfs", "/run", "--bind", self.tmp, "/tmp")  # noqa: S108 - its own
+        secrets = (os.path.join(path, name) for path in self.shown for name in _SECRETS)
+        covers = _covers((*self.hidden, *filter(os.path.isfile, secrets)))
+        shown = _outermost(
+            path for path in (*_programs(), *self.shown) if not _is_covered(path, covers)
+        )
+        for path in shown:
+            yield from ("--ro-bind", path, path)
+        visible = (*shown, *SYSTEM)
+        for path in _sockets():
+            if any(_below(path, folder) for folder in visible) and not _is_covered(path, covers):
+                yield from ("--ro-bind", "/dev/null", path)
+        rebuilt: list[str] = []
+        for folder, names in covers.items():
+            outside = not any(_below(folder, path) for path in visible)
+            if outside or any(_is_covered(folder, {one: covers[one]}) for one in rebuilt):
+                continue
+            yield from _cover(folder, names)
+            rebuilt.append(folder)
+        for path in self.own:
+            yield from ("--bind", path, path)
+        for path in (*rebuilt, "/dev", "/"):
+            yield from ("--remount-ro", path)
+
+
+@functools.cache
+def _system() -> tuple[str, ...]:
+    """Return the mounts of the system's directories. Files that root alone reads are covered."""
+    found: list[str] = []
+    for path in SYSTEM:
+        if os.path.islink(path):
+            found += ("--symlink", os.readlink(path), path)
+        elif os.path.isdir(path):
+            found += ("--ro-bind", path, path)
+    for folder, folders, files in os.walk("/etc") if os.getuid() == 0 else ():
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and not mode & stat.S_IROTH:
+                folders.remove(name)
+                found += ("--tmpfs", path)
+            elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
+                found += ("--ro-bind", "/dev/null", path)
+    return tuple(found)
+
+
+@functools.cache
+def _settings_of_the_kernel() -> tuple[str, ...]:
+    """Return mounts that keep root from writing the machine's settings in ``/proc``."""
+    paths = ("/proc/sys", "/proc/sysrq-trigger", "/proc/fs", "/proc/acpi", "/proc/scsi")
+    found = [path for path in paths if os.path.exists(path)] if os.getuid() == 0 else []
+    return tuple(part for path in found for part in ("--ro-bind", path, path))
+
+
+@functools.cache
+def _programs() -> tuple[str, ...]:
+    """Return the folders of the Python that runs Bridle."""
+    named = (sys.prefix, sys.base_prefix, *sys.path)
+    kept = (*_RUNNING, *resolver) if (resolver := _resolver()) else _RUNNING
+    return tuple(path for path in (*named, *kept) if os.path.isabs(path) and os.path.exists(path))
+
+
+def _resolver() -> tuple[str, ...]:
+    path = os.path.realpath("/etc/resolv.conf")
+    return (path,) if path.startswith("/run/") else ()
+
+
+def named_by(argv: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the files and folders that a command needs: its program's and its search paths'.
+
+    ``argv`` has the program, and further files that are given with the folders in which they lie.
+    A person's home and the folders above it are never among them.
     """
-    held = Held()
-    try:
-        own = [(path, held.open(path)) for path in settings["own"]]
-        tmp = held.open(settings["tmp"])
-        shown = [(path, held.open(path)) for path in settings["shown"] if os.path.exists(path)]
-        devices = [(name, held.open(f"/dev/{name}")) for name in device_names()]
-        running = [(path, held.open(path)) for path in kept_of_run()]
-        called("private mounts", libc.mount(b"none", b"/", None, PRIVATE, None))
-        set_read_only("/", True, recursive=True)
-        new_proc()
-        for name in PROC_OF_THE_MACHINE:
-            path = f"/proc/{name}"
-            if os.path.exists(path):
-                bind(path, path)
-                set_read_only(path, True)
-        build_dev(devices)
-        build_run(running)
-        bind(tmp, "/tmp")  # noqa: S108 - it becomes the session's own
-        set_read_only("/tmp", False)  # noqa: S108
-        for path, source in shown:
-            put(source, path)
-        for folder, names in covered(settings["hidden"]).items():
-            cover(folder, names, held)
-        for path, source in own:
-            os.makedirs(path, exist_ok=True)
-            bind(source, path)
-            set_read_only(path, False)
-        for folder in covered(settings["hidden"]):
-            if os.path.ismount(folder):
-                set_read_only(folder, True)
-    finally:
-        held.close()
+    found: list[str] = []
+    for number, part in enumerate(argv):
+        path = part
+        if number == 0:
+            path = shutil.which(part, path=environment.get("PATH", os.defpath)) or part
+        if os.path.isabs(path) and os.path.exists(path):
+            found += [place for name in (path, os.path.realpath(path)) for place in _house(name)]
+    for name in SEARCH_PATHS:
+        for folder in environment.get(name, "").split(os.pathsep):
+            if os.path.isabs(folder) and os.path.isdir(folder):
+                found += _house(os.path.join(folder, "any")) if name == "PATH" else [folder]
+    return tuple(dict.fromkeys(path for path in found if not _is_home(path)))
 
 
-class Held:
-    """Paths that are mounted again after something has covered them."""
+def _house(path: str) -> list[str]:
+    """Return the folder that the file at ``path`` needs around it.
 
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-
-    def open(self, path: str) -> str:
-        """Return a name under which the present content of ``path`` can be reached later."""
-        try:
-            self.numbers.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
-        except OSError as error:
-            error.filename2 = f"view of {path}"
-            raise
-        return f"/proc/self/fd/{self.numbers[-1]}"
-
-    def close(self) -> None:
-        for number in self.numbers:
-            os.close(number)
-
-
-def new_proc() -> None:
-    """Mount ``/proc`` of this process's PID namespace."""
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    called("mount of /proc", libc.mount(b"proc", b"/proc", b"proc", flags, None))
-
-
-def bind(source: str, target: str) -> None:
-    flags = MS_BIND | MS_REC
-    called("bind mount", libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None))
-
-
-def put(source: str, path: str) -> None:
-    """Show the file or folder at ``source``, read-only, at ``path``, which is made."""
-    if stat.S_ISDIR(os.stat(source).st_mode):
-        os.makedirs(path, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "a"):
-            pass
-    bind(source, path)
-
-
-def new_tmpfs(path: str, options: bytes = b"mode=755,size=16m") -> None:
-    flags = MS_NOSUID | MS_NODEV
-    called("tmpfs", libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", flags, options))
-
-
-def set_read_only(path: str, wanted: bool, *, recursive: bool = False) -> None:
-    """Make the mount at ``path`` read-only or writable.
-
-    With ``recursive``, the mounts below it become so too.
+    It is the folder of all packages of Node, the prefix above a ``bin``, or the file's own folder.
     """
-    bits = (MOUNT_ATTR_RDONLY, 0) if wanted else (0, MOUNT_ATTR_RDONLY)
-    attributes = (ctypes.c_uint64 * 4)(*bits, 0, 0)
-    result = libc.syscall(
-        ctypes.c_long(SYS_MOUNT_SETATTR),
-        ctypes.c_long(AT_FDCWD),
-        ctypes.c_char_p(os.fsencode(path)),
-        ctypes.c_long(AT_RECURSIVE if recursive else 0),
-        ctypes.byref(attributes),
-        ctypes.c_long(ctypes.sizeof(attributes)),
-    )
-    if result != 0 and ctypes.get_errno() == errno.ENOSYS:
-        remount(path, wanted, recursive)
-        return
-    called("read-only mounts", result)
+    found = Path(path)
+    if "node_modules" in found.parts:
+        index = found.parts.index("node_modules")
+        return [str(Path(*found.parts[: index + 1]))]
+    if found.is_dir():
+        return [path]
+    prefix = found.parent.parent
+    private = prefix.parent == Path.home() and prefix.name.startswith(".")
+    if found.parent.name == "bin" and not private and not _is_home(str(prefix)):
+        return [str(prefix)]
+    return [path, str(found.parent)]
 
 
-def remount(path: str, read_only: bool, recursive: bool) -> None:
-    """Do the same as :func:`set_read_only`, for Linux before 5.12."""
-    flags_of = {"nosuid": MS_NOSUID, "nodev": MS_NODEV, "noexec": MS_NOEXEC}
-    flags_of |= {"noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        mounts = [line.split()[4:6] for line in file]
-    wanted = os.path.realpath(path)
-    for escaped, options in mounts:
-        point = escaped.encode("latin-1", "surrogateescape").decode("unicode_escape")
-        if point != wanted and not (recursive and point.startswith(wanted.rstrip("/") + "/")):
-            continue
-        flags = MS_BIND | MS_REMOUNT | (MS_RDONLY if read_only else 0)
-        for option in options.split(","):
-            flags |= flags_of.get(option, 0)
-        result = libc.mount(b"none", os.fsencode(point), None, flags, None)
-        if result != 0 and ctypes.get_errno() not in (errno.EACCES, errno.ENOENT, errno.EINVAL):
-            called("read-only mounts", result)
+@functools.cache
+def _is_home(path: str) -> bool:
+    return _below(os.path.realpath(Path.home()), os.path.realpath(path))
 
 
-def device_names() -> list[str]:
-    numbered = [f"nvidia{number}" for number in range(16)]
-    names = (*DEVICES, *numbered, "dri")
-    return [name for name in names if os.path.exists(f"/dev/{name}")]
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def build_dev(devices: list[tuple[str, str]]) -> None:
-    """Build a ``/dev`` without the machine's disks.
-
-    It has the usual devices, those of the GPUs, and terminals and shared memory of its own.
-    """
-    new_tmpfs("/dev", b"mode=755,size=64k")
-    for name, source in devices:
-        put(source, f"/dev/{name}")
-    for name, target in (("fd", "/proc/self/fd"), ("ptmx", "pts/ptmx")):
-        os.symlink(target, f"/dev/{name}")
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        os.symlink(f"/proc/self/fd/{number}", f"/dev/{name}")
-    os.mkdir("/dev/pts")
-    options = b"newinstance,ptmxmode=0666,mode=620"
-    flags = MS_NOSUID | MS_NOEXEC
-    called("terminals", libc.mount(b"devpts", b"/dev/pts", b"devpts", flags, options))
-    os.mkdir("/dev/shm")  # noqa: S108 - the session's own
-    new_tmpfs("/dev/shm", b"mode=1777")  # noqa: S108
-    set_read_only("/dev", True)
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Return the paths that lie below no other and in no directory of the system, in order."""
+    found: list[str] = []
+    for path in sorted({os.path.normpath(path) for path in paths}):
+        if not any(_below(path, folder) for folder in (*SYSTEM, *found)):
+            found.append(path)
+    return found
 
 
-def kept_of_run() -> list[str]:
-    resolver = os.path.realpath("/etc/resolv.conf")
-    kept = [resolver] if resolver.startswith("/run/") else []
-    return [path for path in (*RUNNING, *kept) if os.path.exists(path)]
-
-
-def build_run(kept: list[tuple[str, str]]) -> None:
-    """Build ``/run`` empty but for ``kept``, because its sockets lead to programs outside."""
-    if not os.path.isdir("/run"):
-        return
-    new_tmpfs("/run")
-    for path, source in kept:
-        put(source, path)
-
-
-def covered(hidden: list[str]) -> dict[str, tuple[str, ...]]:
+def _covers(hidden: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the folders to cover, outer ones first.
 
     Each comes with the beginnings of the names that it is covered for. A folder that is covered
@@ -242,50 +248,172 @@ def covered(hidden: list[str]) -> dict[str, tuple[str, ...]]:
     return dict(sorted(found.items()))
 
 
-def cover(folder: str, names: tuple[str, ...], held: Held) -> None:
-    """Cover ``folder`` by an empty one, and put back everything in it but ``names``."""
-    if folder == "/":
-        mask(folder, names)
+def _is_covered(path: str, covers: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether a cover takes ``path`` away."""
+    for folder, names in covers.items():
+        if _below(path, folder) and not names:
+            return True
+        inside = path.removeprefix(folder.rstrip("/") + "/")
+        if inside != path and inside.startswith(names):
+            return True
+    return False
+
+
+def _sockets() -> list[str]:
+    """Return the Unix sockets of this machine's network that have a path."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
+        found = {line.split(maxsplit=7)[7] for line in lines if " /" in line}
+        return sorted(path for path in found if os.path.exists(path))
+    return []
+
+
+def _cover(folder: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Cover ``folder`` by an empty one, with everything that is in it but ``names``."""
+    yield from ("--perms", "0755", "--tmpfs", folder)
+    if not names:
         return
-    if not os.path.isdir(folder):
-        return  # A folder above it is covered.
-    kept: list[os.DirEntry[str]] = []
-    if names:
-        with os.scandir(folder) as entries:
-            kept = [entry for entry in entries if not entry.name.startswith(names)]
-        if len(kept) > MOST_ENTRIES:
-            mask(folder, names)
-            return
-    below = held.open(folder)
-    new_tmpfs(folder, b"mode=755,size=4m")
-    for entry in kept:
-        target = os.path.join(folder, entry.name)
-        if entry.is_symlink():
-            os.symlink(os.readlink(f"{below}/{entry.name}"), target)
-        elif entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
-            put(f"{below}/{entry.name}", target)
-
-
-def mask(folder: str, names: tuple[str, ...]) -> None:
-    """Make the files of ``folder`` whose names begin with ``names`` read as empty."""
     with os.scandir(folder) as entries:
-        hidden = [entry.path for entry in entries if entry.name.startswith(names)]
-    for path in hidden:
-        if os.path.isfile(path):
-            bind("/dev/null", path)
+        kept = [entry for entry in entries if not entry.name.startswith(names)]
+    if len(kept) > _MOST_ENTRIES:
+        raise WallsFailed(
+            f"{folder} has a private file of Bridle's among {len(kept)} others: keep keys and "
+            "stores in a folder of their own"
+        )
+    for entry in kept:
+        if entry.is_symlink():
+            yield from ("--symlink", os.readlink(entry.path), entry.path)
+        elif entry.is_dir() or entry.is_file():
+            yield from ("--ro-bind", entry.path, entry.path)
 
 
-def limit_capabilities() -> None:
-    """Leave root :data:`KEPT_CAPABILITIES`, and another user none, for good."""
-    header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
-    values = (ctypes.c_uint32 * 6)()
-    called("capabilities", libc.capget(header, values))
-    kept = KEPT_CAPABILITIES if os.getuid() == 0 else set()
-    for capability in range(64):
-        if capability not in kept:
-            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    # Effective, permitted and inheritable, for the first 32 capabilities and for the others.
-    bits = values[1] & sum(1 << capability for capability in kept)
-    values = (ctypes.c_uint32 * 6)(bits, bits, 0, 0, 0, 0)
-    called("capabilities", libc.capset(header, values))
+@functools.cache
+def missing() -> str | None:
+    """Return the reason why sessions cannot have walls here, or ``None`` if they can."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    with tempfile.TemporaryDirectory(prefix="bridle-") as folder:
+        command = [*Walls((), folder).command(), "true"]
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else tried.stderr.strip() or f"exit {tried.returncode}"
+
+
+def permit_none(permitted: bool) -> None:
+    """Let sessions run without walls from now on, where this machine gives them none."""
+    if permitted:
+        os.environ[UNSAFE] = "1"
+
+
+def walled(users: object | None) -> bool:
+    """Return whether sessions get walls here.
+
+    A user namespace knows one user, so that only root gives a session both a user of ``users`` and
+    walls; users alone keep sessions apart, too. Raise :class:`NoWalls` if there are neither, unless
+    the user permits that.
+    """
+    if users is not None and os.getuid() != 0:
+        return False
+    why = missing()
+    if why is None:
+        return True
+    if users is None and os.environ.get(UNSAFE) != "1":
+        raise NoWalls(
+            f"agents cannot be kept apart from this machine's files: {why}. Install bubblewrap "
+            "(apt-get install bubblewrap), run sessions in containers "
+            "(--set agent.sandbox=container), or run them as this user, with this user's files "
+            "and network (--unsafe-sandbox)"
+        )
+    _warn(why)
+    return False
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    log.warning(
+        "sandbox_not_isolated: sessions see this machine's files, processes and network, the admin "
+        "key and the store among them (%s)",
+        why,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of a process inside walls on its start."""
+
+    text: str
+    """``"\\n"`` from a process that starts its command; otherwise the reason why it does not."""
+    process: int
+    """Its process number on this machine."""
+    listener: socket.socket | None
+    """The socket that listens in the session's own network, if it has one."""
+
+    @property
+    def started(self) -> bool:
+        return self.text == "\n"
+
+
+class Entrance:
+    """Bridle's end of the socket over which a process inside walls reports its start."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._ours = connection
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._ours.setblocking(False)
+
+    async def report(self) -> Report:
+        """Wait until the command is about to start, or will not."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+        number = self._ours.fileno()
+
+        def note() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        loop.add_reader(number, note)
+        try:
+            await arrived
+        finally:
+            loop.remove_reader(number)
+        said, extra, _, _ = self._ours.recvmsg(1024, socket.CMSG_SPACE(4) + socket.CMSG_SPACE(12))
+        process, listener = 0, None
+        for _, kind, data in extra:
+            if kind == socket.SCM_RIGHTS:
+                listener = socket.socket(fileno=struct.unpack("i", data[:4])[0])
+            elif kind == socket.SCM_CREDENTIALS:
+                process = struct.unpack("3i", data[:12])[0]
+        return Report(said.decode("utf-8", "replace"), process, listener)
+
+    def failure(self) -> OSError | None:
+        """Return the error with which the command was not started, once it has ended."""
+        try:
+            said = self._ours.recv(64)
+        except BlockingIOError:
+            return None
+        return OSError(int(said), os.strerror(int(said))) if said.isdigit() else None
+
+    def close(self) -> None:
+        self._ours.close()
+
+
+def threshold(theirs: socket.socket, environment: int, network: bool) -> tuple[str, ...]:
+    """Return the program that comes before a command inside, and reports its start.
+
+    ``environment`` is a descriptor of :func:`environment_file`.
+    """
+    numbers = (theirs.fileno(), environment, INNER_PORT if network else 0)
+    return (sys.executable, "-I", "-S", "-c", _THRESHOLD, *map(str, numbers))
+
+
+def environment_file(environment: Mapping[str, str]) -> int:
+    """Return a descriptor of a file in memory with an environment.
+
+    Raise :class:`ValueError` for one that no process can have.
+    """
+    entries = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+    if any(b"\0" in entry for entry in entries):
+        raise ValueError("embedded null byte in the environment")
+    number = os.memfd_create("environment")
+    os.write(number, b"\0".join(entries))
+    os.lseek(number, 0, os.SEEK_SET)
+    return number

@@ -5,15 +5,18 @@ the packages, with commas, that no one else may import), so it uses the standard
 imports nothing of ours. It speaks JSON lines over the socket ``FD``::
 
     ->  {"op": "run", "id": 7, "argv": [script, …], "cwd": …, "env": {…}, "stdout": …, "stderr": …}
-        and "uid", the user to become; "walls", the files that it sees (``walls.py``), and "status",
-        a file for the step that the machine refused, as JSON [step, errno]
+        and "uid", the user to become; "walls", the walls around it (``walls.py``), as
+        {"command": ["bwrap", …], "door": …, "port": 8484}
     ->  {"op": "signal", "id": 7, "number": 15}
     <-  {"threads": 1, "failed": ["module: why", …]}     once, ready
     <-  {"id": 7, "pid": 4711}
     <-  {"id": 7, "code": 0}          -n when signal n ended the child
 
-A child with ``walls`` has namespaces of its own, which the first process in them sets up and then
-waits: other sessions and this process are not there for it, and the kernel ends what it leaves.
+A child with ``walls`` starts ``command``, whose first process writes an empty line to its standard
+error and then holds the walls, enters its namespaces, and forks the script there: neither other
+sessions nor this process are there for it. All that is in the walls has ended before the child
+ends. The child reports the start to the Unix socket ``door``, with a socket that listens on
+``port`` inside, or the reason why there are no walls.
 
 What makes the fork safe: this process has one thread, creates no client, opens no connection and
 runs no event loop. A child gets its own process group, environment, directory, output files and
@@ -28,7 +31,6 @@ import atexit
 import builtins
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import importlib.machinery
@@ -48,6 +50,11 @@ from typing import IO, Any, NoReturn
 
 TRIAL_S = 30
 """Maximum seconds for trying to import the modules that a session imported."""
+CLONE_NEWUSER = 0x10000000
+NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
+"""The namespaces of walls: mounts, host name, IPC, process numbers and network."""
+KILL = signal.SIGUSR2
+"""The signal on which a child with walls ends all that is in them; only then it ends itself."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -92,8 +99,9 @@ class Zygote:
         self.ids: dict[int, int] = {}
         """Ids by process number, for children that have not been reaped."""
         self.pids: dict[int, int] = {}
+        self.walled: set[int] = set()
+        """Ids of the children with walls."""
         self.late_imports = LateImports(fresh)
-        self.namespaces = Namespaces()
         self.buffer = b""
         self.wakeup_read, self.wakeup_write = os.pipe()
         os.set_blocking(self.wakeup_read, False)
@@ -137,25 +145,21 @@ class Zygote:
 
     def run(self, request: dict[str, Any]) -> None:
         report = self.late_imports.report_for_next()
-        walled = "walls" in request
-        if walled:
-            self.namespaces.begin()
         pid = os.fork()
-        if walled and pid:
-            self.namespaces.end()
         if pid == 0:
             self.control.close()
             signal.set_wakeup_fd(-1)
             os.close(self.wakeup_read)
             os.close(self.wakeup_write)
-            if walled:
-                self.namespaces.close()
+            if "walls" in request:
                 enter(request)
             become(request, report)
         if report is not None:
             self.late_imports.teacher = pid
         self.ids[pid] = request["id"]
         self.pids[request["id"]] = pid
+        if "walls" in request:
+            self.walled.add(request["id"])
         self.send({"id": request["id"], "pid": pid})
 
     def signal(self, identifier: int, number: int) -> None:
@@ -163,6 +167,8 @@ class Zygote:
         pid = self.pids.get(identifier)
         if pid is None:
             return
+        if number == signal.SIGKILL and identifier in self.walled:
+            number = KILL
         try:
             os.killpg(pid, number)
         except ProcessLookupError:
@@ -179,6 +185,7 @@ class Zygote:
                 os.killpg(pid, signal.SIGKILL)
             identifier = self.ids.pop(pid)
             del self.pids[identifier]
+            self.walled.discard(identifier)
             code = os.waitstatus_to_exitcode(status)
             self.send({"id": identifier, "code": code})
             self.late_imports.finished(pid, code)
@@ -187,40 +194,6 @@ class Zygote:
         # The other side may be gone already; the next read of the socket finds out.
         with contextlib.suppress(ConnectionError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
-
-
-class Namespaces:
-    """PID namespaces for the next children of this process, which stays in its own."""
-
-    def __init__(self) -> None:
-        self.own: int | None = None
-
-    def begin(self) -> None:
-        """Make the next child the first process of a new namespace."""
-        if self.own is None:
-            self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        walls().called("unshare", libc().unshare(walls().CLONE_NEWPID))
-
-    def end(self) -> None:
-        walls().called("setns", libc().setns(self.own, walls().CLONE_NEWPID))
-
-    def close(self) -> None:
-        if self.own is not None:
-            os.close(self.own)
-
-
-@functools.cache
-def walls() -> types.ModuleType:
-    """Return the module beside this file. A copy of this file in a container does not have it."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "walls.py")
-    loader = importlib.machinery.SourceFileLoader("bridle_walls", path)
-    module = types.ModuleType(loader.name)
-    loader.exec_module(module)
-    return module
-
-
-def libc() -> Any:
-    return walls().libc
 
 
 class LateImports:
@@ -296,32 +269,69 @@ def starts_threads(modules: list[str]) -> bool:
 
 
 def enter(request: dict[str, Any]) -> None:
-    """Set up the other namespaces in the first process of a new PID namespace.
+    """Build walls, enter them, and return in a child in which the script is to run.
 
-    Return in a child of it, in which the script is to run. The first process passes signals on,
-    reaps, and ends with the script, which ends everything that is left.
+    This process passes signals on to it, and ends with it. :data:`KILL` ends all that is inside.
     """
     os.setsid()
-    status = os.open(request["status"], os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        open_output(request)
-        found = walls()
-        found.called("unshare", libc().unshare(found.CLONE_NEWNS | found.CLONE_NEWIPC))
-        found.build(request["walls"])
-    except OSError as error:
-        os.write(status, json.dumps([error.filename2 or "set-up", error.errno]).encode())
-        os._exit(127)
-    os.close(status)
+    open_output(request)
+    walls = request["walls"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.connect(walls["door"])
+        try:
+            bubblewrap, first, kept = hold(walls["command"])
+            listening = move_into(first, walls["port"])
+        except OSError as error:
+            door.send(str(error).encode()[-1000:])
+            os._exit(127)
+        socket.send_fds(door, [b"\n"], [one.fileno() for one in listening])
+        for one in listening:
+            one.close()
     child = os.fork()
     if child == 0:
+        os.close(first)
+        os.close(kept)
         return
+    signal.signal(KILL, lambda *_: signal.pidfd_send_signal(first, signal.SIGKILL))
     for number in FORWARDED:
         signal.signal(number, lambda number, _: pass_on(child, number))
-    while True:
-        ended, code = os.wait()
-        if ended == child:
-            code = os.waitstatus_to_exitcode(code)
-            os._exit(code if code >= 0 else 128 - code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.pidfd_send_signal(first, signal.SIGKILL)
+    os.waitpid(bubblewrap, 0)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def hold(command: list[str]) -> tuple[int, int, int]:
+    """Start walls that stand until their standard input ends.
+
+    Return the process number of bubblewrap, a descriptor of the first process inside, and the
+    descriptor that keeps the input open. Raise :class:`OSError` if there are no walls.
+    """
+    held, kept, status, stated, said, saying = *os.pipe(), *os.pipe(), *os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, one, to) for to, one in enumerate((held, stated, saying))]
+    bubblewrap = os.posix_spawnp(command[0], command, {}, file_actions=actions, setpgroup=0)
+    for one in (held, stated, saying):
+        os.close(one)
+    problem = os.read(said, 4096)
+    if problem != b"\n":
+        while more := os.read(said, 4096):
+            problem += more
+        raise OSError(problem.decode("utf-8", "replace").strip())
+    first = json.loads(os.read(status, 4096).splitlines()[0])["child-pid"]
+    for one in (status, said):
+        os.close(one)
+    return bubblewrap, os.pidfd_open(first), kept
+
+
+def move_into(first: int, port: int) -> list[socket.socket]:
+    """Enter the namespaces of a process; return the sockets that listen on ``port`` in them.
+
+    Port 0 stands for no socket. Later children are in the namespace of processes, too.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(first, NAMESPACES | (0 if os.getuid() == 0 else CLONE_NEWUSER)) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter the walls")
+    return [socket.create_server(("127.0.0.1", port), backlog=128)] if port else []
 
 
 def pass_on(child: int, number: int) -> None:
@@ -356,9 +366,8 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
         os.setgroups([])
         os.setgid(request["uid"])
         os.setuid(request["uid"])
+    if "uid" in request or "walls" in request:
         drop_capabilities()
-    if "walls" in request:
-        walls().limit_capabilities()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -379,11 +388,12 @@ def become(request: dict[str, Any], report: IO[bytes] | None) -> NoReturn:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities.
+    """Drop all capabilities, for good.
 
     The kernel takes them from root that becomes another user, but not from another user.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
     if libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:

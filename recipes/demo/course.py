@@ -91,7 +91,7 @@ class LangChainExample:
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
         module: ModuleType = self.module
         check = FunctionVerifier(module.verifier)
-        return Rollouts(proxy_url, LocalFleet(ForkedProvider(), check), key=key)
+        return Rollouts(proxy_url, LocalFleet(ForkedProvider(confined=True), check), key=key)
 
 
 class StaffList(LangChainExample):

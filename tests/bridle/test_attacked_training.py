@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.harnesses.sandboxes.isolation import missing
+from bridle.harnesses.sandboxes.walls import missing
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from bridle.harnesses.sandboxes import (
+    ForkedProvider,
     Launch,
     NotLaunchable,
     ProcessProvider,
     ProcessResult,
+    SandboxLost,
     SandboxRequest,
-    isolation,
+    walls,
 )
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
-from bridle.harnesses.sandboxes.isolation import missing, network_missing
+from bridle.harnesses.sandboxes.walls import UNSAFE, NoWalls, missing, walled
 
 MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
@@ -209,7 +211,8 @@ async def test_hidden_files_and_their_siblings_are_not_there(
     hidden = (key, tmp_path / "s.db", tmp_path / "out", tmp_path / "no folder/file")
 
     script = f"cd {tmp_path}; umount . out; ls; cat agent.py; ls out; cat out/s.db admin.key"
-    finished = await make_launch("sh", "-c", script).run(ProcessProvider(hidden))
+    named = (str(tmp_path / "agent.py"),)
+    finished = await make_launch("sh", "-c", script, shown=named).run(ProcessProvider(hidden))
 
     assert finished.stdout.tail.splitlines() == ["agent.py", "launches", "out", "agent.py"]
     assert key.read_text() == "secret"
@@ -224,7 +227,8 @@ async def test_what_is_not_the_sessions_own_is_read_only(
         f"echo > {tmp_path}/mine; echo > {tmp_path}/new; echo > /etc/new; echo > /dev/new; "
         "echo core > /proc/sys/kernel/core_pattern; echo > own; echo > /tmp/own; cat own /tmp/own"
     )
-    finished = await make_launch("bash", "-c", script).run(ProcessProvider())
+    named = (str(tmp_path / "mine"),)
+    finished = await make_launch("bash", "-c", script, shown=named).run(ProcessProvider())
 
     assert finished.stdout.tail == "\n\n"
     assert finished.stderr.tail.count("Read-only file system") == 5
@@ -255,18 +259,69 @@ for url in sys.argv[1:]:
 """
 
 
-@pytest.mark.skipif(network_missing() is not None, reason=f"no network: {network_missing()}")
-@pytest.mark.parametrize("below_tmp", [False, True])
-async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_tmp: bool
+@isolated
+async def test_a_session_sees_no_home_and_no_folder_that_its_command_does_not_name(
+    make_launch: MakeLaunch, tmp_path: Path
 ) -> None:
-    """Also where the package lies below ``/tmp``, which is not there inside."""
-    if below_tmp:
-        programs = await asyncio.to_thread(
-            shutil.copytree, Path(isolation.__file__).parent, tmp_path / "installed"
-        )
-        monkeypatch.setattr(isolation, "_PROGRAM", programs / "namespaced.py")
+    for name in ("project/agent.py", "project/.env", "other/answers"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("secret")
+    script = f"ls -A {tmp_path}/project {tmp_path} {Path.home()} /home /var"
+    named = (str(tmp_path / "project/agent.py"),)
 
+    finished = await make_launch("sh", "-c", script, shown=named).run(ProcessProvider())
+
+    seen = finished.stdout.tail.split()
+    assert "agent.py" in seen
+    assert not {"other", ".env", ".ssh", ".bridle", ".cache", "lib"} & set(seen), seen
+
+
+CONNECT = """
+import os, socket, sys
+for name in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(name.replace("@", chr(0)))
+            print("connected")
+        except OSError as error:
+            print(type(error).__name__)
+"""
+
+
+@isolated
+@pytest.mark.parametrize("confined", [True, False])
+async def test_no_unix_socket_of_the_machine_can_be_connected(
+    tmp_path: Path, confined: bool
+) -> None:
+    """Neither in the folder of the agent, nor in another, nor an abstract one."""
+    named = [str(tmp_path / "agent/s.sock"), str(tmp_path / "s.sock")]
+    named += ["@bridle-test-" + tmp_path.name] if confined else []
+    (tmp_path / "agent").mkdir()
+    script = tmp_path / "agent/agent.py"
+    script.write_text(CONNECT)
+    servers = []
+    for name in named:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(name.replace("@", chr(0)))
+        server.listen()
+        servers.append(server)
+    argv = (sys.executable, str(script), *named)
+    async with ProcessProvider(confined=confined).open(
+        SandboxRequest(tmp_path / "session")
+    ) as sandbox:
+        launch = Launch(argv, {"PATH": os.defpath}, 30.0, shown=(str(script),))
+        finished = await sandbox.exec(launch)
+    for server in servers:
+        server.close()
+
+    assert "connected" not in finished.stdout.tail, finished.stdout.tail
+    assert len(finished.stdout.tail.split()) == len(named), finished.stderr.tail
+
+
+@isolated
+async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -278,13 +333,32 @@ async def test_a_confined_session_reaches_its_own_url_and_nothing_else(
     port = server.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}/s/mine/v1"
     request = SandboxRequest(tmp_path / "session", {"openai": url})
-    async with ProcessProvider(confined=True).open(request) as sandbox:
-        inner = sandbox.url(url)
-        others = (f"http://127.0.0.1:{port}/s/mine/v1", inner.replace("mine", "yours"))
-        asked = (sys.executable, "-c", ASK, f"{inner}/models", *others)
-        finished = await sandbox.exec(Launch(asked, {"PATH": os.defpath}, 30.0))
+    script = tmp_path / "agent.py"
+    script.write_text(ASK)
+    for provider in (ProcessProvider(confined=True), ForkedProvider(confined=True)):
+        async with provider.open(request) as sandbox:
+            inner = sandbox.url(url)
+            others = (f"http://127.0.0.1:{port}/s/mine/v1", inner.replace("mine", "yours"))
+            asked = (sys.executable, str(script), f"{inner}/models", *others)
+            launch = Launch(asked, {"PATH": os.defpath}, 30.0, shown=(str(script),))
+            finished = await sandbox.exec(launch)
+        await provider.close()
+        expected = ["200 /s/mine/v1/models", "URLError", "403"]
+        assert finished.stdout.tail.splitlines() == expected, finished.stderr.tail
     server.close()
-    assert finished.stdout.tail.splitlines() == ["200 /s/mine/v1/models", "URLError", "403"]
+
+
+@isolated
+async def test_walls_that_cannot_be_built_are_named_and_lose_the_session_alone(
+    make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text("print('never')")
+    monkeypatch.setattr(walls, "_programs", lambda: ("/never-made/gone",))
+    for provider in (ProcessProvider(), ForkedProvider()):
+        with pytest.raises(SandboxLost, match=r"cannot wall off a session: bwrap: .*gone"):
+            await make_launch(sys.executable, str(script)).run(provider)
+        await provider.close()
 
 
 async def test_temporary_files_are_the_sessions_own_and_go_with_it(tmp_path: Path) -> None:
@@ -298,40 +372,43 @@ async def test_temporary_files_are_the_sessions_own_and_go_with_it(tmp_path: Pat
     assert not await asyncio.to_thread(own.parent.exists)
 
 
-async def test_a_machine_without_networks_for_sessions_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(isolation, "_refused", lambda way_out: way_out and "network: EPERM")
-    for cached in (isolation.missing, isolation.network_missing):
-        cached.cache_clear()
-    try:
-        for number in range(2):
-            request = SandboxRequest(tmp_path / str(number), {"openai": "http://h:1/s/x/v1"})
-            async with ProcessProvider(confined=True).open(request) as sandbox:
-                assert sandbox.url("http://h:1/s/x/v1") == "http://h:1/s/x/v1"
-        assert [record.getMessage() for record in caplog.records] == [
-            "sandbox_on_open_network: sessions reach this machine's network (network: EPERM)"
-        ]
-    finally:
-        for cached in (isolation.missing, isolation.network_missing):
-            cached.cache_clear()
+@pytest.fixture
+def no_walls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine on which bubblewrap may make no namespaces."""
+    program = tmp_path / "bin/bwrap"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho bwrap: no new namespace >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv(UNSAFE, raising=False)
+    monkeypatch.setattr(walls, "missing", missing.__wrapped__)
+    walls._warn.cache_clear()
 
 
-async def test_a_machine_without_namespaces_runs_sessions_and_says_so_once(
+@pytest.mark.usefixtures("no_walls")
+@pytest.mark.parametrize("provider", [ProcessProvider, ForkedProvider])
+def test_a_machine_without_walls_refuses_sessions_and_names_the_ways_out(provider: Any) -> None:
+    with pytest.raises(NoWalls) as refused:
+        provider()
+    for said in ("new namespace", "apt-get install", "agent.sandbox=container", "--unsafe-sandbox"):
+        assert said in str(refused.value)
+
+
+@pytest.mark.usefixtures("no_walls")
+async def test_sessions_run_without_walls_where_the_user_permits_it_and_say_so_once(
     make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(argv: object, status: int, *_: object) -> tuple[str, ...]:
-        said = '["unshare", 1]'
-        return (sys.executable, "-c", f"import os; os.write({status}, b'{said}')")
+    monkeypatch.setenv(UNSAFE, "1")
+    for _ in range(2):
+        assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("sandbox_not_isolated: ")
 
-    monkeypatch.setattr(isolation, "namespaced", refused)
-    isolation.missing.cache_clear()
-    try:
-        for _ in range(2):
-            assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
-        (message,) = [record.getMessage() for record in caplog.records]
-        assert message.startswith("sandbox_not_isolated: ")
-        assert "agent.sandbox" in message
-        assert message.endswith("(unshare: EPERM)")
-    finally:
-        isolation.missing.cache_clear()
+
+def test_without_bubblewrap_there_are_no_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv(UNSAFE, raising=False)
+    monkeypatch.setattr(walls, "missing", missing.__wrapped__)
+    with pytest.raises(NoWalls, match="bubblewrap is not installed"):
+        walled(None)
+    assert not walled("users that keep sessions apart, too")

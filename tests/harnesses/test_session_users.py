@@ -18,8 +18,8 @@ import pytest
 
 from bridle.errors import UsageError
 from bridle.harnesses.sandboxes import Launch, ProcessProvider, SandboxRequest
-from bridle.harnesses.sandboxes.isolation import network_missing
 from bridle.harnesses.sandboxes.users import SessionUsers, as_user
+from bridle.harnesses.sandboxes.walls import missing
 
 AS_THE_TRAINER = (
     *("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"),
@@ -174,7 +174,7 @@ done 2>/dev/null
 
 
 @ROOT
-@pytest.mark.skipif(network_missing() is not None, reason=f"no network: {network_missing()}")
+@pytest.mark.skipif(missing() is not None, reason=f"no network: {missing()}")
 async def test_under_root_a_session_has_a_user_and_namespaces_of_its_own(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,11 @@ def outsiders():
     return [pid for pid in processes() if pid != os.getpid()]
 
 
+def beyond_the_walls():
+    """Processes but the first one inside, which is the session's own: it ends with it."""
+    return [pid for pid in outsiders() if pid != 1]
+
+
 @attempt
 def read_the_key_file(targets):
     return Path(targets["key"]).read_text()
@@ -115,7 +120,7 @@ def open_files_of_other_processes(targets):
 
 @attempt
 def read_memory_of_other_processes(targets):
-    for pid in outsiders():
+    for pid in beyond_the_walls():
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
             with open(f"/proc/{pid}/mem", "rb") as memory:
@@ -128,13 +133,13 @@ def read_memory_of_other_processes(targets):
 
 @attempt
 def trace_other_processes(targets):
-    traced = [pid for pid in outsiders() if LIBC.ptrace(16, pid, 0, 0) == 0]
+    traced = [pid for pid in beyond_the_walls() if LIBC.ptrace(16, pid, 0, 0) == 0]
     return repr(traced) if traced else None
 
 
 @attempt
 def end_other_processes(targets):
-    for pid in (os.getppid(), 1):
+    for pid in {os.getppid(), 1} - {0}:  # 0 stands for its own group
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:

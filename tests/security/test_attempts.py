@@ -13,7 +13,7 @@ import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.sandboxes.isolation import missing
+from bridle.harnesses.sandboxes.walls import missing
 from bridle.harnesses.tasks import Task
 from bridle.run.environment import admin_key_file
 from bridle.run.rollouts import rollout

@@ -145,11 +145,13 @@ def _option(flag: str, setting: Setting) -> Any:
     kinds = (setting.type, *get_args(setting.type))
     choices = next((one for one in kinds if get_origin(one) is Literal), None)
     kind = list[str] if get_origin(setting.type) is tuple else choices or str
+    if setting.type is bool:
+        kind = bool
     default = setting.default
     option = typer.Option(
         flag,
-        metavar=None if choices else "INTEGER" if int in kinds else "TEXT",
+        metavar=None if choices or kind is bool else "INTEGER" if int in kinds else "TEXT",
         help=setting.doc.split(". ")[0].rstrip(".").replace("``", "") + ".",
-        show_default=False if default in (None, MISSING, "", []) else str(default),
+        show_default=False if default in (None, MISSING, "", [], False) else str(default),
     )
     return Annotated[kind | None, option]

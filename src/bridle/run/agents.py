@@ -32,7 +32,7 @@ SANDBOXES: Final[Registry[Callable[[Adapter], SandboxProvider]]] = Registry(
 """The kinds of sandboxes. A part is a function that makes a provider for an adapter."""
 SANDBOXES.register("process", lambda _: ProcessProvider(confined=True))
 SANDBOXES.register("process-network", lambda _: ProcessProvider())
-SANDBOXES.register("forked", lambda _: ForkedProvider())
+SANDBOXES.register("forked", lambda _: ForkedProvider(confined=True))
 SANDBOXES.register("container", lambda adapter: ContainerProvider(adapter.name))
 SANDBOXES.register("container-forked", lambda adapter: _warm(adapter))
 
@@ -95,7 +95,7 @@ def agent(
 def _agent(named: str, options: Options) -> tuple[Adapter, Callable[[], SandboxProvider]]:
     confined = partial(ProcessProvider, confined=True)
     if named.endswith(".py") and Path(named).is_file():
-        return PythonAgent(Path(named)), ForkedProvider
+        return PythonAgent(Path(named)), partial(ForkedProvider, confined=True)
     if "{prompt}" in named:
         argv = shlex.split(named)
         # A path or a placeholder may exist only in the session's workspace.

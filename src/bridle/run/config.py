@@ -47,6 +47,9 @@ class AgentConfig:
     """The sandbox: ``process``, ``process-network``, ``forked``, ``container``,
     ``container-forked``, an installed one, or ``FILE.py:NAME``. ``None`` stands for the one that
     suits the tasks and the harness."""
+    unsafe_sandbox: bool = False
+    """Whether ``process`` and ``forked`` sessions may run as this user, with this user's files and
+    network, where the machine gives them no walls (bubblewrap)."""
     sampling: Named = "policy"
     """The distribution that tokens are drawn from: ``policy`` (the policy's own), ``agent`` (as the
     harness asks), or ``temperature=0.7,top_p=0.8``."""

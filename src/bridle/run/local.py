@@ -219,6 +219,7 @@ def _work_of(config: RunConfig) -> _Work:
         config.agent.sandbox,
         cpus=config.agent.cpus,
         options={**config.tasks.options, **config.agent.options},
+        unsafe=config.agent.unsafe_sandbox,
     )
     return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
 

@@ -77,6 +77,7 @@ def eval(
                     key=key,
                     directory=agent.directory or output / "sessions",
                     sandbox=agent.sandbox,
+                    unsafe_sandbox=agent.unsafe_sandbox,
                     fleet=agent.fleet,
                     sampling=agent.sampling,
                     parallel=agent.parallel,

@@ -36,6 +36,7 @@ _RULE: Final = Aggregation()
     RolloutConfig,
     {
         "--agent": "agent.name",
+        "--unsafe-sandbox": "agent.unsafe_sandbox",
         "--tasks": "tasks.source",
         "--verifier": "tasks.verifier",
         "--split": "tasks.split",
@@ -66,6 +67,7 @@ def rollout(
         agent.sandbox,
         cpus=agent.cpus,
         options={**config.tasks.options, **agent.options},
+        unsafe=agent.unsafe_sandbox,
     )
     leave_on_sigterm()
     with (

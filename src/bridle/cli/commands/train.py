@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FLAGS: Final = {
     "--policy": "policy.model",
     "--agent": "agent.name",
+    "--unsafe-sandbox": "agent.unsafe_sandbox",
     "--tasks": "tasks.source",
     "--verifier": "tasks.verifier",
     "--steps": "training.steps",
