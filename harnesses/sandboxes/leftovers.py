@@ -76,6 +76,8 @@ def _open_below(root: Path, path: Path) -> int:
     links = 0
     try:
         while parts:
+            if links > _LINKS or len(parts) > DEPTH or len(opened) > DEPTH + 1:
+                raise _no_file(path)
             name = parts.popleft()
             if name == "..":
                 if len(opened) == 1:
@@ -90,11 +92,7 @@ def _open_below(root: Path, path: Path) -> int:
                     while len(opened) > 1:
                         os.close(opened.pop())
                 parts.extendleft(reversed(Path(target).parts))
-                if links > _LINKS or len(parts) > DEPTH:
-                    raise _no_file(path)
             elif parts:
-                if len(opened) > DEPTH:
-                    raise _no_file(path)
                 opened.append(os.open(name, _FOLDER, dir_fd=opened[-1]))
             else:
                 return os.open(name, _FILE, dir_fd=opened[-1])

@@ -157,6 +157,8 @@ class EngineStream:
         """Close the connection unless the reply is over; the engine then stops generating."""
         if self._response is not None and (self._failure is not None or not self._over):
             self._response.close()
+        # The sink is the call's, which holds this stream: a cycle would keep both for long.
+        self._sink = _ignored
         engine, self._running_at = self._running_at, None
         if engine is not None:
             engine.running -= 1
@@ -330,4 +332,4 @@ def _is_failure(error: ApiError) -> bool:
 
 
 def _ignored(_: list[Event]) -> None:
-    """Ignore the events of a reply that is not followed yet."""
+    """Ignore the events of a reply that nobody follows."""
