@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Final
 
+from bridle.harnesses.permissions import SESSION_ENV, names_in
+
 _PROVIDERS = re.compile(
     r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
     r"|BAILIAN|OPENCODE|PI_CODING|MSWEA|LITELLM|MISTRAL|GROQ|COHERE|DEEPSEEK|OPENROUTER|TOGETHER"
@@ -22,18 +24,16 @@ ALLOWED: Final = frozenset(
     {"PATH", "HOME", "LANG", "TERM", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "NODE_PATH"}
 )
 """The caller's variables that a sandbox's processes get, with ``LC_…`` and ``…_NUM_THREADS``."""
-NAMED: Final = "BRIDLE_SANDBOX_ENV"
-"""The variable that names further ones, with commas."""
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``environment`` that a sandbox's processes get.
 
     They are the places of programs, the language, the time zone, the numbers of threads, and those
-    that ``BRIDLE_SANDBOX_ENV`` names. An HTTP proxy among them never serves loopback, where the
-    recording proxy is.
+    that the user permits (:mod:`bridle.harnesses.permissions`). An HTTP proxy among them never
+    serves loopback, where the recording proxy is.
     """
-    named = {name.strip() for name in environment.get(NAMED, "").split(",")}
+    named = names_in(SESSION_ENV, environment)
     kept = {
         name: value
         for name, value in environment.items()

@@ -29,13 +29,12 @@ from pathlib import Path
 from typing import Final
 
 from bridle.errors import BridleError, UsageError
+from bridle.harnesses.permissions import permits_unsafe_sandbox
 
 log = logging.getLogger(__name__)
 
 INNER_PORT: Final = 8484
 """Port of the loopback inside at which a session's URL is."""
-UNSAFE: Final = "BRIDLE_UNSAFE_SANDBOX"
-"""The variable with which a user permits sessions without walls: ``1``."""
 SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt"),
     *("/nix", "/gnu"),
@@ -298,12 +297,6 @@ def missing() -> str | None:
     return None if tried.returncode == 0 else tried.stderr.strip() or f"exit {tried.returncode}"
 
 
-def permit_none(permitted: bool) -> None:
-    """Let sessions run without walls from now on, where this machine gives them none."""
-    if permitted:
-        os.environ[UNSAFE] = "1"
-
-
 def walled(users: object | None) -> bool:
     """Return whether sessions get walls here.
 
@@ -316,7 +309,7 @@ def walled(users: object | None) -> bool:
     why = missing()
     if why is None:
         return True
-    if users is None and os.environ.get(UNSAFE) != "1":
+    if users is None and not permits_unsafe_sandbox():
         raise NoWalls(
             f"agents cannot be kept apart from this machine's files: {why}. Install bubblewrap "
             "(apt-get install bubblewrap), run sessions in containers "

@@ -156,7 +156,7 @@ def test_an_agent_that_calls_nothing_is_told_of_the_variables_once(
 
 
 def test_a_rollout_without_a_task_is_refused(rollout: Bridle) -> None:
-    refused = rollout(PLAIN, "--split", "nope")
+    refused = rollout(PLAIN, "--set", "tasks.split=nope")
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1
     assert "tasks.jsonl gives no task of split 'nope'" in refused.stderr

@@ -223,7 +223,13 @@ def test_a_device_that_is_not_here_ends_it_before_anything_starts(
 
 @pytest.mark.loop
 def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_path: Path) -> None:
-    several = [*arguments, "--set", "training.compute.device=cpu,cpu", "--engine", "vllm"]
+    several = [
+        *arguments,
+        "--set",
+        "training.compute.device=cpu,cpu",
+        "--set",
+        "policy.engine=vllm",
+    ]
     refused = bridle(*several, "--set", "training.publish.through=transfer")
     assert refused.returncode == 1
     assert "weights are transferred from one device" in refused.stderr

@@ -14,10 +14,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from bridle.harnesses.permissions import TASK_ENV, names_in
+from bridle.harnesses.sandboxes.leftovers import read_file
 from bridle.harnesses.sandboxes.spec import ContainerSpec, HealthCheck, Network
 from bridle.harnesses.tasks.task import TaskError
 
 _TEMPLATE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}")
+TEXT_BYTES: Final = 1 << 20
+"""Maximum bytes of a task's instruction and of its ``task.toml``."""
 _SIZES: Final = {"K": 1 / 1024, "M": 1, "G": 1024}
 _NETWORKS: Final[Mapping[str, Network]] = {
     "no-network": "session",
@@ -152,12 +156,26 @@ class HarborConfig(msgspec.Struct, frozen=True):
         )
 
 
+def read_part(folder: Path, file: Path) -> bytes:
+    """Return the content of a text file of a task. Raise :class:`TaskError`.
+
+    The file is a regular one of at most :data:`TEXT_BYTES`, and no link leads out of ``folder``.
+    """
+    try:
+        return read_file(folder, file, TEXT_BYTES)
+    except FileNotFoundError as error:
+        raise TaskError(
+            f"{file} is no file of the task with at most {TEXT_BYTES >> 20} MiB"
+        ) from error
+
+
 def read_config(folder: Path) -> HarborConfig:
     """Read the ``task.toml`` of a task's folder. Raise :class:`TaskError`."""
     file = folder / "task.toml"
+    data = read_part(folder, file)
     try:
-        config = msgspec.toml.decode(file.read_bytes(), type=HarborConfig, strict=False)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        config = msgspec.toml.decode(data, type=HarborConfig, strict=False)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise TaskError(f"{file}: {error}") from error
     if config.environment.os.lower() != "linux":
         raise TaskError(f"{file}: environment.os is {config.environment.os}; only linux is run")
@@ -205,17 +223,25 @@ def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> Co
 def resolved(environment: Mapping[str, str]) -> dict[str, str]:
     """Replace ``${VAR}`` and ``${VAR:-default}`` by values from this process's environment.
 
-    Raise :class:`TaskError` for a variable that is not set and has no default.
+    Only variables that the user permits are read (:mod:`bridle.harnesses.permissions`). Raise
+    :class:`TaskError` for another one, and for one that is not set, unless there is a default.
     """
+    permitted = names_in(TASK_ENV)
     found = {}
     for name, value in environment.items():
         match = _TEMPLATE.fullmatch(value)
         if match is None:
             found[name] = value
             continue
-        given = os.environ.get(match[1], match[2])
+        wanted = match[1]
+        given = os.environ.get(wanted, match[2]) if wanted in permitted else match[2]
+        if given is None and wanted in permitted:
+            raise TaskError(f"the task takes {name} from ${wanted}, which is not set")
         if given is None:
-            raise TaskError(f"the task takes {name} from ${match[1]}, which is not set")
+            raise TaskError(
+                f"the task takes {name} from ${wanted}, which no task may read unless you permit "
+                f"it: --set 'tasks.env=[\"{wanted}\"]'"
+            )
         found[name] = given
     return found
 

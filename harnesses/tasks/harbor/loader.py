@@ -5,6 +5,7 @@ It loads one folder, a dataset of them, or a ``dataset.toml`` that names them.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from bridle.harnesses.tasks.harbor.config import (
     container_of,
     payload_of,
     read_config,
+    read_part,
     thresholds,
 )
 from bridle.harnesses.tasks.task import Identity, Step, Task, TaskError, remember
@@ -45,12 +47,13 @@ def harbor_tasks(reference: str) -> Iterator[Task]:
 
 def harbor_task(folder: Path, suite: str) -> Task:
     """Return the task in ``folder``. Raise :class:`TaskError`."""
+    _refuse_foreign(folder)
     config = read_config(folder)
     name = config.task.name if config.task else folder.name
     steps = tuple(_steps(folder, config))
     return Task(
         id=name,
-        prompt=steps[0].prompt if steps else _instruction(folder),
+        prompt=steps[0].prompt if steps else _instruction(folder, folder),
         suite=suite,
         payload=payload_of(folder),
         container=container_of(folder / "environment", config.environment, config.agent),
@@ -58,6 +61,21 @@ def harbor_task(folder: Path, suite: str) -> Task:
         steps=steps,
         combine=config.multi_step_reward_strategy or "mean",
     )
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise :class:`TaskError` if a link leads out of the task, or if a file is no regular one.
+
+    Its files are copied to sessions, verifiers and images: the agent would get what a link leads
+    to, and a pipe would block its reader.
+    """
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                if not path.resolve().is_relative_to(folder):
+                    raise TaskError(f"{path} is a link that leads out of the task")
+            elif not (path.is_file() or path.is_dir()):
+                raise TaskError(f"{path} is no regular file")
 
 
 def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
@@ -68,7 +86,7 @@ def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
         setup = inside / "workdir"
         yield Step(
             name=step.name,
-            prompt=_instruction(inside),
+            prompt=_instruction(folder, inside),
             timeout_s=step.agent.timeout_sec,
             user=None if step.agent.user is None else str(step.agent.user),
             setup=str(setup) if setup.is_dir() else None,
@@ -76,12 +94,15 @@ def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
         )
 
 
-def _instruction(folder: Path) -> str:
-    """Return ``instruction.md`` without the marks that keep benchmarks out of training data."""
+def _instruction(task: Path, folder: Path) -> str:
+    """Return the ``instruction.md`` of a task, or of a step of it, that lies in ``folder``.
+
+    The marks that keep benchmarks out of training data are left out.
+    """
     file = folder / "instruction.md"
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_part(task, file).decode().split("\n")
+    except UnicodeDecodeError as error:
         raise TaskError(f"{file}: {error}") from error
     while lines and _CANARY.match(lines[0].strip()):
         del lines[0]

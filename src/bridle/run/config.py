@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from msgspec import Meta
 
 from bridle.harnesses.guards import GuardAction
+from bridle.harnesses.permissions import Permissions
 from bridle.registry import Options
 from bridle.run.environment import EngineKind, default_store
 from bridle.run.settings import parse_overrides, settings_from
@@ -32,6 +33,8 @@ class TasksConfig:
     or ``MODULE:NAME``."""
     split: str | None = None
     """The split whose tasks are used; ``None`` stands for all tasks."""
+    env: tuple[str, ...] = ()
+    """Names of environment variables of this machine that a task may take as ``${NAME}``."""
     options: Options = field(default_factory=dict)
     """The own options of verifiers, by the verifier's name, such as ``options.regex.pattern``."""
 
@@ -50,6 +53,9 @@ class AgentConfig:
     unsafe_sandbox: bool = False
     """Whether ``process`` and ``forked`` sessions may run as this user, with this user's files and
     network, where the machine gives them no walls (bubblewrap)."""
+    env: tuple[str, ...] = ()
+    """Names of environment variables of this machine that sessions get, besides the few that every
+    session has."""
     sampling: Named = "policy"
     """The distribution that tokens are drawn from: ``policy`` (the policy's own), ``agent`` (as the
     harness asks), or ``temperature=0.7,top_p=0.8``."""
@@ -71,6 +77,11 @@ class AgentConfig:
     options: Options = field(default_factory=dict)
     """The own options of harnesses, sandboxes and fleets, by their name, such as
     ``options.codex.context_window``."""
+
+
+def permitted(agent: AgentConfig, tasks: TasksConfig) -> Permissions:
+    """Return the permissions that a configuration gives."""
+    return Permissions(agent.unsafe_sandbox, agent.env, tasks.env)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from bridle.extras import needs_extra
 from bridle.harnesses.adapters import ADAPTERS
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import Fleet, LocalFleet
-from bridle.harnesses.sandboxes.walls import permit_none
+from bridle.harnesses.permissions import NO_PERMISSIONS, Permissions
 from bridle.harnesses.tasks.task import Task
 from bridle.registry import Options, Registry, require_parts
 from bridle.run.agents import SANDBOXES, VERIFIERS
@@ -35,13 +35,12 @@ class NamedParts:
     """The folder from which relative names of files start; used on machines that have it."""
     options: Options = field(default_factory=dict, hash=False)
     """The own options of the parts, by name."""
-    unsafe: bool = False
-    """Whether sessions may run without walls."""
+    permissions: Permissions = NO_PERMISSIONS
 
     def __call__(self) -> LocalFleet:
         if self.folder.is_dir():
             os.chdir(self.folder)
-        permit_none(self.unsafe)
+        self.permissions.grant()
         _, sandboxes = named_agent(self.agent, self.sandbox, options=self.options)
         return LocalFleet(sandboxes, named_verifier(self.verifier, self.options))
 
@@ -90,17 +89,17 @@ def fleet_of(
     *,
     cpus: float = 1.0,
     options: Options = MappingProxyType({}),
-    unsafe: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
 ) -> tuple[Adapter, Fleet]:
     """Return an adapter and the fleet ``named``, such as ``local``, ``ray`` or ``ray:ADDRESS``.
 
     ``agent``, ``sandbox`` and ``verifier`` are as in :mod:`bridle.run.agents`. ``cpus`` is the
     number of cores of a Ray machine that a session takes if its task states none. ``options`` are
-    the own options of the four parts, by name. ``unsafe`` lets sessions run without walls. Raise
-    :class:`bridle.registry.UnknownPart`, and the errors of the parts, which are made here first so
-    that a wrong name starts nothing.
+    the own options of the four parts, by name. ``permissions`` are given on other machines, too.
+    Raise :class:`bridle.registry.UnknownPart`, and the errors of the parts, which are made here
+    first so that a wrong name starts nothing.
     """
-    permit_none(unsafe)
+    permissions.grant()
     adapter, sandboxes = named_agent(agent, sandbox, tasks, options)
     local = LocalFleet(sandboxes, named_verifier(verifier, options))
     name, _, address = named.partition(":")
@@ -115,5 +114,5 @@ def fleet_of(
     if sandbox is None and any(task.container for task in tasks):
         sandbox = "container"
     contained = sandbox is not None and sandbox.startswith("container")
-    parts = NamedParts(agent, sandbox, verifier, Path.cwd(), dict(options), unsafe)
+    parts = NamedParts(agent, sandbox, verifier, Path.cwd(), dict(options), permissions)
     return adapter, make(FleetRequest(local, parts, address, cpus, contained))

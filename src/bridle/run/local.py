@@ -33,6 +33,7 @@ from bridle.run.config import (
     RunConfig,
     ServicesConfig,
     TasksConfig,
+    permitted,
 )
 from bridle.run.environment import is_base_url, private_in, store_files
 from bridle.run.evaluation import HeldOut
@@ -210,6 +211,8 @@ class _Work:
 
 
 def _work_of(config: RunConfig) -> _Work:
+    permissions = permitted(config.agent, config.tasks)
+    permissions.grant()
     tasks = shuffled_tasks(config.tasks.source, config.tasks.split, config.training.seed)
     adapter, fleet = fleet_of(
         config.agent.fleet if World.current().is_first else "local",
@@ -219,7 +222,7 @@ def _work_of(config: RunConfig) -> _Work:
         config.agent.sandbox,
         cpus=config.agent.cpus,
         options={**config.tasks.options, **config.agent.options},
-        unsafe=config.agent.unsafe_sandbox,
+        permissions=permissions,
     )
     return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
 

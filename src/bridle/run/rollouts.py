@@ -19,10 +19,10 @@ from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.fleet import Fleet, LocalFleet
 from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import GuardAction
+from bridle.harnesses.permissions import NO_PERMISSIONS, Permissions
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes import SandboxProvider
-from bridle.harnesses.sandboxes.walls import permit_none
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -250,7 +250,7 @@ def rollout(
     held_out: bool = False,
     on_rule: Callable[[str], None] = log.info,
     options: Options = MappingProxyType({}),
-    unsafe_sandbox: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
 ) -> list[RolloutResult]:
     """Run an agent on tasks through a running proxy. Each session is verified, rewarded and sealed.
 
@@ -265,13 +265,13 @@ def rollout(
     task. ``directory`` receives workspaces and logs. ``on_result`` is called with each result, and
     ``on_rule`` once with a line about which rewards make a session's number. ``held_out`` sessions
     are measurements: their tokens are accounted for as ``dropped: evaluation``. ``options`` are the
-    own options of the named parts, by name. ``unsafe_sandbox`` lets sessions run as this user where
-    the machine gives them no walls.
+    own options of the named parts, by name. ``permissions`` are given to sessions and tasks of this
+    process from now on.
 
     Return the results in the order in which they came. Raise :class:`bridle.errors.BridleError`.
     """
+    permissions.grant()
     chosen = first_tasks(tasks, None) if isinstance(tasks, str) else list(tasks)
-    permit_none(unsafe_sandbox)
     adapter, running = _parts(agent, chosen, verifier, sandbox, fleet, options)
     jobs = grouped(chosen, group_size)
     notice = RewardNotice(on_rule)

@@ -19,7 +19,7 @@ from bridle.cli.terminal import err, fail, out, print_json
 from bridle.extras import needs_extra
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
 from bridle.reconstruct.rewards import RewardNotice
-from bridle.run.config import EvalConfig
+from bridle.run.config import EvalConfig, permitted
 from bridle.run.environment import EngineKind
 from bridle.run.hub import model_directory
 
@@ -60,6 +60,8 @@ def eval(
         from bridle.run.agents import first_tasks
         from bridle.run.evaluation import evaluate
 
+        permissions = permitted(agent, config.tasks)
+        permissions.grant()
         chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
         url, key = proxy, None
         if config.model is not None:
@@ -77,7 +79,7 @@ def eval(
                     key=key,
                     directory=agent.directory or output / "sessions",
                     sandbox=agent.sandbox,
-                    unsafe_sandbox=agent.unsafe_sandbox,
+                    permissions=permissions,
                     fleet=agent.fleet,
                     sampling=agent.sampling,
                     parallel=agent.parallel,

@@ -23,7 +23,7 @@ from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
-from bridle.run.config import RolloutConfig
+from bridle.run.config import RolloutConfig, permitted
 from bridle.run.environment import admin_key_for
 from bridle.run.fleets import fleet_of
 from bridle.run.rollouts import NO_CALL_HINT, Rollouts
@@ -39,7 +39,6 @@ _RULE: Final = Aggregation()
         "--unsafe-sandbox": "agent.unsafe_sandbox",
         "--tasks": "tasks.source",
         "--verifier": "tasks.verifier",
-        "--split": "tasks.split",
         "--limit": "limit",
         "--group-size": "group_size",
         "--parallel": "agent.parallel",
@@ -58,6 +57,8 @@ def rollout(
     if not (agent.name and config.tasks.source):
         fail("name --agent and --tasks", 2)
     key = admin_key_for(proxy, key)
+    permissions = permitted(agent, config.tasks)
+    permissions.grant()
     chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
     adapter, running = fleet_of(
         agent.fleet,
@@ -67,7 +68,7 @@ def rollout(
         agent.sandbox,
         cpus=agent.cpus,
         options={**config.tasks.options, **agent.options},
-        unsafe=agent.unsafe_sandbox,
+        permissions=permissions,
     )
     leave_on_sigterm()
     with (

@@ -27,7 +27,6 @@ FLAGS: Final = {
     "--tasks": "tasks.source",
     "--verifier": "tasks.verifier",
     "--steps": "training.steps",
-    "--engine": "policy.engine",
     "--engine-url": "services.engine_urls",
     "--proxy-url": "services.proxy_url",
     "--from-store": "recordings.store",
