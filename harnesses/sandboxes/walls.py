@@ -162,10 +162,19 @@ def _settings_of_the_kernel() -> tuple[str, ...]:
 
 @functools.cache
 def _programs() -> tuple[str, ...]:
-    """Return the folders of the Python that runs Bridle."""
-    named = (sys.prefix, sys.base_prefix, *sys.path)
-    kept = (*_RUNNING, *resolver) if (resolver := _resolver()) else _RUNNING
-    return tuple(path for path in (*named, *kept) if os.path.isabs(path) and os.path.exists(path))
+    """Return the folders of the Python that runs Bridle.
+
+    ``python -m`` puts the folder in which it was started before its search path. That folder is the
+    user's, not Python's.
+    """
+    started_in = sys.path[:1] == [os.getcwd()]
+    named = (sys.prefix, sys.base_prefix, *sys.path[started_in:])
+    own = tuple(path for path in named if not _is_home(path))
+    return tuple(path for path in (*own, *_RUNNING, *_resolver()) if _is_file_or_folder(path))
+
+
+def _is_file_or_folder(path: str) -> bool:
+    return os.path.isabs(path) and os.path.exists(path)
 
 
 def _resolver() -> tuple[str, ...]:

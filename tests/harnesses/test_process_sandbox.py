@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bridle.harnesses.permissions import UNSAFE_SANDBOX
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
     Launch,
@@ -24,7 +26,7 @@ from bridle.harnesses.sandboxes import (
     walls,
 )
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
-from bridle.harnesses.sandboxes.walls import UNSAFE, NoWalls, missing, walled
+from bridle.harnesses.sandboxes.walls import NoWalls, missing, walled
 
 MakeLaunch = Callable[..., Any]
 TextOf = Callable[[Path], Awaitable[str]]
@@ -276,6 +278,20 @@ async def test_a_session_sees_no_home_and_no_folder_that_its_command_does_not_na
     assert not {"other", ".env", ".ssh", ".bridle", ".cache", "lib"} & set(seen), seen
 
 
+FROM_A_FOLDER = """
+from bridle.harnesses.sandboxes.walls import Walls
+print(*Walls((), "/tmp").command(), sep="\\n")
+"""
+
+
+def test_the_folder_in_which_bridle_was_started_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "started.py").write_text(FROM_A_FOLDER)
+    command = [sys.executable, "-m", "started"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert sys.prefix in shown.stdout.splitlines()
+    assert str(tmp_path) not in shown.stdout.splitlines()
+
+
 CONNECT = """
 import os, socket, sys
 for name in sys.argv[1:]:
@@ -380,7 +396,7 @@ def no_walls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho bwrap: no new namespace >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.delenv(UNSAFE, raising=False)
+    monkeypatch.delenv(UNSAFE_SANDBOX, raising=False)
     monkeypatch.setattr(walls, "missing", missing.__wrapped__)
     walls._warn.cache_clear()
 
@@ -398,7 +414,7 @@ def test_a_machine_without_walls_refuses_sessions_and_names_the_ways_out(provide
 async def test_sessions_run_without_walls_where_the_user_permits_it_and_say_so_once(
     make_launch: MakeLaunch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(UNSAFE, "1")
+    monkeypatch.setenv(UNSAFE_SANDBOX, "1")
     for _ in range(2):
         assert (await shell(make_launch, "echo out")).stdout.tail == "out\n"
     (message,) = [record.getMessage() for record in caplog.records]
@@ -407,7 +423,7 @@ async def test_sessions_run_without_walls_where_the_user_permits_it_and_say_so_o
 
 def test_without_bubblewrap_there_are_no_walls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv(UNSAFE, raising=False)
+    monkeypatch.delenv(UNSAFE_SANDBOX, raising=False)
     monkeypatch.setattr(walls, "missing", missing.__wrapped__)
     with pytest.raises(NoWalls, match="bubblewrap is not installed"):
         walled(None)
