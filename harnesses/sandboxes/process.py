@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.permissions import shown_paths
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
@@ -121,7 +122,7 @@ class ProcessSandbox(Folder):
         return Walls(
             own=tuple(str(path) for path in super()._roots()),
             tmp=str(self._enclosure.temporary),
-            shown=named_by(program, launch.environment),
+            shown=(*named_by(program, launch.environment), *shown_paths()),
             hidden=tuple(str(path.absolute()) for path in self._enclosure.hidden),
             network=self._enclosure.relay is not None,
             user=self._user,

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from bridle.harnesses.permissions import UNSAFE_SANDBOX
+from bridle.errors import UsageError
+from bridle.harnesses.permissions import UNSAFE_SANDBOX, Permissions
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
     Launch,
@@ -276,6 +277,23 @@ async def test_a_session_sees_no_home_and_no_folder_that_its_command_does_not_na
     seen = finished.stdout.tail.split()
     assert "agent.py" in seen
     assert not {"other", ".env", ".ssh", ".bridle", ".cache", "lib"} & set(seen), seen
+
+
+async def test_a_session_sees_the_folders_that_the_user_names(
+    make_launch: MakeLaunch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_SANDBOX_SHOWN", "")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "words.txt").write_text("apple")
+    with pytest.raises(UsageError, match="missing, which does not exist"):
+        Permissions(shown=(str(tmp_path / "missing"),)).grant()
+    Permissions(shown=(str(tmp_path / "data"),)).grant()
+
+    script = f"cat {tmp_path}/data/words.txt; echo more > {tmp_path}/data/words.txt"
+    finished = await make_launch("sh", "-c", script).run(ProcessProvider())
+
+    assert finished.stdout.tail == "apple"
+    assert "Read-only file system" in finished.stderr.tail
 
 
 FROM_A_FOLDER = """

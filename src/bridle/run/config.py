@@ -56,6 +56,9 @@ class AgentConfig:
     env: tuple[str, ...] = ()
     """Names of environment variables of this machine that sessions get, besides the few that every
     session has."""
+    shown: tuple[str, ...] = ()
+    """Files and folders of this machine that ``process`` and ``forked`` sessions see, read-only,
+    besides the system's, Python's and those that the command names."""
     sampling: Named = "policy"
     """The distribution that tokens are drawn from: ``policy`` (the policy's own), ``agent`` (as the
     harness asks), or ``temperature=0.7,top_p=0.8``."""
@@ -81,7 +84,7 @@ class AgentConfig:
 
 def permitted(agent: AgentConfig, tasks: TasksConfig) -> Permissions:
     """Return the permissions that a configuration gives."""
-    return Permissions(agent.unsafe_sandbox, agent.env, tasks.env)
+    return Permissions(agent.unsafe_sandbox, agent.env, agent.shown, tasks.env)
 
 
 @dataclass(frozen=True, slots=True)
