@@ -57,6 +57,8 @@ class EpisodeResult:
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     start: StartFacts | None = None
     """The start of the harness for the first step."""
+    error: str = ""
+    """The bound for which the agent was ended; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Episode:
         outcome, answer = Outcome.COMPLETED, ""
         exit_code: int | None = 0
         start: StartFacts | None = None
+        error = ""
         for step in task.steps or (Step("", task.prompt),):
             one = _one(task, step)
             async with self.clock.stage("prepare"):
@@ -94,7 +97,7 @@ class Episode:
             async with self.clock.stage("run"):
                 finished = await self.sandbox.exec(launch)
             seconds += finished.seconds
-            ended = outcome_of(finished)
+            ended, error = outcome_of(finished), error or _bound_of(finished)
             answer = ""
             if ended is Outcome.COMPLETED:
                 answer = await self.adapter.answer(finished, self.sandbox)
@@ -106,7 +109,13 @@ class Episode:
             if not reaches(scores, step.min_rewards):
                 break
         return EpisodeResult(
-            outcome, combined(self._steps, task.combine), seconds, exit_code, answer, start=start
+            outcome,
+            combined(self._steps, task.combine),
+            seconds,
+            exit_code,
+            answer,
+            start=start,
+            error=error,
         )
 
     def _started(self, launch: Launch) -> StartFacts:
@@ -184,6 +193,12 @@ def outcome_of(finished: ProcessResult) -> Outcome:
     if finished.timed_out:
         return Outcome.TIMEOUT
     return Outcome.COMPLETED if finished.exit_code == 0 else Outcome.AGENT_ERROR
+
+
+def _bound_of(finished: ProcessResult) -> str:
+    if finished.exceeded is None:
+        return ""
+    return f"the sandbox ended the agent: {finished.exceeded} (agent.bounds)"
 
 
 def reaches(scores: Scores, minimum: Mapping[str, float]) -> bool:

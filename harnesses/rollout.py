@@ -40,6 +40,7 @@ from bridle.harnesses.fleet.base import Fleet, SessionPlan
 from bridle.harnesses.guards import Finding, GuardAction, findings
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Scores, VerifierError
 from bridle.store.records import new_id
@@ -119,6 +120,8 @@ class RolloutSettings:
     """The cost of a guard's finding (``guards.py``) for a session."""
     hidden: tuple[Path, ...] = ()
     """Files and folders that no session may see, besides those that the proxy names."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """The bounds of each session's processes."""
     keep_directories: bool = False
     """Whether the directories of completed sessions are kept. Those of other sessions are kept in
     any case."""
@@ -292,6 +295,7 @@ class Rollout:
                 directory=self._settings.directory.absolute(),
                 parallel=self._settings.parallel if self._fleet.overlap > 1 else 0,
                 hidden=await self._hidden(),
+                bounds=self._settings.bounds,
                 keep_directory=self._settings.keep_directories,
             )
         )
@@ -324,6 +328,7 @@ class Rollout:
             seconds=episode.seconds,
             exit_code=episode.exit_code,
             answer=episode.answer,
+            error=episode.error,
             attempts=attempt,
             stages=episode.stages,
         )

@@ -7,13 +7,14 @@ machine of the fleet. A machine receives the keys of its sessions, never the adm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Session
 from bridle.harnesses.episode import EpisodeResult
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.tasks.task import Task
 
 
@@ -36,6 +37,8 @@ class SessionPlan:
     """Maximum sessions of this machine in one stage at a time, or 0 for any number."""
     hidden: tuple[Path, ...] = ()
     """Files and folders that the session may not see, if they exist on the machine."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """The bounds of the session's processes."""
     keep_directory: bool = False
     """Whether the folder of a completed session is kept."""
 

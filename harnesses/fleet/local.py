@@ -59,6 +59,7 @@ class LocalFleet:
                 plan.session.base_urls,
                 plan.task.container,
                 (*plan.hidden, *others),
+                plan.bounds,
             )
             async with AsyncExitStack() as opened:
                 async with clock.stage("prepare"):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from bridle.errors import BridleError
 from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.sandboxes.leftovers import read_tail
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
@@ -126,6 +127,8 @@ class ProcessResult:
     seconds: float
     stdout: Captured
     stderr: Captured
+    exceeded: str | None = None
+    """The bound for which everything inside was ended, in words; ``None`` if there was none."""
 
     @property
     def timed_out(self) -> bool:
@@ -187,6 +190,8 @@ class SandboxRequest:
     """The container that the task needs. Sandboxes that are not containers refuse it."""
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that nothing in the sandbox may see (``walls.py``)."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """The bounds of its processes, where the sandbox is no container."""
 
 
 class SandboxProvider(Protocol):

@@ -34,6 +34,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxRequest,
     refuse_container,
 )
+from bridle.harnesses.sandboxes.bounds import Watch
 from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.sandboxes.process import (
     Enclosure,
@@ -42,7 +43,7 @@ from bridle.harnesses.sandboxes.process import (
 )
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers
-from bridle.harnesses.sandboxes.walls import INNER_PORT, Entrance, walled
+from bridle.harnesses.sandboxes.walls import INNER_PORT, Entrance, Walls, walled
 
 log = logging.getLogger(__name__)
 
@@ -173,24 +174,40 @@ class ForkedSandbox(ProcessSandbox):
             **({} if self._user is None else {"uid": self._user}),
         }
         started_at = time.monotonic()
-        if not self._enclosure.walled:
-            child = zygote.fork(asked)
-            code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
-        else:
-            walls = self._walls(launch, *argv[:2], *zygote.search_path)
-            with _Door(self._enclosure.temporary.parent / "door") as door:
-                port = INNER_PORT if walls.network else 0
-                walled = {"command": walls.held(), "door": door.path, "port": port}
-                child = zygote.fork({**asked, "walls": walled})
-                entering = asyncio.create_task(door.opened(self._enclosure))
-                try:
-                    code = await supervise(child, None, launch.timeout_s, launch.grace_s)
-                    if code == _NO_WALLS and (why := await entering):
-                        raise SandboxLost(f"cannot wall off a session: {why}")
-                finally:
-                    entering.cancel()
+        with self.watched() as watch:
+            if self._enclosure.walled:
+                walls = self._walls(launch, *argv[:2], *zygote.search_path)
+                code = await self._inside(zygote, asked, launch, walls, watch)
+            else:
+                child = zygote.fork(asked)
+                if self._user is not None:
+                    watch.begin_user(self._user)
+                code = await supervise(child, mark, launch.timeout_s, launch.grace_s)
         seconds = time.monotonic() - started_at
-        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        outputs = Captured.of(stdout), Captured.of(stderr)
+        return ProcessResult(code, seconds, *outputs, watch.exceeded)
+
+    async def _inside(
+        self,
+        zygote: Zygote,
+        asked: Mapping[str, Any],
+        launch: Launch,
+        walls: Walls,
+        watch: Watch,
+    ) -> int | None:
+        """Run the script inside walls, and return its exit code, or ``None`` at the time limit."""
+        with _Door(self._enclosure.temporary.parent / "door") as door:
+            port = INNER_PORT if walls.network else 0
+            walled = {"command": walls.held(), "door": door.path, "port": port}
+            child = zygote.fork({**asked, "walls": walled})
+            entering = asyncio.create_task(door.opened(self._enclosure, watch))
+            try:
+                code = await supervise(child, None, launch.timeout_s, launch.grace_s)
+                if code == _NO_WALLS and (why := await entering):
+                    raise SandboxLost(f"cannot wall off a session: {why}")
+            finally:
+                entering.cancel()
+        return code
 
 
 class _Door:
@@ -210,12 +227,12 @@ class _Door:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    async def opened(self, enclosure: Enclosure) -> str:
+    async def opened(self, enclosure: Enclosure, watch: Watch) -> str:
         """Serve the session's URLs inside, or return the reason why there are no walls."""
         connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
         with contextlib.closing(Entrance(connection)) as entrance:
             report = await entrance.report()
-        await enclosure.serve(report)
+        await enclosure.begin(report, watch)
         return "" if report.started else report.text
 
 

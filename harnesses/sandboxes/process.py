@@ -19,8 +19,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -40,6 +40,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxRequest,
     refuse_container,
 )
+from bridle.harnesses.sandboxes.bounds import Bounds, Watch
 from bridle.harnesses.sandboxes.folder import Folder, place_in
 from bridle.harnesses.sandboxes.leftovers import remove_folder
 from bridle.harnesses.sandboxes.relay import Relay
@@ -76,8 +77,13 @@ class Enclosure:
     relay: Relay | None = None
     """The way to the session's URLs from a network of its own; ``None`` means the machine's."""
 
-    async def serve(self, report: Report) -> None:
-        """Serve the session's URLs in the network of a process that has started."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """The bounds of the session's processes."""
+
+    async def begin(self, report: Report, watch: Watch) -> None:
+        """Serve the session's URLs in the network of a process that starts, and measure it."""
+        if report.started:
+            watch.begin(report.process)
         if report.listener is not None and self.relay is not None:
             await self.relay.listen(report.listener)
 
@@ -116,6 +122,15 @@ class ProcessSandbox(Folder):
             await asyncio.to_thread(self.tidy)
         return finished
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Return the measurement of a launch, which ends with the block."""
+        watch = Watch(self._enclosure.bounds, self._roots())
+        try:
+            yield watch
+        finally:
+            watch.end()
+
     def _walls(self, launch: Launch, *further: str) -> Walls:
         """Return the walls of a launch, whose files are ``further`` ones too."""
         program = (launch.argv[0], *launch.shown, *further)
@@ -137,9 +152,13 @@ class ProcessSandbox(Folder):
         argv = launch.argv if self._user is None else as_user(self._user, launch.argv)
         variables = environment_of(launch, directory, mark)
         process = await _spawn(launch, argv, directory, variables, (stdout, stderr))
-        code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
+        with self.watched() as watch:
+            if self._user is not None:
+                watch.begin_user(self._user)
+            code = await supervise(_Process(process), mark, launch.timeout_s, launch.grace_s)
         seconds = time.monotonic() - started_at
-        return ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        outputs = Captured.of(stdout), Captured.of(stderr)
+        return ProcessResult(code, seconds, *outputs, watch.exceeded)
 
     async def _exec_walled(self, launch: Launch, directory: Path) -> ProcessResult:
         stdout, stderr = self.outputs(launch.role)
@@ -152,7 +171,11 @@ class ProcessSandbox(Folder):
         argv = launch.argv if self._user is None else as_user(self._user, launch.argv)
         reading, writing = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with os.fdopen(reading, "rb") as status, contextlib.closing(Entrance(ours)) as entrance:
+        with (
+            os.fdopen(reading, "rb") as status,
+            contextlib.closing(Entrance(ours)) as entrance,
+            self.watched() as watch,
+        ):
             options = ("--chdir", str(directory), "--json-status-fd", str(writing))
             before = threshold(theirs, variables, walls.network)
             command = (*walls.command(*options), *before, *argv)
@@ -164,7 +187,7 @@ class ProcessSandbox(Folder):
                 os.close(variables)
                 theirs.close()
             child = _Walled(process)
-            entering = asyncio.create_task(self._entering(child, entrance, status.fileno()))
+            entering = asyncio.create_task(self._entering(child, entrance, status.fileno(), watch))
             try:
                 code = await supervise(child, None, launch.timeout_s, launch.grace_s)
                 entered = await entering
@@ -173,18 +196,21 @@ class ProcessSandbox(Folder):
             if (failure := entrance.failure()) is not None:
                 raise _not_started(launch, failure) from failure
         seconds = time.monotonic() - started_at
-        result = ProcessResult(code, seconds, Captured.of(stdout), Captured.of(stderr))
+        outputs = Captured.of(stdout), Captured.of(stderr)
+        result = ProcessResult(code, seconds, *outputs, watch.exceeded)
         if not entered and code is not None:
             raise SandboxLost(f"cannot wall off a session: {result.stderr.tail.strip()[-300:]}")
         return result
 
-    async def _entering(self, child: _Walled, entrance: Entrance, status: int) -> bool:
+    async def _entering(
+        self, child: _Walled, entrance: Entrance, status: int, watch: Watch
+    ) -> bool:
         """Serve the session's URLs inside as soon as its command starts; return whether it does."""
         report = await entrance.report()
         if report.started:
             child.group = report.process
             child.first = msgspec.json.decode(os.read(status, 4096).splitlines()[0])["child-pid"]
-        await self._enclosure.serve(report)
+        await self._enclosure.begin(report, watch)
         return report.started
 
 
@@ -234,7 +260,7 @@ async def enclosed(
         with one_of(users) as user:
             os.chmod(folder, 0o711 if user else 0o700)
             hides = (*hidden, *request.hidden)
-            yield Enclosure(folder / "tmp", walled, hides, user, relay)
+            yield Enclosure(folder / "tmp", walled, hides, user, relay, request.bounds)
     finally:
         if relay is not None:
             await relay.close()

@@ -47,6 +47,9 @@ _RUNNING: Final = ("/run/current-system", "/run/opengl-driver", "/run/booted-sys
 _DEVICES: Final = ("nvidiactl", "nvidia-uvm", "kfd", "dri", *(f"nvidia{n}" for n in range(16)))
 _SECRETS: Final = (".env", ".netrc", ".npmrc", ".pypirc", ".git-credentials")
 """Files with secrets that are hidden in each folder that a launch names."""
+_SHARED_MEMORY: Final = str(1 << 30)
+_RUN: Final = str(64 << 20)
+"""Bytes of the file systems in memory that a session may fill."""
 _MOST_ENTRIES: Final = 1000
 """Maximum entries of a folder that is rebuilt around a hidden file of it."""
 _THRESHOLD: Final = Path(__file__).with_name("threshold.py").read_text()
@@ -101,12 +104,13 @@ class Walls:
     def _mounts(self) -> Iterator[str]:
         yield from _system()
         yield from ("--proc", "/proc", *_settings_of_the_kernel())
-        yield from ("--dev", "/dev", "--perms", "1777")
+        yield from ("--dev", "/dev", "--perms", "1777", "--size", _SHARED_MEMORY)
         yield from ("--tmpfs", "/dev/shm")  # noqa: S108 - its own
         for name in _DEVICES:
             if os.path.exists(f"/dev/{name}"):
                 yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
-        yield from ("--tmpfs", "/run", "--bind", self.tmp, "/tmp")  # noqa: S108 - its own
+        yield from ("--size", _RUN, "--tmpfs", "/run")
+        yield from ("--bind", self.tmp, "/tmp")  # noqa: S108 - its own
         secrets = (os.path.join(path, name) for path in self.shown for name in _SECRETS)
         covers = _covers((*self.hidden, *filter(os.path.isfile, secrets)))
         shown = _outermost(

@@ -292,13 +292,19 @@ def enter(request: dict[str, Any]) -> None:
         os.close(first)
         os.close(kept)
         return
-    signal.signal(KILL, lambda *_: signal.pidfd_send_signal(first, signal.SIGKILL))
+    signal.signal(KILL, lambda *_: end(first))
     for number in FORWARDED:
         signal.signal(number, lambda number, _: pass_on(child, number))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    signal.pidfd_send_signal(first, signal.SIGKILL)
+    end(first)
     os.waitpid(bubblewrap, 0)
     os._exit(code if code >= 0 else 128 - code)
+
+
+def end(first: int) -> None:
+    """End all that is inside, if anything still is."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(first, signal.SIGKILL)
 
 
 def hold(command: list[str]) -> tuple[int, int, int]:

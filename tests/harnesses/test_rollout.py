@@ -29,6 +29,7 @@ from bridle.harnesses.sandboxes import (
     SandboxProvider,
     SandboxRequest,
 )
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
@@ -117,6 +118,23 @@ async def test_an_agent_that_fails_gave_no_answer(run: Runner, stand_in: Any) ->
     assert result.scores == {"reward": 0.0}
     assert stand_in.sealed == {result.session_id: "agent_error"}
     assert (run.directory / result.session_id / "outputs/agent.stdout").read_text() == "yes\n"
+
+
+async def test_an_agent_above_its_bounds_fails_by_name_and_no_other_session_with_it(
+    run: Runner, stand_in: Any
+) -> None:
+    many = "for n in $(seq 60); do sleep 60 & done; sleep 60"
+    jobs = [
+        Job(Task(name, "go", payload={"answer": "yes"}, files={"do.sh": command}), "grp")
+        for name, command in (("bomb", many), ("calm", "echo yes"))
+    ]
+
+    results = await run("sh do.sh", jobs, bounds=Bounds(processes=40))
+
+    bomb, calm = sorted(results, key=lambda result: result.task_id)
+    assert bomb.outcome is Outcome.AGENT_ERROR
+    assert "processes, and at most 40 are permitted (agent.bounds)" in bomb.error
+    assert (calm.outcome, calm.error) == (Outcome.COMPLETED, "")
 
 
 async def test_an_agent_that_the_engine_failed_is_infrastructure(

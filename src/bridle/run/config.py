@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.permissions import Permissions
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.registry import Options
 from bridle.run.environment import EngineKind, default_store
 from bridle.run.settings import parse_overrides, settings_from
@@ -59,6 +60,8 @@ class AgentConfig:
     shown: tuple[str, ...] = ()
     """Files and folders of this machine that ``process`` and ``forked`` sessions see, read-only,
     besides the system's, Python's and those that the command names."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """The bounds of a session in ``process`` and ``forked``; 0 stands for none."""
     sampling: Named = "policy"
     """The distribution that tokens are drawn from: ``policy`` (the policy's own), ``agent`` (as the
     harness asks), or ``temperature=0.7,top_p=0.8``."""

@@ -270,6 +270,7 @@ def _train_agent(
         session_settings=session_settings(config.agent.sampling),
         hidden=(*private_in(plan.directory), *store_files(plan.store)),
         guards=config.agent.guards,
+        bounds=config.agent.bounds,
     )
     per_step = config.groups.per_step * config.groups.size
     starts = not config.services.engine_urls

@@ -23,6 +23,7 @@ from bridle.harnesses.permissions import NO_PERMISSIONS, Permissions
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes import SandboxProvider
+from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.tasks import Task
 from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -251,6 +252,7 @@ def rollout(
     on_rule: Callable[[str], None] = log.info,
     options: Options = MappingProxyType({}),
     permissions: Permissions = NO_PERMISSIONS,
+    bounds: Bounds | None = None,
 ) -> list[RolloutResult]:
     """Run an agent on tasks through a running proxy. Each session is verified, rewarded and sealed.
 
@@ -266,7 +268,7 @@ def rollout(
     ``on_rule`` once with a line about which rewards make a session's number. ``held_out`` sessions
     are measurements: their tokens are accounted for as ``dropped: evaluation``. ``options`` are the
     own options of the named parts, by name. ``permissions`` are given to sessions and tasks of this
-    process from now on.
+    process from now on. ``bounds`` of a session's processes default to those of :class:`Bounds`.
 
     Return the results in the order in which they came. Raise :class:`bridle.errors.BridleError`.
     """
@@ -294,6 +296,7 @@ def rollout(
             run_id,
             session_settings=session_settings(sampling),
             guards=guards,
+            bounds=bounds or Bounds(),
         )
         return rollouts.collect(adapter, jobs, settings, ended)
 

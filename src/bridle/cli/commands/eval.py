@@ -85,6 +85,7 @@ def eval(
                     parallel=agent.parallel,
                     timeout_s=agent.timeout_s,
                     guards=agent.guards,
+                    bounds=agent.bounds,
                     options={**config.tasks.options, **agent.options},
                     on_result=lambda _result, bar=bar: progress.advance(bar),
                     on_rule=lambda line: err.print(line, highlight=False, soft_wrap=True),

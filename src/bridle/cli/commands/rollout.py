@@ -84,6 +84,7 @@ def rollout(
             run_id,
             session_settings=session_settings(agent.sampling),
             guards=agent.guards,
+            bounds=agent.bounds,
         )
         bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
         notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
