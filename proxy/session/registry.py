@@ -30,6 +30,7 @@ from bridle.proxy.session.keys import (
 )
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.session import Session
+from bridle.proxy.session.wrong_keys import WrongKeys
 from bridle.proxy.settings import ProxySettings, is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.store.errors import NotFound, RecordRejected, StoreUnavailable
@@ -92,16 +93,28 @@ class Sessions:
         self._memory = memory
         self._is_sealed = is_sealed
         self._key_headers = tuple(key_headers)
+        self._wrong_keys = WrongKeys()
         self._creating: dict[str, asyncio.Lock] = {}
 
     async def authenticate(self, headers: Mapping[str, str], address: str | None) -> Caller:
         """Return the caller's rights.
 
         Raise :class:`ApiError` (401) when there is no valid key and one is needed, or when a key in
-        Bridle's form is not, or no longer, valid.
+        Bridle's form is not, or no longer, valid. An address that keeps sending wrong keys waits
+        for that.
         """
-        admin_key = self._settings.admin_key
         given = credentials(headers, self._key_headers)
+        try:
+            return await self._authenticated(given, headers, address)
+        except ApiError as error:
+            if given and error.status == 401:
+                await self._wrong_keys.refused(address)
+            raise
+
+    async def _authenticated(
+        self, given: Sequence[str], headers: Mapping[str, str], address: str | None
+    ) -> Caller:
+        admin_key = self._settings.admin_key
         for key in given:
             if admin_key is not None and same(key, admin_key):
                 return Caller(admin=True)

@@ -233,5 +233,16 @@ def test_an_empty_key_is_none_where_others_reach_the_address(
     assert f"0.0.0.0 is reachable by others: set {variable}" in ended.stderr
 
 
+def test_a_short_key_is_refused_where_others_reach_the_address(
+    bridle: Bridle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_ADMIN_KEY", "k")
+    where = ("--upstream", "http://127.0.0.1:1", "--host", "0.0.0.0", "--port", "0")  # noqa: S104
+    refused = bridle("proxy", *where)
+    assert refused.exit_code == 1
+    assert "others, who could guess BRIDLE_ADMIN_KEY" in refused.stderr
+    assert "openssl rand -hex 16" in refused.stderr
+
+
 def test_it_tells_its_version(bridle: Bridle) -> None:
     assert bridle("--version").stdout == f"bridle {metadata.version('bridle-rl')}\n"

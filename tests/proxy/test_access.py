@@ -14,6 +14,7 @@ import pytest
 
 from bridle.engine.vllm.control import ANNOUNCE_WEIGHTS, LOAD_WEIGHTS, TAKE_WEIGHTS
 from bridle.proxy.app import create_app
+from bridle.proxy.session.wrong_keys import WrongKeys
 from bridle.proxy.settings import Limits, ProxySettings, is_loopback
 
 ADMIN = "admin-key-of-the-test-0123456789"
@@ -66,6 +67,40 @@ def new_session(bench: Any, **fields: Any) -> Any:
     )
     assert response.status_code == 201, response.text
     return response.json()
+
+
+def test_an_address_that_keeps_sending_wrong_keys_waits_and_a_right_key_still_enters(
+    bench: Any,
+) -> None:
+    url = f"{bench.url}/bridle/v1/sessions"
+    with httpx.Client() as client:
+        began = time.monotonic()
+        for number in range(25):
+            wrong = client.get(url, headers={"authorization": f"Bearer wrong-{number}"})
+            assert wrong.status_code == 401
+        waited = time.monotonic() - began
+        right = client.get(url, headers={"authorization": f"Bearer {ADMIN}"})
+    assert right.status_code == 200
+    assert waited >= 0.05 * sum(range(1, 6))
+
+
+def test_the_delay_of_wrong_keys_grows_to_a_limit_and_ends_with_the_minute() -> None:
+    now = 0.0
+    wrong = WrongKeys(clock=lambda: now)
+    delays = [wrong.delay("10.0.0.1") for _ in range(300)]
+    assert delays[:20] == [0.0] * 20
+    assert delays == sorted(delays)
+    assert sum(delays) > 400
+    assert wrong.delay("10.0.0.2") == 0.0
+    now = 61.0
+    assert wrong.delay("10.0.0.1") == 0.0
+
+
+def test_no_more_than_some_addresses_are_remembered() -> None:
+    wrong = WrongKeys()
+    for number in range(5000):
+        wrong.delay(f"10.0.{number // 256}.{number % 256}")
+    assert len(wrong._latest) <= 4096
 
 
 @pytest.mark.parametrize("dialect", PATHS)

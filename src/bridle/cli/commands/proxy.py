@@ -40,6 +40,8 @@ _PATIENCE_S: Final = 10.0
 """Seconds to wait until an engine that was started together with the proxy listens."""
 
 
+_SHORTEST_KEY: Final = 16
+"""Minimum characters of an admin key off loopback."""
 FLAGS: Final = {"--model": "model"}
 
 
@@ -93,6 +95,11 @@ def proxy(
     given_key = key_in(ADMIN_KEY_VARIABLE)
     if given_key is None and not is_loopback(host):
         fail(f"{host} is reachable by others: set {ADMIN_KEY_VARIABLE} to a key of your own")
+    if given_key is not None and len(given_key) < _SHORTEST_KEY and not is_loopback(host):
+        fail(
+            f"{host} is reachable by others, who could guess {ADMIN_KEY_VARIABLE}: take a key of "
+            f"at least {_SHORTEST_KEY} characters, such as `openssl rand -hex 16` prints"
+        )
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
     if external:
         config = _with_provider(config, engines, upstream_key)
