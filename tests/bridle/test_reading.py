@@ -41,7 +41,6 @@ def test_sessions_lists_what_was_recorded(bridle: Bridle, store: str, recorded: 
         ("show", "last"),
         ("reward", "last", "1"),
         ("kind", "last", "1", "side"),
-        ("samples",),
         ("audit",),
         ("export", "rows.jsonl"),
         ("forget", "last", "--yes"),

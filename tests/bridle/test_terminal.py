@@ -70,7 +70,6 @@ def hostile(tmp_path: Path) -> str:
         ("audit",),
         ("kind", "last"),
         ("ablate",),
-        ("samples",),
         ("eval",),
         ("export", "x.jsonl", "--where", f"harness={HOSTILE}"),
         ("show", HOSTILE),

@@ -221,11 +221,6 @@ def test_an_empty_session_has_no_samples(reader, record):
     assert (built.samples, built.conservation) == ((), Conservation(0, 0, {}, {}))
 
 
-def test_tables_add_up():
-    tables = [Conservation(5, 3, {"a": 2}), Conservation(4, 1, {"a": 1}, {"b": 2})]
-    assert sum(tables, Conservation(0, 0)) == Conservation(9, 4, {"a": 3}, {"b": 2})
-
-
 def test_rules_are_data():
     rules = SampleRules(
         kinds=frozenset({CallKind.MAIN}),
