@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,11 +21,12 @@ from sqlalchemy import (
 )
 
 from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.damage import json_value
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, judged, matching
-from bridle.store.records import CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.records import BreakReason, CallKind, CallStatus, Metric, PolicyRecord, RunRecord
 from bridle.store.reward import RewardKind
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
@@ -84,8 +86,7 @@ class Facts:
     greedy: Counted
     """Complete calls at temperature 0."""
     breaks: Mapping[str, int]
-    """Number of broken calls by the reason of their first difference. It is ``unexplained`` where
-    no verdict is stored: ``bridle audit`` stores those that are missing."""
+    """Number of broken calls by the reason of their first difference."""
     broken: Counted
     continued: int
     """Number of calls that continue another."""
@@ -187,7 +188,13 @@ def read_facts(
             without_ids=of_calls("without_ids"),
             length=of_calls("length"),
             greedy=of_calls("greedy"),
-            breaks=calls_by(judged(calls.c.break_reason), "broken"),
+            breaks=_explained(
+                reader,
+                calls_by(judged(calls.c.break_reason), "broken"),
+                select(calls.c.session_id, calls.c.id).where(
+                    own, judged(calls.c.break_reason) == BreakReason.UNEXPLAINED
+                ),
+            ),
             broken=of_calls("broken"),
             continued=totals.later,
             account=stored_account(reader, wanted),
@@ -196,6 +203,27 @@ def read_facts(
             metrics={} if run is None else _metrics(reader, run.id),
             policies=() if run is None else reader.policies(run.id),
         )
+
+
+def _explained(
+    reader: Reader, breaks: Mapping[str, int], unexplained: Select[Any]
+) -> dict[str, int]:
+    """Return the number of breaks by reason, also of sessions without stored verdicts.
+
+    An open session has none. ``unexplained`` selects the session and the id of each call whose
+    reason is to be found.
+    """
+    if BreakReason.UNEXPLAINED not in breaks:
+        return dict(breaks)
+    with reader.engine.connect() as connection:
+        wanted = {tuple(row) for row in connection.execute(unexplained)}
+    found = Counter(breaks)
+    for session_id in {session_id for session_id, _ in wanted}:
+        for call in LoadedSession.load(reader, session_id).calls:
+            if (session_id, call.id) in wanted and call.break_reason is not None:
+                found[BreakReason.UNEXPLAINED.value] -= 1
+                found[call.break_reason.value] += 1
+    return {reason: number for reason, number in found.most_common() if number}
 
 
 def _metrics(reader: Reader, run_id: str) -> dict[str, list[Metric]]:

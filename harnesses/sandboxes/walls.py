@@ -114,7 +114,9 @@ class Walls:
         secrets = (os.path.join(path, name) for path in self.shown for name in _SECRETS)
         covers = _covers((*self.hidden, *filter(os.path.isfile, secrets)))
         shown = _outermost(
-            path for path in (*_programs(), *self.shown) if not _is_covered(path, covers)
+            path
+            for path in (*_programs(sys.executable), *self.shown)
+            if not _is_covered(path, covers)
         )
         for path in shown:
             yield from ("--ro-bind", path, path)
@@ -165,14 +167,14 @@ def _settings_of_the_kernel() -> tuple[str, ...]:
 
 
 @functools.cache
-def _programs() -> tuple[str, ...]:
-    """Return the folders of the Python that runs Bridle.
+def _programs(python: str) -> tuple[str, ...]:
+    """Return ``python``, which runs Bridle, and its folders.
 
     ``python -m`` puts the folder in which it was started before its search path. That folder is the
     user's, not Python's.
     """
     started_in = sys.path[:1] == [os.getcwd()]
-    named = (sys.prefix, sys.base_prefix, *sys.path[started_in:])
+    named = (python, sys.prefix, sys.base_prefix, *sys.path[started_in:])
     own = tuple(path for path in named if not _is_home(path))
     return tuple(path for path in (*own, *_RUNNING, *_resolver()) if _is_file_or_folder(path))
 

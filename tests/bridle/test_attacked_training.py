@@ -126,6 +126,8 @@ def test_the_trainer_reads_the_verifiers_rewards_alone(
                 "1",
                 "--set",
                 f"agent.sandbox={sandbox}",
+                "--set",
+                f"agent.shown={json.dumps([str(ATTEMPTS)])}",
             ],
             capture_output=True,
             text=True,

@@ -66,7 +66,7 @@ def test_a_folder_that_keeps_no_key_is_said_with_the_remedy(home: Path) -> None:
         made_admin_key()
 
 
-def test_a_run_s_own_proxy_asks_for_a_key_that_is_in_no_command_line(
+def test_a_run_s_own_proxy_asks_for_a_key_that_is_in_no_command_line_and_no_environment(
     engine_url: str, tmp_path: Path, model_dir: Path
 ) -> None:
     with proxy(engine_url, model_dir, str(tmp_path / "s.db"), tmp_path) as (url, key):
@@ -74,8 +74,9 @@ def test_a_run_s_own_proxy_asks_for_a_key_that_is_in_no_command_line(
         assert httpx.post(url + CHAT, json=ASK).status_code == 401
         headers = {"authorization": f"Bearer {key}"}
         assert httpx.get(f"{url}/bridle/v1/engines", headers=headers).status_code == 200
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                assert key.encode() not in entry.read_bytes()
-            except OSError:
-                continue
+        for name in ("cmdline", "environ"):
+            for entry in Path("/proc").glob(f"[0-9]*/{name}"):
+                try:
+                    assert key.encode() not in entry.read_bytes(), entry
+                except OSError:
+                    continue

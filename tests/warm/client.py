@@ -26,21 +26,27 @@ def main() -> None:
         os.execv(PYTHON, [PYTHON, *sys.argv[1:]])  # noqa: S606
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(ADDRESS)
+    opened = {
+        name: int(value.removeprefix("/dev/fd/"))
+        for name, value in os.environ.items()
+        if value.startswith("/dev/fd/")
+    }
     ignored = [each for each in FORWARDED if signal.getsignal(each) is signal.SIG_IGN]
     request = {
         "arguments": options[2:],
         "safe_path": safe_path,
         "environment": dict(os.environ),
+        "opened": list(opened),
         "folder": os.getcwd(),
         "ignored": ignored,
         "pid": os.getpid(),
     }
     body = json.dumps(request).encode()
-    socket.send_fds(connection, [len(body).to_bytes(4, "big")], [0, 1, 2])
+    socket.send_fds(connection, [len(body).to_bytes(4, "big")], [0, 1, 2, *opened.values()])
     connection.sendall(body)
     for number in {*FORWARDED} - {*ignored}:
         signal.signal(number, lambda number, _: connection.send(bytes([number])))
-    for descriptor in range(3):
+    for descriptor in (0, 1, 2, *opened.values()):
         os.close(descriptor)
     answer = connection.recv(4)
     code = int.from_bytes(answer, "big", signed=True) if answer else LOST

@@ -48,6 +48,8 @@ PRELOADED = (
     "uvloop",
 )
 HEADER_BYTES = 4
+STREAMS = 16
+"""Maximum open files of a client that its fork gets: its streams, and those that variables name."""
 USER = bytes(HEADER_BYTES)
 """The request of a connection that keeps this process alive."""
 
@@ -149,7 +151,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
 
     The request is None if the client is gone already, and empty if it is a user.
     """
-    header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
+    header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, STREAMS)
     if len(header) < HEADER_BYTES:
         return None, streams
     if header == USER:
@@ -172,11 +174,13 @@ def become(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
-    for target, stream in enumerate(streams):
+    for target, stream in enumerate(streams[:3]):
         os.dup2(stream, target)
         os.close(stream)
     os.environ.clear()
     os.environ.update(request["environment"])
+    for name, number in zip(request["opened"], streams[3:], strict=True):
+        os.environ[name] = f"/dev/fd/{number}"
     os.chdir(request["folder"])
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115

@@ -76,10 +76,12 @@ def key_in(variable: str) -> str | None:
 def key_files() -> list[Path]:
     """Return the files that hold our keys, which need not exist.
 
-    They are those that the environment names, and the one that ``bridle proxy`` makes.
+    They are those that the environment names, and the one that ``bridle proxy`` makes. An open file
+    without a name (``/dev/fd/N``) is none of them.
     """
-    named = [os.environ.get(f"{variable}_FILE") for variable in KEYS]
-    return [*(Path(path) for path in named if path), admin_key_file()]
+    named = [os.environ.get(f"{variable}_FILE", "") for variable in KEYS]
+    files = [Path(path) for path in named if path and not path.startswith("/dev/fd/")]
+    return [*files, admin_key_file()]
 
 
 def store_files(store: str) -> list[Path]:

@@ -7,8 +7,10 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Self
@@ -48,8 +50,8 @@ class Service:
     ) -> None:
         """Prepare the process.
 
-        ``keys`` are the keys that it gets, as environment variables; none of this process's own is
-        passed on.
+        ``keys`` are the keys that it gets, by environment variable; none of this process's own is
+        passed on. Each is in an open file that has no name, so that no environment holds it.
         """
         self._arguments = tuple(arguments)
         self._log = log
@@ -64,7 +66,9 @@ class Service:
         inherited = {
             name: value for name, value in without_rank(os.environ).items() if name not in KEYS
         }
-        with open(self._log, "ab", opener=_private) as log:
+        with ExitStack() as opened:
+            log = opened.enter_context(open(self._log, "ab", opener=_private))
+            files = {name: opened.enter_context(_file_of(key)) for name, key in self._keys.items()}
             self._process = subprocess.Popen(
                 # -P: no file of the folder it starts in replaces a module.
                 [sys.executable, "-P", "-m", "bridle", *self._arguments, "--json"],
@@ -72,9 +76,10 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[file.fileno() for file in files.values()],
                 env={
                     **inherited,
-                    **self._keys,
+                    **{f"{name}_FILE": f"/dev/fd/{one.fileno()}" for name, one in files.items()},
                     "OMP_NUM_THREADS": str(self._threads),
                     LAUNCHER_VARIABLE: str(os.getpid()),
                 },
@@ -141,6 +146,13 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
     lines.put(stream.readline())
     while stream.read(65536):
         pass
+
+
+def _file_of(key: str) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(key.encode())
+    file.seek(0)
+    return file
 
 
 def _private(path: str, flags: int) -> int:
