@@ -388,7 +388,7 @@ async def test_walls_that_cannot_be_built_are_named_and_lose_the_session_alone(
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('never')")
-    monkeypatch.setattr(walls, "_programs", lambda: ("/never-made/gone",))
+    monkeypatch.setattr(walls, "_programs", lambda _: ("/never-made/gone",))
     for provider in (ProcessProvider(), ForkedProvider()):
         with pytest.raises(SandboxLost, match=r"cannot wall off a session: bwrap: .*gone"):
             await make_launch(sys.executable, str(script)).run(provider)
