@@ -71,8 +71,6 @@ USER 10001
 CMD ["bridle", "proxy", "--help"]
 
 FROM base AS bridle
-# The walls of process and forked sandboxes, where the container may make namespaces.
-RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 COPY --from=packages /opt/bridle /opt/bridle
 COPY --from=code /code /opt/bridle
 COPY examples /app/examples
