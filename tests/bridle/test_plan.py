@@ -307,7 +307,7 @@ def test_a_plan_made_from_one_run_predicts_another(
         "added": wanted.added,
         "sampled": wanted.sampled,
     }
-    words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    words = [word for name, value in shape.items() for word in ("--set", f"{name}={value}")]
     plan = bridle("plan", "first", "--model", policy, "--store", store, *words, "--json")
     assert plan.exit_code == 0, plan.output
     found = json.loads(plan.stdout)
