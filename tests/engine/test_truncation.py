@@ -42,7 +42,8 @@ def by_hand(scores, top_p, top_k):
     return number, ordered[number - 1]
 
 
-@given(logits, st.sampled_from([0.3, 0.55, 0.8, 0.95]), st.sampled_from([0, 2, 5]))
+# None of them is a share of up to twelve equal tokens, which rounding could put on either side.
+@given(logits, st.sampled_from([0.31, 0.55, 0.81, 0.95]), st.sampled_from([0, 2, 5]))
 def test_top_p_keeps_as_many_of_equal_tokens_as_it_needs_whichever_of_them_was_drawn(
     scores, top_p, top_k
 ):
