@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Final
 
 from bridle.harnesses.permissions import SESSION_ENV, names_in
-
-_PROVIDERS = re.compile(
-    r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
-    r"|BAILIAN|OPENCODE|PI_CODING|MSWEA|LITELLM|MISTRAL|GROQ|COHERE|DEEPSEEK|OPENROUTER|TOGETHER"
-    r"|FIREWORKS|XAI|PERPLEXITY|CEREBRAS|AWS|LANGSMITH|LANGCHAIN|BRIDLE)_",
-)
-_SECRETS = re.compile(r"(_|^)(API_?KEYS?|TOKEN|ACCESS_KEY|SECRET(_KEY)?)$")
-_NAMED = frozenset({"CLAUDECODE"})
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -86,9 +77,3 @@ def home_at(home: PurePath) -> dict[str, str]:
         "XDG_DATA_HOME": str(home / ".local/share"),
         "XDG_STATE_HOME": str(home / ".local/state"),
     }
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a variable of this name may hold a secret or a provider's setting."""
-    upper = name.upper()
-    return bool(upper in _NAMED or _PROVIDERS.match(upper) or _SECRETS.search(upper))

@@ -10,9 +10,15 @@ from typing import Final
 
 import msgspec
 
-from bridle.harnesses.environment import is_secret
 from bridle.store.records import StartFacts
 
+_PROVIDERS: Final = re.compile(
+    r"^(OPENAI|AZURE_OPENAI|AZURE_AI|ANTHROPIC|CLAUDE|CODEX|GOOGLE|GEMINI|VERTEX|QWEN|DASHSCOPE"
+    r"|BAILIAN|OPENCODE|PI_CODING|MSWEA|LITELLM|MISTRAL|GROQ|COHERE|DEEPSEEK|OPENROUTER|TOGETHER"
+    r"|FIREWORKS|XAI|PERPLEXITY|CEREBRAS|AWS|LANGSMITH|LANGCHAIN|BRIDLE)_",
+)
+_SECRETS: Final = re.compile(r"(_|^)(API_?KEYS?|TOKEN|ACCESS_KEY|SECRET(_KEY)?)$")
+_NAMED: Final = frozenset({"CLAUDECODE"})
 _GIT_S: Final = 5.0
 """Seconds to wait for Git."""
 _NAMES: Final = r"(?:api[_-]?key|token|secret|password|passwd)"
@@ -35,7 +41,7 @@ def how_started(
     """
     secrets = [
         *secrets,
-        *(v for name, v in environment.items() if is_secret(name) and len(v) >= _SHORTEST),
+        *(v for name, v in environment.items() if _is_secret(name) and len(v) >= _SHORTEST),
     ]
     return StartFacts(
         argv=without_secrets(argv, secrets),
@@ -85,3 +91,9 @@ def workspace_commit(folder: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether a variable of this name may hold a secret or a provider's setting."""
+    upper = name.upper()
+    return bool(upper in _NAMED or _PROVIDERS.match(upper) or _SECRETS.search(upper))

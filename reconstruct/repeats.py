@@ -77,12 +77,11 @@ class _AskedBefore:
             (base(call), seen.system, seen.tools, seen.agent, steps)
             for steps in _beginnings(seen.units)
         ]
-        same = [
-            one
-            for one in self._asked.get(questions[-1], ())
-            if _ask(one) == seen.ask and _over(one, call)
-        ]
-        asked = same[-1] if same and same[-1].id not in self._continued else None
+        before = reversed(self._asked.get(questions[-1], ()))
+        latest = (one for one in before if _ask(one) == seen.ask and _over(one, call))
+        asked = next(latest, None)
+        if asked is not None and asked.id in self._continued:
+            asked = None
         left_out = self._left_out(questions[:-1], call) if call.status in _REPLIED else None
         self._asked.setdefault(questions[-1], []).append(call)
         self._continued |= {call.parent_call_id or "", lineage.base_call_id or ""}

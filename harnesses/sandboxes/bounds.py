@@ -62,7 +62,9 @@ class Watch:
         with contextlib.suppress(OSError):
             # A process that is about to fork into walls is still outside of them itself.
             walls = os.readlink(f"/proc/{process}/ns/pid_for_children")
-            self._running = asyncio.create_task(self._measure(walls))
+            # The number may be another process's by now, which is not to be ended.
+            if walls != os.readlink("/proc/self/ns/pid"):
+                self._running = asyncio.create_task(self._measure(walls))
 
     def begin_user(self, user: int) -> None:
         """Measure from now on all processes of ``user``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from bridle.harnesses.sandboxes import ForkedProvider, Launch, ProcessProvider, SandboxRequest
-from bridle.harnesses.sandboxes.bounds import Bounds, disk_bytes
+from bridle.harnesses.sandboxes.bounds import Bounds, Watch, disk_bytes
 from bridle.harnesses.sandboxes.walls import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no walls: {missing()}")
@@ -99,3 +101,11 @@ def test_the_sum_of_a_folder_follows_no_link_and_stops_when_it_is_enough(tmp_pat
 def test_a_bound_is_no_less_than_0(name: str) -> None:
     with pytest.raises(ValueError, match="less than 0"):
         Bounds(**{name: -1})
+
+
+async def test_processes_outside_of_walls_are_never_measured() -> None:
+    watch = Watch(Bounds(processes=1), ())
+    watch.begin(os.getpid())
+    await asyncio.sleep(0.1)
+    assert watch._running is None
+    assert watch.exceeded is None
