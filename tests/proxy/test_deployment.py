@@ -212,7 +212,7 @@ async def test_a_drain_waits_for_the_calls_of_every_process(url: str) -> None:
         other.gate.running = 1
         pausing = asyncio.create_task(one.control.pause(30))
         await holds(lambda: other.gate.paused)
-        await holds(lambda: one.control._store.others(one.writer.id)[0].report["running"] == 1)
+        await holds(lambda: one.control._store.others(one.writer.id)[0].report.get("running") == 1)
         assert (await one.control.state()).running == 1
         assert not pausing.done()
         other.gate.running = 0
