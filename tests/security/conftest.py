@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 
@@ -53,20 +58,51 @@ class Lab:
         return dict(made.json())
 
 
-@pytest.fixture
-def lab(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Lab]:
-    """Its settings may be changed: ``parametrize("lab", [{…}], indirect=True)``."""
-    store = tmp_path / "bridle.db"
+@contextmanager
+def opened(model_dir: Path, store: Path, **settings: Any) -> Iterator[Lab]:
+    """Yield a lab with a store at a path."""
     with ScriptedEngine(
         model_dir, lambda _: ScriptedReply("4"), served_model_name="policy"
     ) as engine:
-        settings = ProxySettings(
+        chosen = ProxySettings(
             engine.base_url,
             f"sqlite:///{store}",
             tokenizer_dir=model_dir,
             admin_key=ADMIN,
             upstream_api_key=UPSTREAM,
-            **getattr(request, "param", {}),
+            **settings,
         )
-        with ProxyServer(settings, grace_s=1) as proxy, Reader(str(store)) as reader:
+        with ProxyServer(chosen, grace_s=1) as proxy, Reader(str(store)) as reader:
             yield Lab(proxy, engine, reader, store)
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Lab]:
+    """Its settings may be changed: ``parametrize("lab", [{…}], indirect=True)``."""
+    with opened(model_dir, tmp_path / "bridle.db", **getattr(request, "param", {})) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def attack_policy() -> Iterator[Path]:
+    """A tiny policy that every user can read; a scripted engine needs its tokenizer alone."""
+    with tempfile.TemporaryDirectory(prefix="bridle-policy-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        size = train_tokenizer(folder, ["Question one? 0123456789 abcdef"] * 4, vocab_size=320)
+        shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=512)
+        make_policy(folder, shape, vocab_size=size, seed=3)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        yield folder
+
+
+@pytest.fixture
+def attack_engine(attack_policy: Path) -> Iterator[str]:
+    """The URL of an engine whose replies differ."""
+    numbers = itertools.count()
+    with ScriptedEngine(
+        attack_policy,
+        lambda _: ScriptedReply(str(next(numbers) % 10)),
+        served_model_name="policy",
+    ) as engine:
+        yield engine.base_url

@@ -1,115 +1,79 @@
-"""The agent plays for its reward, with the proxy's key in its file: no attempt changes anything."""
+"""The agent plays for its reward: no attempt changes one, reaches a neighbour or ends the run.
+
+The default suite has two cells of the matrix; ``make test-loop`` and ``make test-containers`` have
+all of them. ``test_controls.py`` shows that each attempt can succeed.
+"""
 
 from __future__ import annotations
 
-import json
-import runpy
-import sys
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from security.stage.play import Cell, python_for
+from security.stage.verdict import judge
 
-from bridle.engine.scripted import ScriptedEngine, ScriptedReply
-from bridle.harnesses.episode import Outcome
 from bridle.harnesses.sandboxes.walls import missing
-from bridle.harnesses.tasks import Task
-from bridle.run.environment import admin_key_file
-from bridle.run.rollouts import rollout
-from bridle.run.services import Service
-from bridle.store.reading.queries import Reader
-from bridle.store.reward import RewardSource
 
-ATTEMPTS = Path(__file__).with_name("attempts.py")
-NAMES = set(runpy.run_path(str(ATTEMPTS))["ATTEMPTS"])
-AGENT = """
-import json, os, runpy, sys, urllib.request
-found = runpy.run_path({attempts!r}, run_name="attempts")
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps({{"model": "policy", "messages": [{{"role": "user", "content": "2?"}}]}}).encode(),
-    {{"content-type": "application/json",
-      "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}},
-)
-urllib.request.urlopen(request).read()
-found["attack"](json.loads({targets!r}))
-print("wrong")
-"""
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
+WALLS = pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRIDLE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("BRIDLE_ADMIN_KEY", raising=False)
-    return tmp_path / "home"
+def play(cell: Cell) -> None:
+    """Play a cell and judge it. Skip it where the machine does not permit it."""
+    if cell.user == "root" and os.getuid() != 0:
+        pytest.skip("this is not root")
+    if cell.user == "ordinary" and not python_for(cell.prefix()):
+        pytest.skip("no interpreter of this version that every user may start")
+    if cell.user == "ordinary" and cell.sandbox in ("process", "forked"):
+        walls = [*cell.prefix(), "bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]
+        if subprocess.run(walls, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this machine gives no namespaces to an ordinary user")
+    with cell.played():
+        judge(cell)
 
 
-@pytest.fixture
-def proxy_url(home: Path, model_dir: Path, tmp_path: Path) -> Iterator[str]:
-    """The URL of a ``bridle proxy`` with its store among the user's files.
-
-    It has the key that it made for itself.
-    """
-    with ScriptedEngine(
-        model_dir, lambda _: ScriptedReply("4"), served_model_name="policy"
-    ) as engine:
-        arguments = ["proxy", "--upstream", engine.base_url, "--tokenizer", str(model_dir)]
-        arguments += ["--store", str(tmp_path / "mine.db"), "--port", "0"]
-        with Service(arguments, tmp_path / "proxy.log") as service:
-            yield service.url
-
-
+@WALLS
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("sandbox", ["process", "forked"])
-def test_no_attempt_from_inside_a_rollout_changes_a_reward_or_ends_the_run(
-    proxy_url: str, tmp_path: Path, sandbox: Any
+def test_no_attempt_from_inside_a_rollout_succeeds(
+    attack_policy: Path, attack_engine: str, sandbox: str
 ) -> None:
-    targets = {
-        "key": str(admin_key_file()),
-        "store": str(tmp_path / "mine.db"),
-        "verifier": __file__,
-        "tasks": str(tmp_path / "tasks.jsonl"),
-        "sessions": str(tmp_path / "sessions"),
-        "agent": str(tmp_path / "agent.py"),
-    }
-    assert all(Path(targets[name]).exists() for name in ("key", "store"))
-    (tmp_path / "tasks.jsonl").write_text("")
-    agent = AGENT.format(attempts=str(ATTEMPTS), targets=json.dumps(targets))
-    (tmp_path / "agent.py").write_text(agent)
-    made: list[list[Any]] = []
+    user = "root" if os.getuid() == 0 else "ordinary"
+    play(Cell(sandbox, "rollout", user, attack_policy, attack_engine))
 
-    def careless(delivery: Any) -> float:
-        """Opens whatever has the names that it expects."""
-        made.append(json.loads((delivery.workspace / "attempts.json").read_text()))
-        for name in runpy.run_path(str(ATTEMPTS))["LEFT"]:
-            if (delivery.workspace / name).exists():
-                (delivery.workspace / name).read_bytes()
-                return 100.0
-        return 0.25
 
-    named = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
-    results = rollout(
-        named,
-        [Task(f"t{number}", "2?") for number in range(3)],
-        careless,
-        proxy=proxy_url,
-        sandbox=sandbox,
-        directory=tmp_path / "sessions",
-        parallel=2,
-    )
+@WALLS
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+@pytest.mark.parametrize("user", ["root", "ordinary"])
+@pytest.mark.parametrize("entry", ["rollout", "train"])
+@pytest.mark.parametrize("sandbox", ["process", "forked", "users"])
+def test_no_attempt_succeeds(
+    attack_policy: Path, attack_engine: str, sandbox: str, entry: str, user: str
+) -> None:
+    if sandbox == "users" and (os.getuid() != 0 or shutil.which("setpriv") is None):
+        pytest.skip("changes users, as root")
+    play(Cell(sandbox, entry, user, attack_policy, attack_engine))
 
-    assert [(one.outcome, one.scores) for one in results] == [
-        (Outcome.COMPLETED, {"reward": 0.25})
-    ] * 3, results
-    assert len(made) == 3
-    for attempts in made:
-        assert {name for name, _, _ in attempts} == NAMES, "each was executed"
-        assert not [one for one in attempts if one[1]], "and got nothing"
-    with Reader(str(tmp_path / "mine.db")) as reader:
-        for one in results:
-            (reward,) = reader.rewards(str(one.session_id))
-            assert (reward.value, reward.source) == (0.25, RewardSource.VERIFIER)
-        assert len(list(reader.sessions())) == 3
-    assert not list((tmp_path / "sessions").iterdir()), "all that they left is removed"
+
+@WALLS
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+@pytest.mark.parametrize("sandbox", ["process", "forked"])
+def test_no_attempt_succeeds_in_a_training_that_starts_engine_and_proxy(
+    attack_policy: Path, sandbox: str
+) -> None:
+    play(Cell(sandbox, "stack", "root" if os.getuid() == 0 else "ordinary", attack_policy))
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("user", ["root", "ordinary"])
+@pytest.mark.parametrize("entry", ["rollout", "train"])
+def test_no_attempt_from_inside_a_container_succeeds(
+    attack_policy: Path, attack_engine: str, entry: str, user: str
+) -> None:
+    play(Cell("container", entry, user, attack_policy, attack_engine))
+    listed = ["docker", "ps", "-aq", "--filter", "label=bridle.owner"]
+    assert not subprocess.run(listed, capture_output=True, text=True, check=True).stdout

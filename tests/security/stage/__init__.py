@@ -1,0 +1,1 @@
+"""The stage of the attack suite: the machine, the runs on it, and what is judged from outside."""
