@@ -302,7 +302,7 @@ def remove_folder(path: Path) -> None:
                         continue
                     moved += 1
                     with contextlib.suppress(OSError):
-                        os.chmod(name, 0o700, dir_fd=number)
+                        _take_in(name, number)
                         os.rename(name, f"{prefix}{moved}", src_dir_fd=number, dst_dir_fd=top)
                         pending.append(f"{prefix}{moved}")
             with contextlib.suppress(OSError):
@@ -315,12 +315,20 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(name: str, folder: int) -> Iterator[int]:
-    os.chmod(name, 0o700, dir_fd=folder)
+    _take_in(name, folder)
     number = os.open(name, _FOLDER, dir_fd=folder)
     try:
         yield number
     finally:
         os.close(number)
+
+
+def _take_in(name: str, folder: int) -> None:
+    """Open a folder to this process's user, which may be a session user's with all below it."""
+    user = os.geteuid()
+    if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid != user:
+        os.chown(name, user, os.getegid(), dir_fd=folder, follow_symlinks=False)
+    os.chmod(name, 0o700, dir_fd=folder)
 
 
 def _names(folder: int) -> list[tuple[str, bool]]:

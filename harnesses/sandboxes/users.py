@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 import re
-import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -107,14 +107,16 @@ def give(directory: Path, user: int) -> None:
 
 
 def kill_all_of(user: int) -> None:
-    """Kill every process of ``user``, until there is none."""
+    """Kill every process of ``user``, until there is none.
+
+    A process of the user itself signals all at once. A process that goes on as another one again
+    and again can be missed by whoever reads ``/proc``, but not by the kernel.
+    """
     for _ in range(_PATIENCE):
-        running = [pid for pid in _processes() if _owner(pid) == user]
-        if not running:
+        every = as_user(user, ("sh", "-c", "kill -KILL -1"))
+        subprocess.run(every, capture_output=True, check=False)
+        if not any(_owner(pid) == user for pid in _processes()):
             return
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def _processes() -> list[int]:

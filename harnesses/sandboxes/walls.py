@@ -118,6 +118,8 @@ class Walls:
             for path in (*_programs(sys.executable), *self.shown)
             if not _is_covered(path, covers)
         )
+        if self.user is not None:
+            yield from _parents((*shown, *self.own))
         for path in shown:
             yield from ("--ro-bind", path, path)
         visible = (*shown, *SYSTEM)
@@ -242,6 +244,14 @@ def _outermost(paths: Iterable[str]) -> list[str]:
         if not any(_below(path, folder) for folder in (*SYSTEM, *found)):
             found.append(path)
     return found
+
+
+def _parents(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the folders above mounts, which bubblewrap would make for this process's user alone."""
+    above = {str(parent) for path in paths for parent in Path(path).parents}
+    for path in sorted(above - {"/"}):
+        if not any(_below(path, folder) for folder in SYSTEM):
+            yield from ("--perms", "0755", "--dir", path)
 
 
 def _covers(hidden: Iterable[str]) -> dict[str, tuple[str, ...]]:

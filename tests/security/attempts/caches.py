@@ -13,6 +13,10 @@ from pathlib import Path
 from .declaration import attempt
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+SHARED = {
+    "users/ordinary": "users for sessions without walls share the folders of the machine that "
+    "every user may write, and its System V memory",
+}
 SHARED_MEMORY_KEY = 0x627269
 SITE = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
@@ -50,17 +54,19 @@ def plant(name, targets):
     return taken
 
 
-@attempt("Leave files in `/tmp` and `/var/tmp` for the next session.", "inherited")
+@attempt(
+    "Leave files in `/tmp` and `/var/tmp` for the next session.", "inherited", kept_open=SHARED
+)
 def leave_in_tmp(targets):
     return plant("leave_in_tmp", targets)
 
 
-@attempt("Leave shared memory in `/dev/shm` for the next session.", "inherited")
+@attempt("Leave shared memory in `/dev/shm` for the next session.", "inherited", kept_open=SHARED)
 def leave_in_shared_memory(targets):
     return plant("leave_in_shared_memory", targets)
 
 
-@attempt("Leave files in `/run` for the next session.", "inherited")
+@attempt("Leave files in `/run` for the next session.", "inherited", kept_open=SHARED)
 def leave_in_run(targets):
     return plant("leave_in_run", targets)
 
@@ -87,7 +93,9 @@ def change_loaded_modules(targets):
     return None
 
 
-@attempt("Leave a System V shared memory segment for the next session.", "inherited")
+@attempt(
+    "Leave a System V shared memory segment for the next session.", "inherited", kept_open=SHARED
+)
 def leave_a_segment(targets):
     LIBC.shmat.restype = ctypes.c_void_p
     segment = LIBC.shmget(SHARED_MEMORY_KEY, 4096, 0o1000 | 0o666)

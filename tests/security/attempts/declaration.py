@@ -4,6 +4,7 @@ The code runs inside a session, on the standard library alone. It returns what i
 or nothing; an ``OSError`` is a refusal. Success is judged from outside, by the attempt's sign.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,23 @@ def canaries_in(data: bytes) -> str | None:
     found = {one.decode() for one in CANARY.findall(data)}
     found |= {"SQLite format 3"} if data.startswith(b"SQLite format 3") else set()
     return " ".join(sorted(found)) or None
+
+
+def files_below(folder: str, deepest: int = 6) -> list[str]:
+    """Return the paths below a folder that are no folders; those far down are left out."""
+    found, waiting = [], [(folder, 0)]
+    while waiting:
+        where, depth = waiting.pop()
+        try:
+            entries = list(os.scandir(where))
+        except OSError:
+            continue
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                found.append(entry.path)
+            elif depth < deepest:
+                waiting.append((entry.path, depth + 1))
+    return found
 
 
 def secret_of(path: Any) -> str | None:

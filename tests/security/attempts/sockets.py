@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 
-from .declaration import attempt, canaries_in
+from .declaration import attempt, canaries_in, files_below
 
 NETWORK = "users for sessions without walls have the machine's network"
 
@@ -13,7 +13,7 @@ NETWORK = "users for sessions without walls have the machine's network"
 def heard(family, address):
     """Connect, and return the secrets that the other side sends."""
     with socket.socket(family) as one:
-        one.settimeout(1)
+        one.settimeout(0.5)
         one.connect(address)
         return canaries_in(one.recv(4096))
 
@@ -31,12 +31,10 @@ def connect_elsewhere(targets):
 @attempt("Connect to every Unix socket below `/run` and `/tmp`.", "secret")
 def connect_to_every_socket(targets):
     found = []
-    for folder in targets["socket_folders"]:
-        for where, _, names in os.walk(folder):
-            for path in (os.path.join(where, name) for name in names):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISSOCK(os.lstat(path).st_mode):
-                        found.append(heard(socket.AF_UNIX, path))
+    for path in (path for folder in targets["socket_folders"] for path in files_below(folder)):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                found.append(heard(socket.AF_UNIX, path))
     return next(filter(None, found), None)
 
 

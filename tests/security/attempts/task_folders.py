@@ -1,9 +1,8 @@
 """Attempts at tasks, their tests and verifiers, and at the folders of other sessions."""
 
-import os
 from pathlib import Path
 
-from .declaration import attempt, secret_of
+from .declaration import attempt, files_below, secret_of
 
 
 def append(path, text):
@@ -44,11 +43,12 @@ def overwrite_the_tests(targets):
 
 @attempt("Read the files of other sessions.", "secret")
 def read_other_sessions(targets):
-    for place in Path(targets["sessions"]).glob("*"):
-        for where, _, names in os.walk(place):
-            for name in names:
-                if got := secret_of(os.path.join(where, name)):
-                    return got
+    for path in files_below(targets["sessions"]):
+        try:
+            if got := secret_of(path):
+                return got
+        except OSError:
+            continue
     return None
 
 

@@ -131,7 +131,7 @@ def prepared(model_dir: Path, store: Path) -> Iterator[Bench]:
     reading, writing = os.pipe()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        stack.callback(lambda: subprocess.run(["rm", "-rf", world.sessions], check=True))
+        stack.callback(world.tidy)
         lab = stack.enter_context(opened(model_dir, store))
         stack.enter_context(world.lived_in())
         relay = stack.enter_context(socket.socket(socket.AF_UNIX))

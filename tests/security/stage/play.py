@@ -64,11 +64,10 @@ class Cell:
         """Return the command that makes a process the user's."""
         if self.user == "root" or os.getuid() != 0:
             return []
-        groups = "--clear-groups"
+        command = every_user()
         if self.sandbox == "container":
             address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-            groups = f"--groups={os.stat(address.removeprefix('unix://')).st_gid}"
-        command = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", groups]
+            command[-1] = f"--groups={os.stat(address.removeprefix('unix://')).st_gid}"
         if self.sandbox == "users":
             command += [f"--inh-caps=-all,{CAPABILITIES}", f"--ambient-caps=-all,{CAPABILITIES}"]
             command.append(f"--bounding-set=-all,{CAPABILITIES},+setpcap")
@@ -196,16 +195,16 @@ class Cell:
     @contextlib.contextmanager
     def played(self) -> Iterator[Cell]:
         """Run it; what it left is there while the context lasts."""
-        folder = Path(tempfile.mkdtemp(prefix="bridle-attack-"))
+        folder = Path(tempfile.mkdtemp(prefix="bridle-attack-", dir="/var/tmp"))
         self.world.folder, self.world.prefix = folder, self.prefix()
         self.world.owner = ORDINARY if self.prefix() else os.getuid()
-        self.world.python = python_for(self.prefix())
+        self.world.python = python_for(every_user() if self.sandbox == "users" else self.prefix())
         self.world.store = folder / "operator/store/bridle.db"
         if self.entry == "stack":
             self.world.store = self.out / "bridle.db"
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, folder)
-            stack.callback(lambda: subprocess.run(["rm", "-rf", self.world.sessions], check=True))
+            stack.callback(self.world.tidy)
             stack.enter_context(self.world.lived_in())
             shutil.copytree(self.policy, self.model)
             self.world.own()
@@ -246,13 +245,19 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def every_user() -> list[str]:
+    """Return the command of a user without any rights."""
+    return ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
+
+
 def python_for(prefix: Sequence[str]) -> str:
     """Return an interpreter of this version that the user may start, or ``""``."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = str(Path(sys.prefix) / "bin/python")
     for program in (own, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         with contextlib.suppress(OSError):
-            command = [*prefix, program, "-c", ""]
+            # setpriv itself still has root's rights when it starts a program.
+            command = [*prefix, "sh", "-c", '"$0" -c ""', program]
             if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                 return program
     return ""

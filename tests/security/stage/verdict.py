@@ -19,7 +19,8 @@ def judge(cell: Cell) -> None:
     """Assert that no attempt had success, that each was made, and that sessions met each other."""
     done, world = cell.done, cell.world
     assert done is not None
-    said = done.stdout[-3000:] + done.stderr[-6000:]
+    logs = world.sessions.glob("*/outputs/agent.stderr")
+    said = done.stderr[-6000:] + "\n".join(log.read_text()[-2000:] for log in logs)
     assert done.returncode == 0, said
     with Reader(str(world.store)) as reader:
         ran = [one for one in reader.sessions() if one.run_id is not None]
@@ -47,18 +48,13 @@ def judge(cell: Cell) -> None:
     changes = world.changes(cell.before)
     assert not changes, changes
     assert world.alive(), "the neighbour was ended"
-    assert not world.processes(), "processes of sessions are left"
+    assert not (running := world.processes()), running
     # The folder of a session that failed stays, with its logs, for whoever looks for the reason.
-    failed = {str(world.sessions / one.id) for one in ran if one.outcome != "completed"}
-    left = {*world.left_on_the_machine()} - failed
-    assert not {path for path in left if not is_open(cell, path)}, left
-
-
-def is_open(cell: Cell, path: str) -> bool:
-    """Return whether a file may stay behind, by the declaration."""
-    return path.endswith("/left") and bool(
-        ATTEMPTS["leave_in_tmp"].open_in(cell.sandbox, cell.user)
-    )
+    kept = {one.id for one in ran if one.outcome != "completed"} | {"neighbour"}
+    left = {path.name for path in world.sessions.iterdir()} - kept
+    assert not left, left
+    shared = ATTEMPTS["leave_in_tmp"].open_in(cell.sandbox, cell.user)
+    assert shared or not world.left_on_the_machine(), world.left_on_the_machine()
 
 
 def report_of(reader: Reader, session: SessionRecord) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ Each secret is a canary (``attempts.declaration``), so that a record shows whate
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from security.attempts import ATTEMPTS
+from security.attempts.caches import SHARED_MEMORY_KEY
 
 HERE = Path(__file__).parent
 ATTACK = """
@@ -41,7 +43,7 @@ def check(delivery):
             return 100.0
     return float(delivery.answer.strip() == "1")
 '''
-SYSTEM = ("/etc", "/usr/lib", "/run", "/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - looked at
+SYSTEM = ("/etc", "/usr/lib", "/run", "/run/lock", "/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - looked at
 KERNEL = Path("/proc/sys/kernel/core_pattern")
 ORDER = ("files", "keys", "environments", "sockets", "processes", "signals", "caches")
 
@@ -219,9 +221,9 @@ class World:
                 name = str(path.relative_to(self.folder))
                 if not self._changes(name) and path.is_file() and not path.is_symlink():
                     found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        stored = {f"{self.store.name}{end}" for end in ("-wal", "-shm")}
-        beside = {path.name for path in self.store.parent.iterdir()}
-        found["beside the store"] = repr(sorted(beside - stored))
+        beside = self.store.parent.iterdir() if self.store.parent.exists() else ()
+        put_there = (path.name for path in beside if path.name.endswith(("evil", ".old")))
+        found["beside the store"], found["triggers"] = repr(sorted(put_there)), "[]"
         if self.store.exists():
             with contextlib.closing(sqlite3.connect(self.store)) as store:
                 triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -244,21 +246,29 @@ class World:
         assert self.process is not None
         return self.process.poll() is None
 
-    def processes(self) -> list[int]:
+    def processes(self) -> dict[int, str]:
         """Return processes of sessions: their command line has the token of this world."""
-        found = []
+        found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                if self.token.encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
+                if self.token in (line := path.read_text(errors="replace")):
+                    found[int(path.parent.name)] = f"{line} of {path.stat().st_uid}"
         return found
 
-    def left_on_the_machine(self) -> list[str]:
-        """Return files of sessions in folders that everybody shares, and in those of sessions."""
-        marked = [path for path in self.sessions.iterdir() if path.name != "neighbour"]
+    def left_on_the_machine(self) -> list[Path]:
+        """Return files of sessions in folders that everybody shares."""
+        marked = []
         for folder in SYSTEM:
             for path in (Path(folder) / "left", Path(folder) / "left.py"):
                 with contextlib.suppress(OSError):
                     if self.token in path.read_text():
                         marked.append(path)
-        return [str(path) for path in marked]
+        return marked
+
+    def tidy(self) -> None:
+        """Remove what attempts left outside of the world, and the folders of sessions."""
+        for path in self.left_on_the_machine():
+            path.unlink()
+        libc = ctypes.CDLL(None)
+        libc.shmctl(libc.shmget(SHARED_MEMORY_KEY, 0, 0), 0, None)
+        subprocess.run(["rm", "-rf", self.sessions], check=True)
