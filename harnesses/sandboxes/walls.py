@@ -118,8 +118,7 @@ class Walls:
             for path in (*_programs(sys.executable), *self.shown)
             if not _is_covered(path, covers)
         )
-        if self.user is not None:
-            yield from _parents((*shown, *self.own))
+        yield from _parents((*shown, *self.own), self.user)
         for path in shown:
             yield from ("--ro-bind", path, path)
         visible = (*shown, *SYSTEM)
@@ -246,8 +245,13 @@ def _outermost(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def _parents(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the folders above mounts, which bubblewrap would make for this process's user alone."""
+def _parents(paths: Iterable[str], user: int | None) -> Iterator[str]:
+    """Yield mounts for the folders above ``paths``, so that a session's ``user`` can enter them.
+
+    Bubblewrap would make them for the user who starts it alone.
+    """
+    if user is None:
+        return
     above = {str(parent) for path in paths for parent in Path(path).parents}
     for path in sorted(above - {"/"}):
         if not any(_below(path, folder) for folder in SYSTEM):

@@ -163,7 +163,7 @@ def told(open_folder: Path) -> dict[str, Any]:
 
 
 ALONE = """
-id -u; cat "$1" || echo closed; ls -d /proc/[0-9]* | wc -l
+id -u; cat "$4"; cat "$1" || echo closed; ls -d /proc/[0-9]* | wc -l
 for port in "$2" "$3"; do
   if exec 3<>/dev/tcp/127.0.0.1/"$port"; then
     printf 'GET /s/mine/v1/models HTTP/1.1\\r\\nhost: h\\r\\nconnection: close\\r\\n\\r\\n' >&3
@@ -182,6 +182,9 @@ async def test_under_root_a_session_has_a_user_and_namespaces_of_its_own(
     secret = open_folder / "secret"
     secret.write_text("sesame")
     secret.chmod(0o600)
+    shown = open_folder / "agent/shown"
+    shown.parent.mkdir()
+    shown.write_text("hello\n")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -195,13 +198,54 @@ async def test_under_root_a_session_has_a_user_and_namespaces_of_its_own(
     )
     async with ProcessProvider(confined=True).open(request) as sandbox:
         own = str(urlsplit(sandbox.url(request.urls["openai"])).port)
-        asked = ("bash", "-c", ALONE, "-", str(secret), own, str(port))
-        done = await sandbox.exec(Launch(asked, {"PATH": os.environ["PATH"]}, 30.0))
+        asked = ("bash", "-c", ALONE, "-", str(secret), own, str(port), str(shown))
+        launch = Launch(asked, {"PATH": os.environ["PATH"]}, 30.0, shown=(str(shown),))
+        done = await sandbox.exec(launch)
     server.close()
-    user, closed, processes, answered, outside = done.stdout.tail.splitlines()
+    user, read, closed, processes, answered, outside = done.stdout.tail.splitlines()
+    assert read == "hello", "folders above one that is shown can be entered"
     assert 20001 <= int(user) <= 20008
     assert (closed, answered.strip(), outside) == ("closed", "HTTP/1.1 200 OK", "unreachable")
     assert int(processes) < 8
+
+
+CLEANUP = """
+import os, subprocess, sys
+from pathlib import Path
+from bridle.harnesses.sandboxes.leftovers import remove_folder
+from bridle.harnesses.sandboxes.users import _owner, _processes, as_user, give, kill_all_of
+python, folder = sys.argv[1], Path(sys.argv[2])
+forks = "import os, time; os.setsid()\\nwhile not os.fork(): time.sleep(0.002)"
+subprocess.run(as_user(20001, [python, "-c", forks]), check=True)
+seen = lambda: sum(_owner(pid) == 20001 for _ in range(20) for pid in _processes())
+assert seen()
+kill_all_of(20001)
+print(seen())
+(folder / "/".join("d" * 100)).mkdir(parents=True)
+give(folder, 20001)
+os.chown(folder, os.getuid(), os.getgid())
+remove_folder(folder)
+print(folder.exists())
+"""
+
+
+@ROOT
+def test_neither_a_process_that_forks_away_nor_a_deep_folder_of_a_session_user_stays(
+    open_folder: Path,
+) -> None:
+    """A process that is not root cleans up."""
+    python = python_for_all()
+    sessions = open_folder / "sessions"
+    sessions.mkdir()
+    shutil.chown(sessions, 12345, 12345)
+    done = subprocess.run(
+        [*AS_THE_TRAINER, python, "-c", CLEANUP, python, sessions / "one"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["0", "False"], done.stderr
 
 
 @pytest.mark.parametrize("named", ["some", "7", "0-5", "9-3", f"{os.getuid()}-{os.getuid() + 9}"])

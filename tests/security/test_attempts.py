@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,16 @@ from security.stage.play import Cell, every_user, python_for
 from security.stage.verdict import judge
 
 from bridle.harnesses.sandboxes.walls import missing
+from bridle.reconstruct.exports.formats import export
+from bridle.reconstruct.exports.selection import Selection
+from bridle.store.reading.queries import Reader
+from bridle.store.reward import Reward, RewardSource
+from bridle.store.writing.writer import Writer
 
 WALLS = pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
 
 
-def play(cell: Cell) -> None:
+def play(cell: Cell, also: Callable[[Cell], object] = lambda _: None) -> None:
     """Play a cell and judge it. Skip it where the machine does not permit it."""
     if cell.user == "root" and os.getuid() != 0:
         pytest.skip("this is not root")
@@ -32,6 +39,7 @@ def play(cell: Cell) -> None:
             pytest.skip("this machine gives no namespaces to an ordinary user")
     with cell.played():
         judge(cell)
+        also(cell)
 
 
 @WALLS
@@ -67,7 +75,22 @@ def test_no_attempt_succeeds(
 def test_no_attempt_succeeds_in_a_training_that_starts_engine_and_proxy(
     attack_policy: Path, sandbox: str
 ) -> None:
-    play(Cell(sandbox, "stack", "root" if os.getuid() == 0 else "ordinary", attack_policy))
+    user = "root" if os.getuid() == 0 else "ordinary"
+    play(Cell(sandbox, "stack", user, attack_policy), an_export_reads_what_training_reads)
+
+
+def an_export_reads_what_training_reads(cell: Cell) -> None:
+    store = str(cell.world.store)
+    with Reader(store) as reader:
+        (run,) = reader.runs("train")
+        session = next(iter(reader.sessions(run=run.id)))
+    bonus = Reward(session.id, "bonus", 100.0, time.time(), source=RewardSource.OPERATOR)
+    with Writer(store) as writer:
+        writer.add_sync(bonus)
+    with Reader(store) as reader:
+        table = cell.world.folder / "tokens.parquet"
+        report = export(reader, table, "tokens", Selection(run=run.id), "tree")
+    assert report.rewards.keys() == {"reward"}
 
 
 @pytest.mark.containers

@@ -72,14 +72,14 @@ def replace_the_store(targets):
     return "moved"
 
 
-@attempt("Unmount what covers private files, and mount the root for writing.", "secret")
+@attempt("Unmount whatever covers private files, and mount the root for writing.", "secret")
 def unmount_and_remount(targets):
     LIBC.umount2(os.fsencode(Path(targets["key"]).parent), 2)
     LIBC.mount(b"none", b"/", None, 32 | 4096, None)
     return secret_of(targets["key"])
 
 
-@attempt("Do the same in a user and mount namespace of its own.", "secret")
+@attempt("Unmount it in a user and mount namespace of its own.", "secret")
 def unmount_in_a_nested_namespace(targets):
     reading, writing = os.pipe()
     pid = os.fork()

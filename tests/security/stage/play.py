@@ -28,6 +28,8 @@ from security.stage.world import HERE, World, canary
 SOURCE = HERE.parents[2] / "src"
 ORDINARY = 12345
 USERS = "20001-20008"
+FULL = 4
+"""Number of sessions that try everything; training groups them by two."""
 CAPABILITIES = "+setuid,+setgid,+chown,+kill"
 
 
@@ -48,8 +50,6 @@ class Cell:
     world: World = field(default_factory=lambda: World(Path()))
     proxy: str = ""
     done: subprocess.CompletedProcess[str] | None = None
-    sessions: int = 0
-    """The number of sessions that try everything."""
 
     @property
     def out(self) -> Path:
@@ -152,7 +152,7 @@ class Cell:
         self.world.neighbour = {"session": made["id"], "name": made["id"]}
 
     def tasks(self) -> list[dict[str, Any]]:
-        full = 2 if self.entry != "rollout" else 4
+        full = FULL if self.entry == "rollout" else FULL // 2
         prompts = [f"Question {number}, {self.world.token}?" for number in range(full)]
         prompts += [f"{name} {self.world.token}" for name in self.alone]
         made = []
@@ -186,10 +186,11 @@ class Cell:
         ]
         if self.entry == "rollout":
             return ["rollout", *found, "--parallel=3", "--json"]
-        groups = 2 + len(self.alone)
+        groups = FULL // 2 + len(self.alone)
         return [
             *("train", "--policy", str(self.model), "--out", str(self.out), "--steps=1", *found),
-            *(f"--set=groups.per_step={groups}", "--set=groups.size=4", "--set=agent.parallel=4"),
+            *(f"--set=groups.per_step={groups}", "--set=groups.size=2", "--set=agent.parallel=3"),
+            "--set=training.filters.drop_zero_variance=false",
         ]
 
     @contextlib.contextmanager
