@@ -27,7 +27,7 @@ from security.stage.world import HERE, World, canary
 
 SOURCE = HERE.parents[2] / "src"
 ORDINARY = 12345
-USERS = "20001-20008"
+USERS = "20001-20064"
 FULL = 4
 """Number of sessions that try everything; training groups them by two."""
 CAPABILITIES = "+setuid,+setgid,+chown,+kill"
