@@ -22,7 +22,10 @@ CLASSES = {
     "task folders",
     "verifier inputs",
 }
-CELLS = {"users/ordinary": "users for sessions of a process that is not root"}
+CELLS = {
+    "users/ordinary": "users for sessions of a process that is not root",
+    "container": "containers",
+}
 """The cells in which anything is open, as the page names them."""
 
 

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from .declaration import attempt, secret_of
+from .processes import in_a_child
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -81,18 +82,11 @@ def unmount_and_remount(targets):
 
 @attempt("Unmount it in a user and mount namespace of its own.", "secret")
 def unmount_in_a_nested_namespace(targets):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            LIBC.unshare(0x10000000 | 0x20000)
-            got = unmount_and_remount(targets) or ""
-            os.write(writing, got.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    return os.read(reading, 4096).decode() or None
+    def found():
+        LIBC.unshare(0x10000000 | 0x20000)
+        return unmount_and_remount(targets)
+
+    return in_a_child(found)
 
 
 @attempt("Read the disk, by a device that is there or by one that it makes.", "secret")

@@ -26,6 +26,22 @@ def first(found, numbers):
     return None
 
 
+def in_a_child(found):
+    """Return what ``found`` returns in a process of its own, with which its traces end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, (found() or "").encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    got = os.read(reading, 4096).decode()
+    os.close(reading)
+    return got or None
+
+
 @attempt("Read private files below the root and the folder of other processes.", "secret")
 def read_through_roots(targets):
     links = (f"{number}/{link}" for number in others(targets) for link in ("root", "cwd"))
@@ -53,7 +69,7 @@ def read_memory(targets):
                 return canaries_in(memory.read(int(end, 16) - int(begin, 16)))
         return None
 
-    return first(found, others(targets))
+    return in_a_child(lambda: first(found, others(targets)))
 
 
 @attempt("Enter the namespaces of other processes, and read private files.", "secret")
@@ -63,16 +79,7 @@ def enter_namespaces(targets):
             LIBC.setns(file.fileno(), 0)
         return secret_of(targets["key"])
 
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writing, (first(enter, others(targets)) or "").encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    return os.read(reading, 4096).decode() or None
+    return in_a_child(lambda: first(enter, others(targets)))
 
 
 @attempt("Write the kernel's settings (`core_pattern`).", "changed")

@@ -29,7 +29,15 @@ def kill_everybody(targets):
     return None
 
 
-@attempt("End its own sandbox by every signal to the first process.", "run", alone=True)
+@attempt(
+    "End its own sandbox by every signal to the first process.",
+    "run",
+    alone=True,
+    kept_open={
+        "container": "root in a container can end or stop its first process, so that its session "
+        "is run again once, has no reward, or ends late"
+    },
+)
 def end_its_own_sandbox(targets):
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
         for process in targets["parents"] or {os.getppid(), 1} - {0}:
