@@ -36,6 +36,7 @@ from bridle.harnesses.verifiers.delivery import (
 )
 from bridle.harnesses.verifiers.function import FunctionVerifier, with_local_workspace
 from bridle.harnesses.verifiers.server import PACKET, Inquiry
+from bridle.keys import without_keys
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class _Server:
             process = await asyncio.to_thread(
                 subprocess.Popen,
                 [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
-                env={name: value for name, value in os.environ.items() if not _is_key(name)},
+                env=without_keys(os.environ),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -238,11 +239,6 @@ async def _exchange(connection: socket.socket, inquiry: bytes, report: _Report) 
         while data := await loop.sock_recv(connection, 1 << 16):
             if report.add(data):
                 return
-
-
-def _is_key(name: str) -> bool:
-    """Return whether a variable has a key of Bridle's or of its engine's."""
-    return name == "VLLM_API_KEY" or (name.startswith("BRIDLE_") and name.endswith("_KEY"))
 
 
 def _close(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
