@@ -43,6 +43,10 @@ def doctor(
     upstream: Annotated[
         str | None, typer.Option(callback=base_urls, help="The engine's base URL.")
     ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(help="A coding harness: whether it can work on the template of --model."),
+    ] = None,
     private_network: Annotated[
         bool,
         typer.Option(
@@ -66,14 +70,19 @@ def doctor(
         return
     from bridle.run.examination import (
         examine_engine,
+        examine_pair,
         examine_store,
         examine_template,
         examine_tokenizer,
     )
 
     found: dict[str, Any] = {}
+    if harness is not None:
+        _require_pair(harness, model)
     if model is not None:
         found["template"] = examine_template(model)
+        if harness is not None and not found["template"]["broken"]:
+            found["harness"] = examine_pair(found["template"], harness)
     if upstream is not None:
         found["engine"] = examine_engine(
             upstream,
@@ -99,6 +108,16 @@ def doctor(
         _print(found)
     if found["broken"]:
         raise typer.Exit(1)
+
+
+def _require_pair(harness: str, model: Path | None) -> None:
+    from bridle.harnesses.adapters import PROGRAMS
+
+    names = sorted(PROGRAMS.values())
+    if harness not in names:
+        raise UsageError(f"no coding harness is called {harness}: choose of {', '.join(names)}")
+    if model is None:
+        raise UsageError("--harness is examined with the template of --model: name that too")
 
 
 def _explain(store: str, about: str, json: bool) -> None:
@@ -190,6 +209,7 @@ def _tokenizer(verdict: dict[str, Any]) -> list[str]:
 
 _PARTS: Final = (
     ("template", _template),
+    ("harness", _lines),
     ("engine", _lines),
     ("tokenizer", _tokenizer),
     ("store", _store),
