@@ -34,7 +34,7 @@ from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
 TURNS: Final = 6
-SAMPLE: Final = ("qwen3", "qwen3.5", "gemma4", "ministral3", "llama3.3", "gpt-oss")
+SAMPLE: Final = ("qwen3.5", "llama3.3", "gpt-oss", "gemma3")
 """The families of the sample that is run where all of them would take too long."""
 
 

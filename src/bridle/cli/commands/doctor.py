@@ -70,19 +70,11 @@ def doctor(
         return
     from bridle.run.examination import (
         examine_engine,
-        examine_pair,
         examine_store,
-        examine_template,
         examine_tokenizer,
     )
 
-    found: dict[str, Any] = {}
-    if harness is not None:
-        _require_pair(harness, model)
-    if model is not None:
-        found["template"] = examine_template(model)
-        if harness is not None and not found["template"]["broken"]:
-            found["harness"] = examine_pair(found["template"], harness)
+    found = _of_model(model, harness)
     if upstream is not None:
         found["engine"] = examine_engine(
             upstream,
@@ -110,14 +102,22 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _require_pair(harness: str, model: Path | None) -> None:
+def _of_model(model: Path | None, harness: str | None) -> dict[str, Any]:
+    """Return the verdicts on a model's template, and on a harness that works on it."""
     from bridle.harnesses.adapters import PROGRAMS
+    from bridle.run.examination import examine_pair, examine_template
 
     names = sorted(PROGRAMS.values())
-    if harness not in names:
+    if harness is not None and harness not in names:
         raise UsageError(f"no coding harness is called {harness}: choose of {', '.join(names)}")
     if model is None:
-        raise UsageError("--harness is examined with the template of --model: name that too")
+        if harness is not None:
+            raise UsageError("--harness is examined with the template of --model: name that too")
+        return {}
+    template = examine_template(model)
+    if harness is None or template["broken"]:
+        return {"template": template}
+    return {"template": template, "harness": examine_pair(template, harness)}
 
 
 def _explain(store: str, about: str, json: bool) -> None:
