@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import inspect
 import json
 import math
@@ -79,6 +80,9 @@ def main(number: int) -> None:
     if (threads := len(os.listdir("/proc/self/task")) - 1) > 0:
         control.send(f"its import starts {threads} threads, which a fork would lack".encode())
         return
+    gc.collect()
+    # Children share the pages of these objects until someone writes to them; the collector would.
+    gc.freeze()
     control.send(b"\n")
     _Server(control, function).serve()
 
