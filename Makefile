@@ -134,7 +134,7 @@ test-compose: $(READY)  ## docker compose up in real containers (installs Debian
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install
 	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex claude-code && \
-		$(BIN)/python -m pytest -m containers tests/containers tests/security
+		$(BIN)/python -m pytest -m containers tests/containers
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BWRAP)

@@ -13,7 +13,7 @@ def kill_the_neighbours_process(targets):
     return "sent"
 
 
-@attempt("Kill the processes that started it.", "run", alone=True)
+@attempt("Kill the processes that started it.", "run")
 def kill_its_parents(targets):
     for number in targets["parents"] or {os.getppid(), 1} - {0}:  # 0 stands for its own group
         try:
@@ -23,7 +23,7 @@ def kill_its_parents(targets):
     return None
 
 
-@attempt("Kill every process that it may signal.", "run", alone=True)
+@attempt("Kill every process that it may signal.", "run")
 def kill_everybody(targets):
     os.kill(targets["everybody"], signal.SIGKILL)
     return None
