@@ -114,7 +114,7 @@ class Writer:
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(
-            url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S
+            url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S, writes=True
         )
         self.well = True
         """Whether the last attempt to write to the store succeeded."""
@@ -457,7 +457,14 @@ class Writer:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Open a transaction on the thread's own connection, which is closed after any failure."""
+        """Open a transaction on the thread's own connection, which is closed after any failure.
+
+        A server's connection is shared with the other writers of this process.
+        """
+        if self._remote:
+            with transaction(self._engine) as shared:
+                yield shared
+            return
         connection = self._connection
         if connection is None:
             connection = self._engine.connect().execution_options(immediate=True)
