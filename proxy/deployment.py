@@ -11,7 +11,7 @@ is promised for calls needs only the clocks to run. The notes bring the calls al
 meanwhile, whose further tokens have the new version.
 
 A process without calls rests if its store is on a server. It closes its gates, notes that, and
-reads the rows every :data:`_REST_S` seconds only. Nobody waits for a process that rests: its next
+reads the rows every :data:`REST_S` seconds only. Nobody waits for a process that rests: its next
 call finds the gates closed, and passes after the process has noted that it works, and then has read
 the rows. So a change either sees that note, or is seen by that read.
 
@@ -36,7 +36,7 @@ from bridle.proxy.periodic import Periodic
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.operations.gates import RESTING, Gates, Member, Rows
+from bridle.store.operations.gates import REST_S, RESTING, Gates, Member, Rows
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.writing.writer import Writer
@@ -56,8 +56,6 @@ _RESTING: Final[Mapping[bool, Mapping[str, bool]]] = {True: {RESTING: True}, Fal
 """The part of a note that says whether the process rests."""
 _IDLE_S: Final = 2.0
 """Seconds without calls after which a process rests."""
-_REST_S: Final = 2.0
-"""Seconds between two reads of the rows by a process that rests."""
 
 Result = TypeVar("Result")
 
@@ -238,7 +236,7 @@ class Deployment:
 
     async def _look_at_rest(self) -> None:
         now = time.monotonic()
-        if now > self._looked_at + _REST_S:
+        if now > self._looked_at + REST_S:
             self._looked_at = now
             await self._read_at_rest()
             if self._noted[0] != self._writer.id:  # Its lease had run out.

@@ -30,6 +30,8 @@ _REVISION: Final = "SELECT max(revision) FROM gates WHERE deployment = ?"
 _SEALED: Final = "SELECT 1 FROM sessions WHERE id = ? AND sealed_at IS NOT NULL"
 _SEALED_AMONG: Final = "SELECT id FROM sessions WHERE id = ANY(?) AND sealed_at IS NOT NULL"
 
+REST_S: Final = 2.0
+"""Seconds between two reads of the rows by a process that rests."""
 RESTING: Final = "resting"
 """The member of a report that is true while the process rests (:attr:`Member.resting`)."""
 

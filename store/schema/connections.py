@@ -30,6 +30,7 @@ from sqlalchemy.util.queue import Empty
 from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
+from bridle.store.schema.columns import storable_json
 
 CONNECTIONS: Final = 2
 """Connections of a process to one database, by default and at least: one to write, one to read."""
@@ -220,4 +221,4 @@ def _check(connection: Any, _entry: object, _proxy: object) -> None:
 
 
 def _dumps(value: Any) -> str:
-    return dump_json(value).decode()
+    return storable_json(dump_json(value).decode())

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import (
@@ -56,6 +56,8 @@ from bridle.store.writing.rows import statements
 
 log = logging.getLogger("bridle.store")
 
+LEASE_S: Final = 30.0
+"""Seconds for which a process counts as alive after it has renewed its lease."""
 _BUSY_S = 0.5
 """Seconds for which SQLite itself waits for another process's transaction. The writer tries again,
 and must check the time meanwhile."""
@@ -108,7 +110,7 @@ class Writer:
         synchronous: Synchronous = "NORMAL",
         queue_limit: int = 20_000,
         patience: float = 30.0,
-        lease: float = 30.0,
+        lease: float = LEASE_S,
         cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
     ) -> None:
