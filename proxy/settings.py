@@ -193,6 +193,9 @@ class ProxyConfig:
     seal_idle_s: float = 0.0
     """Seconds without calls after which a session without a key is sealed, so that it reaches the
     feed; 0 disables this."""
+    feed_stores: tuple[str, ...] = field(default=(), repr=False)
+    """Further stores, those of other deployments, from which the feed of this proxy leases sessions
+    too."""
     redact: bool = False
     """Whether text that looks like a secret is removed from recorded bodies
     (``store/writing/redaction.py``)."""
