@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import orjson
 import sqlalchemy
-from sqlalchemy import Engine, ExceptionContext, event
+from sqlalchemy import Dialect, Engine, ExceptionContext, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
@@ -161,7 +161,8 @@ class _SharedPool(QueuePool):
                 return super().connect()
             except NoneFree as error:
                 if time.monotonic() > deadline:
-                    raise self._dialect.loaded_dbapi.OperationalError(
+                    driver = cast("Dialect", self._dialect).loaded_dbapi
+                    raise driver.OperationalError(
                         f"no connection of this process was free for {_WAIT_S:g} s;"
                         f" {SETTING}=N in the store's URL lets it open more"
                     ) from error
