@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
-from sqlalchemy.exc import DBAPIError
 
 from bridle.errors import BridleError
 from bridle.store import processes
@@ -263,12 +262,23 @@ class Gates:
 
     def _query_server(self, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         """Run a query in one round trip, on whichever connection of the process is free."""
+        driver_errors = self._engine.dialect.loaded_dbapi.Error
         try:
-            with idle_engine(self._engine).connect() as plain:
-                connection = plain.execution_options(isolation_level="AUTOCOMMIT")
-                return connection.exec_driver_sql(sql.replace("?", "%s"), values).all()
-        except DBAPIError as error:
-            raise StoreUnavailable(f"the store cannot be read: {error.orig}") from error
+            pooled = idle_engine(self._engine).raw_connection()
+        except driver_errors as error:
+            raise StoreUnavailable(f"the store cannot be read: {error}") from error
+        driver: Any = pooled.driver_connection
+        try:
+            driver.autocommit = True
+            found: Sequence[Sequence[Any]] = driver.execute(
+                sql.replace("?", "%s"), values
+            ).fetchall()
+            driver.autocommit = False
+        except driver_errors as error:
+            pooled.invalidate()
+            raise StoreUnavailable(f"the store cannot be read: {error}") from error
+        pooled.close()
+        return found
 
     def _query_file(self, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         with self._lock:

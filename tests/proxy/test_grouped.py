@@ -11,7 +11,7 @@ import pytest
 from bridle.proxy.grouped import Grouped
 
 
-async def test_names_that_are_asked_for_during_a_query_are_in_the_next_one() -> None:
+async def test_names_that_are_asked_for_during_a_query_share_the_next_ones() -> None:
     queries: list[list[str]] = []
     asked, held = threading.Event(), threading.Event()
 
@@ -30,7 +30,9 @@ async def test_names_that_are_asked_for_during_a_query_are_in_the_next_one() -> 
     held.set()
     assert await first
     assert await asyncio.gather(*others) == [n % 2 == 1 for n in range(40)] * 2 + [True]
-    assert queries == [["in-0"], [*names, "in-0"]]
+    assert [name for query in queries for name in query] == ["in-0", *names, "in-0"]
+    assert len(queries[1]) == 10, "a quarter of those that wait"
+    assert len(queries) <= 18
 
 
 async def test_an_error_is_raised_to_all_who_asked_and_the_next_question_is_asked() -> None:
