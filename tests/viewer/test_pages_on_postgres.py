@@ -25,7 +25,7 @@ pytestmark = pytest.mark.postgres
 
 
 def shown(url: str) -> dict[str, Any]:
-    """What people see of a store."""
+    """Return the lines, facts and figures that people see of a store."""
     with Reader(url) as reader:
         number = number_of(reader)
         wanted = SessionFilter()
