@@ -25,6 +25,7 @@ from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import ApiError, Parse, Request
+from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.errors import StoreUnavailable
@@ -103,9 +104,9 @@ class DataPlane:
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         dialect = route.dialect
-        caller, body, request = await self._parsed(route, client, held, dialect.parse)
+        caller, body, request, history = await self._parsed(route, client, held, dialect.parse)
         identity = identify(client.headers)
-        session, link = await self._admit(caller, route, identity, request)
+        session, link = await self._admit(caller, route, identity, request, history)
         started_at = time.time()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)
@@ -122,7 +123,8 @@ class DataPlane:
             form.request,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=form.prompt.token_ids,
+            prompt_token_ids=form.prompt.written,
+            written=form.written,
             external=to.external,
         )
         notes = [*request.notes]
@@ -147,33 +149,54 @@ class DataPlane:
 
     async def _parsed(
         self, route: Route, client: Client, held: Held, parse: Parse
-    ) -> tuple[Caller, bytes, Request]:
-        """Return who asks, the request's body, and the request.
+    ) -> tuple[Caller, bytes, Request, History | None]:
+        """Return who asks, the request's body, the request, and its history.
 
-        Raises :class:`ApiError` for a model name that no database can store.
+        The history is what a later request may go on from. Raises :class:`ApiError` for a model
+        name that no database can store.
         """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
-        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-        request = parse(body, dict(route.parameters), query)
+        history = None
+        if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
+            request, history = parse_on(body, self._known(caller, route, client))
+        else:
+            query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
+            request = parse(body, dict(route.parameters), query)
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
         if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
             request = await services.stored[route.dialect.name].expand(request, body, readable)
-        return caller, body, request
+        return caller, body, request, history
+
+    def _known(self, caller: Caller, route: Route, client: Client) -> list[History]:
+        """Return the bodies that a body of this client may go on from.
+
+        They are those of its own session, and of the anonymous ones if it names none.
+        """
+        services = self._services
+        named, session = services.sessions.named_by(caller, route.session, identify(client.headers))
+        if session is not None:
+            return session.trails.histories()
+        return [] if named else services.memory.anonymous_trails.histories()
 
     async def _admit(
-        self, caller: Caller, route: Route, identity: Identity, request: Request
+        self,
+        caller: Caller,
+        route: Route,
+        identity: Identity,
+        request: Request,
+        history: History | None,
     ) -> tuple[Session, Link]:
         """Return the session of the request, and its link to the call that it continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
-            return session, await services.memory.find(session, request, identity.role)
-        link, continued = await services.memory.find_anonymous(request)
+            return session, await services.memory.find(session, request, identity.role, history)
+        link, continued = await services.memory.find_anonymous(request, history)
         if continued is not None and not caller.may_read(continued.record):
             # It echoes an id of a session whose key it does not have.
             continued = None
@@ -188,7 +211,7 @@ class DataPlane:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        caller, body, request = await self._parsed(route, client, held, counting.parse)
+        caller, body, request, _ = await self._parsed(route, client, held, counting.parse)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:

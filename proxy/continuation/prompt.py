@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orjson import Fragment
+
 from bridle.proxy.session.turn import Link
 from bridle.store.records import BreakReason, Growth, Note, TokenIds
 
@@ -16,9 +18,16 @@ class CallPrompt:
     """The ids of the exact prompt (``uint32``), or ``None`` if the messages are sent and the engine
     renders them."""
     break_reason: BreakReason | None = None
+    text: bytes | None = None
+    """The ids as JSON text without brackets, if it is known."""
     tail_token_count: int = 0
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
+
+    @property
+    def written(self) -> TokenIds | Fragment | None:
+        """The ids, or their JSON, to be written into a request."""
+        return self.token_ids if self.text is None else Fragment(b"[%b]" % self.text)
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Return the reason why the ids do not continue those of the link's base, and the notes.

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
+from orjson import Fragment
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
 from bridle.proxy.engines.weights import EngineSampling
@@ -197,13 +198,15 @@ def engine_request(
     sampling: Sampling,
     *,
     stream: bool,
-    prompt_token_ids: TokenIds | None = None,
+    prompt_token_ids: TokenIds | Fragment | None = None,
+    written: bytes | None = None,
     external: bool = False,
 ) -> EngineRequest:
     """Build the request for an engine.
 
     ``prompt_token_ids`` are the prompt of an exact continuation. The messages are sent all the
     same, so that an engine that does not know the field still answers, and the record shows it.
+    ``written`` are the messages as a JSON array, if they have been written already.
     ``external`` upstreams are asked for nothing that only an engine of ours knows.
     """
     effective: dict[str, Any] = msgspec.to_builtins(sampling)
@@ -223,6 +226,7 @@ def engine_request(
         if request.wants.logprobs or not external:
             fields["logprobs"] = request.wants.top_logprobs
     else:
+        fields["messages"] = _chat(request, external) if written is None else Fragment(written)
         _add_chat_fields(fields, request, external)
         if prompt_token_ids is not None:
             fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
@@ -266,16 +270,19 @@ def constraint(request: Request) -> str:
     return ", ".join(shapes)
 
 
-def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
+def _chat(request: Request, external: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for message in request.messages:
         messages.append(message.to_chat())
-    fields["messages"] = messages
     if external:
         # Providers refuse fields that they do not know; those that one wants back are added when
         # it is asked (:class:`AssistantFields`).
         for chat in messages:
             chat.pop("reasoning", None)
+    return messages
+
+
+def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
     if request.wants.logprobs or not external:
         fields["logprobs"] = True
         fields["top_logprobs"] = request.wants.top_logprobs

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import httptools
@@ -30,7 +31,8 @@ _IDLE_S: Final = 3.0
 """Seconds until an idle connection is closed. Together with the second between two checks, this is
 shorter than uvicorn's 5 s, so that connections are closed here before the engine closes them."""
 _SLICE_BYTES: Final = 16 * 1024
-"""Maximum bytes that are fed in one turn of the event loop, some 200 events of a stream."""
+"""Bytes that are fed in one turn of the event loop, some 200 events of a stream. A line that goes
+on after them is fed with them, because it costs little until its end has come."""
 
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
 """A callback for the bytes of one read. It returns a future to await before more is read, or
@@ -84,7 +86,7 @@ class EngineResponse(asyncio.Protocol):
         self._framed = self._keep = self._whole = self._left = False
         self._held = False
         """True while the follower wants no more."""
-        self._later = memoryview(b"")
+        self._later: deque[bytes] = deque()
         """The rest of the latest read, which is fed in the next turns of the event loop."""
 
     async def read(self) -> bytes:
@@ -182,8 +184,7 @@ class EngineResponse(asyncio.Protocol):
         if self._held or self.transport.is_closing():
             return
         if self._later:
-            piece, self._later = self._later[:_SLICE_BYTES], self._later[_SLICE_BYTES:]
-            self.data_received(bytes(piece))
+            self._feed(self._later.popleft())
             if not self._held:
                 self._pool.loop.call_soon(self._turn)
         else:
@@ -200,9 +201,15 @@ class EngineResponse(asyncio.Protocol):
             self.transport.abort()
             return
         if len(data) > _SLICE_BYTES:
-            self._later = memoryview(data)
+            self._later.extend(_slices(data))
             self.transport.pause_reading()
             self._turn()
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        if self.parser is None:
+            self.transport.abort()
             return
         self.last_read = self._pool.loop.time()
         try:
@@ -262,6 +269,15 @@ class EngineResponse(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._whole = self.status >= 200
+
+
+def _slices(data: bytes) -> Iterator[bytes]:
+    """Yield ``data`` in slices of :data:`_SLICE_BYTES` and what its last line has after them."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start + _SLICE_BYTES - 1) + 1 or len(data)
+        yield data[start:end]
+        start = end
 
 
 class EngineConnections:

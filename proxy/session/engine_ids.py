@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import orjson
 from msgspec import structs
 
 from bridle.proxy.wire.canonical import Message
@@ -22,6 +23,18 @@ def with_engine_ids(
     return tuple(
         [_translated(m, engine_ids) if m.tool_calls or m.tool_call_id else m for m in messages]
     )
+
+
+def written_messages(
+    messages: Sequence[Message], engine_ids: Mapping[str, str], written: list[bytes]
+) -> bytes:
+    """Return the messages as a JSON array for the engine, with its own tool-call ids.
+
+    ``written`` are the first of them, each as JSON; those that are missing there are added.
+    """
+    for message in with_engine_ids(messages[len(written) :], engine_ids):
+        written.append(orjson.dumps(message.to_chat()))
+    return b"[%b]" % b",".join(written)
 
 
 def _translated(message: Message, engine_ids: Mapping[str, str]) -> Message:
