@@ -123,8 +123,8 @@ class DataPlane:
             form.request,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=form.prompt.written,
-            written=form.written,
+            prompt=form.prompt,
+            messages=form.written,
             external=to.external,
         )
         notes = [*request.notes]

@@ -127,9 +127,9 @@ class Continuer:
         Return ``None`` if the tail cannot be rendered on its own. The latest tails are remembered,
         for calls that ask the same again.
         """
-        for message in request.messages:
-            if type(message.content) is list and not _only_text(message.content):
-                return None
+        contents = [message.content for message in request.messages]
+        if list in map(type, contents) and not all(map(_only_text, contents)):
+            return None
         head = request.messages[: link.head]
         asked = (reply.content, reply.tool_calls, head, link.tail, request.tools)
         key = _ENCODER.encode((asked, link.seen.arguments, request.template_kwargs, request.extra))
@@ -193,5 +193,7 @@ def _as_sampled(reply: Message) -> Message:
     return structs.replace(reply, tool_calls=tuple(calls))
 
 
-def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
-    return all(part.get("type") == "text" for part in parts)
+def _only_text(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
+    if content is None or isinstance(content, str):
+        return True
+    return all(part.get("type") == "text" for part in content)

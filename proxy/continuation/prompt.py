@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from orjson import Fragment
+from typing import Final
 
 from bridle.proxy.session.turn import Link
 from bridle.store.records import BreakReason, Growth, Note, TokenIds
@@ -23,11 +22,6 @@ class CallPrompt:
     tail_token_count: int = 0
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
-
-    @property
-    def written(self) -> TokenIds | Fragment | None:
-        """The ids, or their JSON, to be written into a request."""
-        return self.token_ids if self.text is None else Fragment(b"[%b]" % self.text)
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Return the reason why the ids do not continue those of the link's base, and the notes.
@@ -48,3 +42,7 @@ class CallPrompt:
             return None, notes
         # The prompt's own reason was known before the engine was asked.
         return self.break_reason or BreakReason.UNEXPLAINED, notes
+
+
+NO_PROMPT: Final = CallPrompt(None)
+"""The prompt of a call whose messages the engine renders."""

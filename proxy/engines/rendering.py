@@ -97,8 +97,8 @@ class EngineForm(NamedTuple):
     request: Request
     prompt: CallPrompt
     """The prompt of an exact continuation, or the reason why there is none."""
-    written: bytes | None
-    """The request's messages as a JSON array, if they have been written already."""
+    written: tuple[bytes, ...] | None
+    """The pieces of a JSON array of the request's messages, if they have been written already."""
     notes: tuple[Note, ...]
     rules: RoleRules | None
     """The rules about roles of the model's template, if they are known."""

@@ -328,23 +328,23 @@ class EngineConnections:
         self,
         method: str,
         path: str,
-        body: bytes = b"",
-        *,
+        *body: bytes,
         headers: str = "",
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
     ) -> EngineResponse:
         """Send a request and return the response once its headers are read.
 
-        ``headers`` are whole lines, each with its line end. ``timeout_s`` replaces the stall
-        timeout. With ``connection_epoch``, the request is sent only within that epoch.
+        ``body`` are the pieces of its body. ``headers`` are whole lines, each with its line end.
+        ``timeout_s`` replaces the stall timeout. With ``connection_epoch``, the request is sent
+        only within that epoch.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
         :class:`ConnectionEpochOver`.
         """
         head = (
             f"{method} {self._address.prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
-            f"content-length: {len(body)}\r\n\r\n"
+            f"content-length: {sum(map(len, body))}\r\n\r\n"
         )
         await self.slots.acquire()
         idle = self.idle
@@ -362,7 +362,10 @@ class EngineConnections:
             raise ConnectionEpochOver
         response.parser = httptools.HttpResponseParser(response)
         response.timeout_s = timeout_s or self._stall_timeout_s
-        response.transport.write(head.encode("latin-1") + body)
+        if len(body) > 1:
+            response.transport.writelines((head.encode("latin-1"), *body))
+        else:
+            response.transport.write(b"".join((head.encode("latin-1"), *body)))
         try:
             await response.waiting
         except BaseException:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import orjson
 from msgspec import structs
 
 from bridle.proxy.wire.canonical import Message
+from bridle.proxy.wire.written import Written
 
 
 def with_engine_ids(
@@ -26,15 +26,15 @@ def with_engine_ids(
 
 
 def written_messages(
-    messages: Sequence[Message], engine_ids: Mapping[str, str], written: list[bytes]
-) -> bytes:
-    """Return the messages as a JSON array for the engine, with its own tool-call ids.
+    messages: Sequence[Message], engine_ids: Mapping[str, str], written: Written
+) -> tuple[bytes, ...]:
+    """Return the pieces of a JSON array of the messages, with the engine's own tool-call ids.
 
-    ``written`` are the first of them, each as JSON; those that are missing there are added.
+    ``written`` are the first of them; those that are missing there are added.
     """
-    for message in with_engine_ids(messages[len(written) :], engine_ids):
-        written.append(orjson.dumps(message.to_chat()))
-    return b"[%b]" % b",".join(written)
+    new = with_engine_ids(messages[written.count :], engine_ids)
+    written.add([message.to_chat() for message in new])
+    return written.pieces()
 
 
 def _translated(message: Message, engine_ids: Mapping[str, str]) -> Message:

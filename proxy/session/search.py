@@ -107,7 +107,7 @@ class Search:
         """Cut the messages into steps, and take those that a trail shares from it."""
         digester, trails = self.index.digester, self._trails
         self._before: Trail | None = None
-        self._shared = kept = 0
+        self._shared = self._known = kept = 0
         trail = Trail(messages, history=history)
         if trails is not None:
             self._before, self._shared = trails.closest(messages)
@@ -129,7 +129,8 @@ class Search:
         trail.line = trails.usable(before, kept) if trails is not None else ()
         trail.expanded = before.expanded
         if before.removals == self.index.removals:
-            trail.written = before.written[: self._shared]
+            trail.written = before.written.first(self._shared)
+            self._known = kept
         return trail
 
     def link(self) -> Link:
@@ -147,7 +148,9 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        turns, ids = self.index.turns, list(chain.from_iterable(map(_minted, self.units)))
+        turns = self.index.turns
+        # The ids in the steps of a trail were known, and no call has been removed since.
+        ids = list(chain.from_iterable(map(_minted, self.units[self._known :])))
         if self.previous is not None:
             ids.append(self.previous)
         unknown = tuple(dict.fromkeys([one for one in ids if one not in turns])) if ids else ()

@@ -19,6 +19,7 @@ from bridle.proxy.session.match import Place
 from bridle.proxy.session.turn import Key, TurnIndex
 from bridle.proxy.wire.canonical import Message
 from bridle.proxy.wire.histories import History
+from bridle.proxy.wire.written import Written
 
 WORTH_KEEPING: Final = 16
 """Number of messages below which a request costs less to read than to remember."""
@@ -55,7 +56,7 @@ class Trail(msgspec.Struct, eq=False):
     removals: int = 0
     added: int = 0
     """The index's counts at the time of the search."""
-    written: list[bytes] = []
+    written: Written = msgspec.field(default_factory=Written)
     """The first of the messages as JSON for the engine, with its own tool-call ids."""
     history: History | None = None
     """The body from which the messages were read, if its dialect can be read on."""
@@ -177,5 +178,8 @@ def _text(trail: Trail, start: int, end: int) -> int:
 
 def shared(one: Sequence[Message], other: Sequence[Message]) -> int:
     """Return the number of leading messages that two conversations share."""
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a is not b and a != b), min(len(one), len(other)))
+    return next((at for at, (a, b) in pairs if a is not b and a != b), length)

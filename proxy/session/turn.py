@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.session.digests import Digester, digest_of, spoken_text
+from bridle.proxy.wire.written import Written
 from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 from bridle.store.records import (
     BreakReason,
@@ -123,7 +124,7 @@ class Link(msgspec.Struct, frozen=True):
     head: int = 0
     """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None
-    written: list[bytes] | None = None
+    written: Written | None = None
     """The first of the request's messages as JSON for the engine. Whoever writes more of them adds
     them here, for the next request that begins with them. ``None`` if nothing is remembered."""
     unexplained: bool = False

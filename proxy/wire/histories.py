@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from bridle.proxy.wire.canonical import Message, Request
+from bridle.store.encoding.bodies import common_bytes
 from bridle.store.records import Note
-from bridle.store.tree import common_prefix
 
 SHORTEST: Final = 16_384
 """Bytes of a body below which it costs less to decode than to remember."""
@@ -51,9 +50,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
         """Return the number of leading elements that the array at ``start`` of ``body`` repeats."""
         if not self.ends:
             return 0
-        mine = np.frombuffer(self.body, np.uint8)[self.start : self.ends[-1]]
-        theirs = np.frombuffer(body, np.uint8)[start:]
-        same = common_prefix(mine, theirs)
+        same = common_bytes(self.body, body, self.start, start)
         count = bisect_right(self.ends, self.start + same)
         moved = start - self.start
         while count and body[(end := self.ends[count - 1] + moved) : end + 1] not in (b",", b"]"):

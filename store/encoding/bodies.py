@@ -157,5 +157,19 @@ def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
     They never overlap.
     """
     one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
-    prefix = common_prefix(one, other)
+    prefix = common_bytes(left, right)
     return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])
+
+
+def common_bytes(left: bytes, right: bytes, start: int = 0, other: int = 0) -> int:
+    """Return the number of bytes that ``left[start:]`` and ``right[other:]`` begin with alike."""
+    view, low = memoryview(left), 0
+    step = min(len(left) - start, len(right) - other)
+    while step > 0:
+        at = start + low
+        if right.startswith(view[at : at + step], other + low):
+            low += step
+            step = min(step, len(left) - start - low, len(right) - other - low)
+        else:
+            step //= 2
+    return low
