@@ -247,8 +247,9 @@ class EngineStream:
 
     def ended_by(self, limit: str, size: int) -> ApiError:
         """Note that the reply is larger than a limit allows, and return the error that ends it."""
-        self._notes.append(Note(f"limit_{limit}", f"more than {size} bytes"))
-        message = f"the engine's reply is larger than {size} bytes ({limit})"
+        unit = limit.rpartition("_")[2]
+        self._notes.append(Note(f"limit_{limit}", f"more than {size} {unit}"))
+        message = f"the engine's reply is larger than {size} {unit} ({limit})"
         return ApiError("upstream_error", message, status=502)
 
     def _cleaned(self, payload: bytes) -> bytes:

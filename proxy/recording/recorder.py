@@ -26,6 +26,7 @@ from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Message,
     Request,
+    prefilled,
 )
 from bridle.proxy.wire.fold import Fold
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
@@ -171,6 +172,13 @@ class Recording:
         self._sent.clear()
         self.packed.append(packed)
         return len(packed)
+
+    def prepare(self) -> None:
+        """Digest a long reply, which takes long, so that :meth:`ended` finds it digested."""
+        reply = self.fold.whole or self.fold.reply()
+        for choice in reply.choices:
+            message = prefilled(assistant_message(choice), self.link.seen.prefill)
+            self.session.turns.digester.reply(message)
 
     def unpack(self) -> None:
         """Restore the compressed bytes, which takes long.

@@ -28,6 +28,7 @@ class Fold:
 
     __slots__ = (
         "_choices",
+        "characters",
         "first_token_at",
         "prompt_token_ids",
         "prompt_tokens",
@@ -42,6 +43,8 @@ class Fold:
         self.usage: Usage | None = None
         self.sampled = 0
         """Sampled tokens of all choices so far."""
+        self.characters = 0
+        """Characters of texts, thoughts and arguments of all choices so far."""
         self.first_token_at: float | None = None
         """Time of the first token's arrival in seconds since 1970."""
         self._choices: dict[int, _Choice] = {}
@@ -76,12 +79,14 @@ class Fold:
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
+                self.characters += len(event.text)
             elif isinstance(event, ReasoningDelta):
                 choice.reasoning.append(event.text)
+                self.characters += len(event.text)
             elif isinstance(event, Finished):
                 choice.finished = event
             else:
-                choice.take(event)
+                self.characters += choice.take(event)
 
     def reply(self) -> Reply:
         """Return the reply so far.
@@ -168,8 +173,11 @@ class _Choice:
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
 
-    def take(self, event: ToolCallDelta | Opaque) -> None:
-        """Add a piece of a tool call, or opaque fields, whose lists are joined."""
+    def take(self, event: ToolCallDelta | Opaque) -> int:
+        """Add a piece of a tool call, or opaque fields, whose lists are joined.
+
+        Return the number of characters of the piece.
+        """
         if isinstance(event, ToolCallDelta):
             call = self.tool_calls.get(event.index)
             if call is None:
@@ -177,13 +185,14 @@ class _Choice:
             call.pieces.append(event.arguments)
             if event.extra:
                 call.extra.update(event.extra)
-            return
+            return len(event.arguments)
         for name, value in event.fields.items():
             known = self.opaque.get(name)
             if isinstance(known, list) and isinstance(value, list):
                 known += value
             else:
                 self.opaque[name] = [*value] if isinstance(value, list) else value
+        return 0
 
 
 def events_of(reply: Reply, choice: int) -> Iterator[Event]:
