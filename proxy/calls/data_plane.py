@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
@@ -28,6 +27,7 @@ from bridle.proxy.wire.canonical import ApiError, Parse, Request
 from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
+from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import CallKind, CallStatus, Note
 
@@ -107,7 +107,7 @@ class DataPlane:
         caller, body, request, history = await self._parsed(route, client, held, dialect.parse)
         identity = identify(client.headers)
         session, link = await self._admit(caller, route, identity, request, history)
-        started_at = time.time()
+        watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)
         rules = session.record.settings
@@ -135,7 +135,7 @@ class DataPlane:
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         try:
             recording = services.recorder.begin(
-                session, request, body, client.headers, started_at, link, form.prompt
+                session, request, body, client.headers, watch, link, form.prompt
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
@@ -219,7 +219,7 @@ class DataPlane:
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)
-        started_at = time.time()
+        watch = Stopwatch()
         rules = await services.templates[to].rules(request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
         count, served = await to.count_tokens(shaped)
@@ -228,12 +228,12 @@ class DataPlane:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
         else:
-            begun = begun_call(session.id, request, body, client.headers, started_at)
+            begun = begun_call(session.id, request, body, client.headers, watch.started_at)
             ended = CallEnded(
                 id=begun.id,
                 session_id=session.id,
                 status=CallStatus.COMPLETE,
-                ended_at=time.time(),
+                ended_at=watch.now(),
                 kind=CallKind.COUNT,
                 role=identity.role,
                 response_body=reply,
@@ -242,10 +242,10 @@ class DataPlane:
                 notes=request.notes,
                 policy=to.policy,
             )
-            await self._record_count(begun, ended)
+            await self._record_count(begun, ended, watch)
         await client.respond(200, reply)
 
-    async def _record_count(self, begun: CallBegun, ended: CallEnded) -> None:
+    async def _record_count(self, begun: CallBegun, ended: CallEnded, watch: Stopwatch) -> None:
         services = self._services
         try:
             services.writer.begin_call(begun)
@@ -255,7 +255,7 @@ class DataPlane:
             if services.settings.when_store_is_down == "fail":
                 raise store_unavailable() from error
             return
-        services.metrics.count_call(begun.dialect, begun.started_at, ended)
+        services.metrics.count_call(begun.dialect, begun.started_at, ended, watch.now())
 
     async def _hello(self, _: Route, client: Client, __: Held) -> None:
         await client.respond(200, b"")

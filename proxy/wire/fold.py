@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.wire.canonical import (
@@ -28,6 +28,7 @@ class Fold:
 
     __slots__ = (
         "_choices",
+        "_now",
         "characters",
         "first_token_at",
         "prompt_token_ids",
@@ -37,7 +38,9 @@ class Fold:
         "whole",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        """``now`` returns the time in seconds since 1970."""
+        self._now = now
         self.prompt_tokens: int | None = None
         self.prompt_token_ids: Sequence[int] | TokenIds | None = None
         self.usage: Usage | None = None
@@ -72,7 +75,7 @@ class Fold:
                 if choice.version != version and event.token_ids:
                     choice.version = version
                     choice.versions.append(VersionRun(len(choice.token_ids), version))
-                    self.first_token_at = self.first_token_at or time.time()
+                    self.first_token_at = self.first_token_at or self._now()
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 choice.detail += event.detail or ()
