@@ -143,3 +143,7 @@ def _texts() -> list[str]:
         source[at : at + _RESULT_CHARACTERS]
         for at in range(0, len(source) - _RESULT_CHARACTERS, _RESULT_CHARACTERS)
     ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(progress=lambda line: print(line, file=sys.stderr)), indent=1))

@@ -98,14 +98,14 @@ class EngineForm(NamedTuple):
     request: Request
     prompt: CallPrompt
     """The prompt of an exact continuation, or the reason why there is none."""
-    written: tuple[bytes, ...] | None
-    """The pieces of a JSON array of the request's messages, if they have been written already."""
     notes: tuple[Note, ...]
     rules: RoleRules | None
     """The rules about roles of the model's template, if they are known."""
     pool: EnginePool
     refusal: ApiError | None = None
     """The error for a request that the model's template cannot serve."""
+    written: tuple[bytes, ...] | None = None
+    """The pieces of a JSON array of the request's messages, if they have been written already."""
 
 
 class PoolTemplate:
@@ -164,7 +164,8 @@ class PoolTemplate:
             request = structs.replace(request, messages=messages)
             link = structs.replace(link, tail=rules.shape_tail(link.tail), head=head)
         prompt = await self._prompt(session, link, request)
-        return EngineForm(request, prompt, written, (*notes, *prompt.notes), rules, self._pool)
+        notes += prompt.notes
+        return EngineForm(request, prompt, notes, rules, self._pool, written=written)
 
     def _may_be_written(self, link: Link) -> bool:
         """Whether nobody needs the messages in another form than JSON for the engine.

@@ -22,7 +22,7 @@ from bridle.store.records import Note
 SHORTEST: Final = 16_384
 """Bytes of a body below which it costs less to decode than to remember."""
 _MARKED: Final = {"cut": secrets.token_hex(16)}
-"""What stands for the elements that are cut out. No client knows it."""
+"""The element that stands for those that are cut out. No client knows it."""
 _MARK: Final = msgspec.json.encode(_MARKED)
 _ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

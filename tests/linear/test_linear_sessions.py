@@ -1,4 +1,4 @@
-"""What is read of a session, and every page of it, grows with its calls and no faster."""
+"""The cost of reading a session, and of each page of it, grows with its calls and no faster."""
 
 from __future__ import annotations
 

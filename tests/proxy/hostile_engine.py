@@ -111,7 +111,7 @@ async def endless_arguments(send: Callable[[bytes], Any]) -> None:
 
 
 async def largest_arguments(send: Callable[[bytes], Any]) -> None:
-    """As many arguments as a reply can have, of many keys."""
+    """The arguments of a call of many keys, as long as a reply may be."""
     pieces = [json.dumps({f"k{i}": [i, {"a": "b"}] for i in range(j, j + 40)})[1:-1] + ", "
               for j in range(0, 40 * 1200, 40)]  # fmt: skip
     head = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
