@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
 )
 
 from bridle.store.call import CallBegun, CallEnded
+from bridle.store.clock import Stopwatch
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     AttemptBegun,
@@ -130,6 +131,8 @@ class Writer:
         """The calls whose ends could not be written. The tokens of calls that hang on theirs are
         stored whole."""
         self._queue = JobQueue(queue_limit, patience)
+        self._begun: dict[str, Stopwatch] = {}
+        """The times of the attempts that run, by run."""
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -277,7 +280,9 @@ class Writer:
 
         Each is running until :meth:`finish_run`, and has failed if this process dies before.
         """
-        self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
+        watch = Stopwatch()
+        self._begun.update({run.id: watch for run in begun})
+        self.add_sync(*(AttemptBegun(run, watch.started_at) for run in begun))
 
     def finish_run(
         self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
@@ -286,7 +291,9 @@ class Writer:
 
         The status is ``completed``, ``failed`` or ``stopped``.
         """
-        at = time.time() if ended_at is None else ended_at
+        watch = self._begun.pop(run_id, None)
+        now = time.time() if watch is None else watch.now()
+        at = now if ended_at is None else ended_at
         self.add_sync(AttemptEnded(run_id, status, at, reason))
 
     def record_metrics(
