@@ -28,6 +28,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, judged, matching
 from bridle.store.records import BreakReason, CallKind, CallStatus, Metric, PolicyRecord, RunRecord
 from bridle.store.reward import RewardKind
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.tables import calls, rewards, sessions, tasks
 
 EXAMPLES: Final = 5
@@ -125,8 +126,8 @@ def read_facts(
             select(
                 func.count().label("calls"),
                 func.count(calls.c.parent_call_id).label("later"),
-                func.avg(calls.c.first_token_at - calls.c.started_at).label("wait"),
-                func.avg(calls.c.ended_at - calls.c.first_token_at).label("reply"),
+                func.avg(seconds_between(calls.c.started_at, calls.c.first_token_at)).label("wait"),
+                func.avg(seconds_between(calls.c.first_token_at, calls.c.ended_at)).label("reply"),
                 *(func.sum(case((of, 1), else_=0)).label(name) for name, of in _NOTED.items()),
             ).where(own)
         ).one()

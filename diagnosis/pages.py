@@ -26,6 +26,7 @@ from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.tables import (
     call_messages,
     calls,
@@ -90,7 +91,7 @@ _TOKENS: Final = (
     .scalar_subquery()
 )
 _SECONDS: Final = (
-    select(func.max(calls.c.ended_at) - func.min(calls.c.started_at))
+    select(seconds_between(func.min(calls.c.started_at), func.max(calls.c.ended_at)))
     .where(_OF)
     .correlate(sessions)
     .scalar_subquery()
