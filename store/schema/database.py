@@ -31,6 +31,7 @@ from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.columns import decoded
+from bridle.store.schema.derived import metadata
 from bridle.store.schema.files import (
     APPLICATION_ID,
     check_file,
@@ -38,7 +39,6 @@ from bridle.store.schema.files import (
     checkpoint,
     make_private_file,
 )
-from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import create_views, drop_views
 
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]

@@ -252,6 +252,7 @@ token_fates = Table(
     Column("step", Integer),
     Column("version", BigInteger),
     Column("at", Float(53)),
+    Index(None, "run_id", "session_id"),
 )
 """The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
 the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or

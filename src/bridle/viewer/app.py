@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
+    MOST_PLACED,
     SessionNumber,
     SessionOrder,
     choices,
@@ -56,7 +57,7 @@ PAGE: Final = 50
 """The number of lines on a page of a list."""
 LANES: Final = 64
 """The number of a run's sessions that are drawn over time."""
-COUNTED_TOKENS: Final = 200_000
+COUNTED_TOKENS: Final = 10_000
 """Maximum number of sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
 """The number of turns that are sent at once."""
@@ -82,13 +83,19 @@ def pages_app(
     ``provide`` returns the source from which a request is answered, or raises. ``store`` is the
     name on pages of requests that got no source.
     """
-    app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.root, app.state.store = root, store
+    app = bare_app(store, root)
 
     async def provided(request: Request) -> None:
         request.state.source = await provide(request)
 
     app.include_router(pages, prefix=root, dependencies=[Depends(provided)])
+    return app
+
+
+def bare_app(store: str, root: str) -> FastAPI:
+    """Return an application below ``root`` without pages: static files, and pages of errors."""
+    app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.root, app.state.store = root, store
     app.mount(f"{root}/static", static_files(), name="static")
 
     @app.exception_handler(NotFound)
@@ -265,7 +272,7 @@ def session_audit(request: Request, source: From, session_id: str) -> Response:
 
 @pages.get("/groups")
 def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
-    found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader)))
+    found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader), MOST_PLACED))
     start = PAGE * (page - 1)
     return render(
         "groups.html",
@@ -315,7 +322,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
     if compare:
         series[reader.run(compare).id] = by_name(reader.metrics(compare))
     wanted = SessionFilter(run=run_id)
-    found = groups_of(placed_sessions(reader, wanted, number_of(reader)))
+    found = groups_of(placed_sessions(reader, wanted, number_of(reader), MOST_PLACED))
     account = token_account(reader, wanted, most=COUNTED_TOKENS)
     stages, lanes = stage_lanes(series[run_id])
     return render(
