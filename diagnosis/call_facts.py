@@ -122,24 +122,20 @@ def _added(stored: Any, live: Any, name: str) -> float:
 
 def _sums(wanted: SessionFilter) -> Select[Any]:
     own = session_totals.c
-    query = select(
-        func.sum(own.counted).label("calls"),
-        *(
-            func.sum(own[name]).label(name)
-            for name in ("continued", "waits", "waited_s", "replies", "replied_s")
-        ),
-    ).join_from(session_totals, sessions, own.session_id == sessions.c.id)
-    return matching(wanted, query)
+    names = ("continued", "waits", "waited_s", "replies", "replied_s")
+    return select(
+        func.sum(own.counted).label("calls"), *(func.sum(own[name]).label(name) for name in names)
+    ).where(own.session_id.in_(matching(wanted, select(sessions.c.id))))
 
 
 def _counts(wanted: SessionFilter) -> Select[Any]:
     own = session_counts.c
-    query = (
+    chosen = matching(wanted, select(sessions.c.id).where(IS_SUMMED))
+    return (
         select(own.name, own.value, func.sum(own.number))
-        .join_from(session_counts, sessions, own.session_id == sessions.c.id)
-        .where(own.name.in_(["noted", *_BY]), IS_SUMMED)
+        .where(own.session_id.in_(chosen), own.name.in_(["noted", *_BY]))
+        .group_by(own.name, own.value)
     )
-    return matching(wanted, query).group_by(own.name, own.value)
 
 
 def _live(wanted: SessionFilter) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Text, and_, case, cast, exists, func, select
 
 from bridle.diagnosis.call_facts import EXAMPLES, CallFacts, Counted, count_calls
-from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
+from bridle.diagnosis.pages import Placed, SessionNumber, newest, placed_sessions
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.queries import Reader
@@ -76,12 +76,16 @@ def read_facts(
     *,
     run: RunRecord | None = None,
     session: str | None = None,
+    most: int | None = None,
 ) -> Facts:
     """Return the facts of a run's sessions, or of one session.
 
-    ``number`` computes a session's one number from its rewards.
+    ``number`` computes a session's one number from its rewards. With ``most``, the facts are those
+    of the newest sessions, about so many.
     """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
+    if most is not None:
+        wanted = newest(reader, wanted, most)
     chosen = matching(wanted, select(sessions.c.id))
     placed = placed_sessions(reader, wanted, number)
     with reader.engine.connect() as connection:

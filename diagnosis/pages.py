@@ -53,6 +53,9 @@ class SessionOrder(StrEnum):
     DURATION = "duration"
 
 
+BY_REWARD: Final = frozenset({SessionOrder.REWARD, SessionOrder.LOWEST})
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLine:
     """A session in a line of a list."""
@@ -108,7 +111,7 @@ def session_lines(
 
     ``number`` gives the values that an order by reward compares.
     """
-    if order in (SessionOrder.REWARD, SessionOrder.LOWEST):
+    if order in BY_REWARD:
         placed = placed_sessions(reader, wanted, number, MOST_PLACED)
         sign = -1 if order is SessionOrder.REWARD else 1
         placed.sort(key=lambda one: (one.reward is None, sign * (one.reward or 0.0), one.id))
@@ -121,6 +124,14 @@ def session_lines(
     with reader.engine.connect() as connection:
         records = [reader.session_record(row) for row in connection.execute(query)]
     return lines_of(reader, sorted(records, key=lambda one: page.get(one.id, 0)), number)
+
+
+def newest(reader: Reader, wanted: SessionFilter, most: int) -> SessionFilter:
+    """Return the filter for the newest of the sessions that match, ``most`` or a few more."""
+    query = matching(wanted, select(sessions.c.created_at)).order_by(sessions.c.created_at.desc())
+    with reader.engine.connect() as connection:
+        oldest = connection.execute(query.offset(most - 1).limit(1)).scalar()
+    return wanted if oldest is None else replace(wanted, since=oldest)
 
 
 def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
@@ -322,6 +333,8 @@ class Placed(NamedTuple):
 
 MOST_PLACED: Final = 5_000
 """The number of sessions, the newest ones, that a page of groups or an order by reward looks at."""
+MOST_DIAGNOSED: Final = 2_000
+"""The number of a run's sessions, the newest ones, of which a page shows the findings."""
 
 
 def placed_sessions(

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, false, func, select
+from sqlalchemy import Select, func, select
 
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import IS_SUMMED
+from bridle.store.reading.totals import IS_SUMMED, is_of_another
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows
 from bridle.store.schema.derived import session_fates
@@ -109,7 +109,7 @@ def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None)
     live = select(rows.c.session_id).where(rows.c.fate == UNCOUNTED.fate)
     own = session_fates.c
     stored = select(own.session_id).where(own.fate == UNCOUNTED.fate)
-    counted = IS_SUMMED & sessions.c.id.in_(stored) & ~_is_of_another(wanted)
+    counted = IS_SUMMED & sessions.c.id.in_(stored) & ~is_of_another(wanted.run)
     query = _chosen(wanted).where(counted | sessions.c.id.in_(live))
     with reader.engine.connect() as connection:
         ordered = query.order_by(sessions.c.created_at, sessions.c.id).limit(limit)
@@ -119,13 +119,12 @@ def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None)
 def _sums(wanted: SessionFilter) -> Select[Any]:
     """Return the sums of the stored accounts."""
     own = session_fates.c
-    query = (
+    chosen = _chosen(wanted).where(IS_SUMMED, ~is_of_another(wanted.run))
+    return (
         select(own.fate, own.reason, func.sum(own.tokens).label("tokens"))
-        .join_from(session_fates, sessions, own.session_id == sessions.c.id)
-        .where(IS_SUMMED, ~_is_of_another(wanted))
+        .where(own.session_id.in_(chosen))
         .group_by(own.fate, own.reason)
     )
-    return matching(wanted, query, account=True)
 
 
 def _sums_of_others(wanted: SessionFilter) -> Select[Any]:
@@ -136,17 +135,7 @@ def _sums_of_others(wanted: SessionFilter) -> Select[Any]:
 
 
 def _others(wanted: SessionFilter) -> Select[Any]:
-    return _chosen(wanted).where(~IS_SUMMED | _is_of_another(wanted))
-
-
-def _is_of_another(wanted: SessionFilter) -> ColumnElement[bool]:
-    """Return whether the stored account of a session is that of a later run than the wanted one."""
-    if wanted.run is None:
-        return false()
-    own = session_fates.c
-    trained = select(token_fates.c.session_id).where(token_fates.c.run_id == wanted.run)
-    other = select(own.session_id).where(own.session_id.in_(trained), own.trained_by != wanted.run)
-    return sessions.c.id.in_(other)
+    return _chosen(wanted).where(~IS_SUMMED | is_of_another(wanted.run))
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:

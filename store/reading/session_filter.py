@@ -19,9 +19,10 @@ from sqlalchemy import (
 
 from bridle.store.reading.call_conditions import judged, kind_of
 from bridle.store.reading.search import says
-from bridle.store.reading.totals import IS_SUMMED, counted, in_versions
+from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, is_of_another
 from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
+from bridle.store.schema.derived import session_fates
 from bridle.store.schema.tables import calls, rewards, sessions
 
 OPEN: Final = "open"
@@ -180,11 +181,22 @@ def _content_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     """Return the conditions on the session's tokens and messages."""
     found: list[ColumnElement[bool]] = []
     if wanted.fate is not None:
-        rows = account_rows(run_id=wanted.run).subquery()
-        fated = select(rows.c.session_id).where(rows.c.fate == wanted.fate)
-        if wanted.reason:
-            fated = fated.where(rows.c.reason == wanted.reason)
-        found.append(sessions.c.id.in_(fated))
+        found.append(_has_fate(wanted))
     if wanted.text:
         found.append(says(wanted.text))
     return found
+
+
+def _has_fate(wanted: SessionFilter) -> ColumnElement[bool]:
+    """Return the condition that tokens of a session have the fate, by its stored account if any."""
+    another = is_of_another(wanted.run)
+    others = select(sessions.c.id).where(or_(~IS_SUMMED, another))
+    rows = account_rows(others, wanted.run).subquery()
+
+    def fated(of: Any) -> ColumnElement[bool]:
+        query = select(of.session_id).where(of.fate == wanted.fate)
+        if wanted.reason:
+            query = query.where(of.reason == wanted.reason)
+        return sessions.c.id.in_(query)
+
+    return or_(and_(IS_SUMMED, ~another, fated(session_fates.c)), fated(rows.c))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, select
+from sqlalchemy import ColumnElement, and_, case, exists, false, func, select
 
-from bridle.store.schema.derived import session_counts, session_totals
-from bridle.store.schema.tables import calls, sessions
+from bridle.store.schema.derived import session_counts, session_fates, session_totals
+from bridle.store.schema.tables import calls, sessions, token_fates
 
 _OF: Final = calls.c.session_id == sessions.c.id
 OWN: Final = session_totals.c.session_id == sessions.c.id
@@ -62,3 +62,13 @@ def in_versions(version: int) -> ColumnElement[bool]:
     within = and_(_sums.c.version_start <= version, _sums.c.version_end >= version)
     query = select(_sums.c.session_id).where(within)
     return sessions.c.id.in_(query)
+
+
+def is_of_another(run: str | None) -> ColumnElement[bool]:
+    """Return whether the stored account of a session is that of a later run than ``run``."""
+    if run is None:
+        return false()
+    own = session_fates.c
+    trained = select(token_fates.c.session_id).where(token_fates.c.run_id == run)
+    other = select(own.session_id).where(own.session_id.in_(trained), own.trained_by != run)
+    return sessions.c.id.in_(other)

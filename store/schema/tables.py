@@ -119,7 +119,7 @@ sessions = Table(
     ForeignKeyConstraint(
         ["task_suite", "task_split", "task_id"], ["tasks.suite", "tasks.split", "tasks.id"]
     ),
-    Index(None, "run_id"),
+    Index(None, "run_id", "created_at"),
     Index(None, "group_id"),
     Index(None, "created_at"),
     Index(None, "sealed_at"),

@@ -134,6 +134,7 @@ class Writer:
         stored whole."""
         self._queue = JobQueue(queue_limit, patience)
         self._digester = Digester()
+        self._in_digest = False
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -184,7 +185,7 @@ class Writer:
     @property
     def digesting(self) -> int:
         """Number of sealed sessions whose derived rows this process has yet to make."""
-        return len(self._digester)
+        return len(self._digester) + self._in_digest
 
     def mark_interrupted(self) -> int:
         """Mark calls that died with their process as interrupted. Return the number of these calls.
@@ -432,6 +433,7 @@ class Writer:
         start = time.monotonic()
         if file_id(self._engine) != self._file:
             return start + self._lease
+        self._in_digest = True
         try:
             with self._transaction() as connection:
                 self._digester.step(connection)
@@ -442,6 +444,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - the thread writes for all calls
             self._digester.abandon()
             log.warning("session_not_digested: %s", _cause(error))
+        finally:
+            self._in_digest = False
         now = time.monotonic()
         return now + _REST * (now - start)
 
