@@ -53,7 +53,7 @@ def measure(
     ``store`` is filled with ``calls`` calls first if it is an SQLite file that does not exist yet,
     or a database without a store.
     """
-    if "://" in store or not Path(store).exists():
+    if _is_empty(store):
         say(f"Filling a store of {calls:,} calls.")
         fill_store(store, calls, say)
     with _client(store) as client, Reader(store) as reader:
@@ -71,6 +71,14 @@ def measure(
     report["call"] = measure_call(store)
     report["bars"] = {"pages": PAGE_MS, "searches": SEARCH_MS, "actions": PAGE_MS}
     return report
+
+
+def _is_empty(store: str) -> bool:
+    if "://" not in store and not Path(store).exists():
+        return True
+    migrate(store)
+    with Reader(store) as reader:
+        return next(iter(reader.sessions(limit=1)), None) is None
 
 
 def over_bars(report: Mapping[str, Any]) -> list[str]:
