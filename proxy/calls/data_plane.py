@@ -138,7 +138,9 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         call = Call(services, client, dialect, recording, ask, form, notes, held)
-        if refusal is not None:
+        if form.refusal is not None:
+            await call.refuse(form.refusal)
+        elif refusal is not None:
             reason, note = refusal
             notes.append(note)
             await call.refuse(reason)

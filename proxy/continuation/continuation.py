@@ -85,6 +85,9 @@ class Continuer:
         reply = base.choices[link.choice].message
         if reply.tool_calls:
             reply = _as_sampled(reply)
+            if not self.roles.parallel_calls:
+                # The template raises on more; the turns after the reply read the same.
+                reply = structs.replace(reply, tool_calls=reply.tool_calls[:1])
         tail = self._tail(reply, link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)

@@ -9,24 +9,27 @@ a template from its renderings of them, and :meth:`RoleRules.shape` applies the 
   begins with them;
 - a later system message becomes a marked user text in its place, because a message that moves to
   the beginning would change every token after it;
+- a reply with several tool calls becomes several with one each, every call before its result;
 - neighbours of one role become one message, and user text after a tool result becomes a marked part
   of the result;
 - a conversation that begins with a reply, or has no user turn, gets a user turn that says so.
 
 A template that takes all of it gets the messages as they are. Shaping looks at neighbours alone, so
-new turns that are shaped by themselves read as they do at the end of the whole conversation. Only a
-reply that another assistant message follows is an exception: it is rendered in full.
+new turns that are shaped by themselves read as they do at the end of the whole conversation. The
+exceptions are a reply that another assistant message follows, which is rendered in full, and the
+results of several calls, which follow the reply as it was sampled.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from bridle.proxy.wire.canonical import Message, ToolCall
+from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 from bridle.store.records import Note
 
 Rendering = Sequence[object]
@@ -38,6 +41,7 @@ SYSTEM_AS_USER: Final = "system_message_as_user"
 MESSAGES_COMBINED: Final = "messages_combined"
 USER_TURN_ADDED: Final = "user_turn_added"
 TOOLS_NOT_SHOWN: Final = "tools_not_shown"
+CALLS_SPLIT: Final = "parallel_calls_split"
 """Names of the notes on a call whose messages were shaped."""
 
 NO_USER_TURN: Final = "(The conversation begins without a user's message.)"
@@ -73,6 +77,8 @@ class RoleRules:
     """A conversation of system messages and replies."""
     results: bool = True
     """Tool calls and their results; ``False`` only where the template raises on them."""
+    parallel_calls: bool = True
+    """Several tool calls in one reply, followed by their results."""
     tools_shown: bool = True
     """Whether declared tools are rendered."""
 
@@ -117,16 +123,26 @@ _MAY_FOLLOW: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
+def unserved(rules: RoleRules | None, request: Request) -> ApiError | None:
+    """Return why a template of these rules cannot serve ``request`` at all, or ``None``.
+
+    A harness that declares tools is refused at its first call. Its second would bring results that
+    the template raises on.
+    """
+    if rules is None or rules.results:
+        return None
+    calls = request.tools and request.tool_choice != "none"
+    if calls or any(one.tool_calls or one.role == "tool" for one in request.messages):
+        return ApiError("invalid_request", _NO_RESULTS, status=400, param="tools")
+    return None
+
+
 def refusal_hint(rules: RoleRules | None, messages: Sequence[Message]) -> str:
     """Return a likely cause and the remedy, to be added to an engine's refusal of ``messages``.
 
     The text is empty if there is none. ``rules`` is ``None`` if the template's are not known.
     """
-    if rules is None:
-        return "" if is_ordinary(messages) else _UNKNOWN_TEMPLATE
-    if not rules.results and any(one.tool_calls or one.role == "tool" for one in messages):
-        return _NO_RESULTS
-    return ""
+    return _UNKNOWN_TEMPLATE if rules is None and not is_ordinary(messages) else ""
 
 
 _UNKNOWN_TEMPLATE: Final = (
@@ -135,8 +151,9 @@ _UNKNOWN_TEMPLATE: Final = (
     "that the model's template takes."
 )
 _NO_RESULTS: Final = (
-    "The model's chat template refuses tool calls and their results. Serve the model with "
-    "a template that has one (vLLM: --chat-template FILE), or use a harness without tools."
+    "The model's chat template refuses tool calls and their results. Serve the model with a "
+    "template that has them (vLLM: --chat-template FILE) and give the proxy that template too "
+    "(--tokenizer DIR), or use a harness without tools."
 )
 _WORDS: Final[Mapping[str, str]] = {
     "system": "system messages are refused: the first user turn begins with them",
@@ -148,6 +165,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "reply_first": "a conversation that begins with a reply is refused: a user turn is added",
     "no_user": "a conversation without a user turn is refused: one is added",
     "results": "tool calls and results are refused, and so are requests with them",
+    "parallel_calls": "several tool calls in a reply are refused: each gets a reply of its own",
     "tools_shown": "declared tools are not shown to the model",
 }
 
@@ -188,7 +206,7 @@ class _Shaper:
         """
         rules = self._rules
         shaped: list[Message] = []
-        for given in messages:
+        for given in messages if rules.parallel_calls else self._one_call_each(messages):
             message = given
             if given.role == "system" and not rules.late_system:
                 self._note(SYSTEM_AS_USER)
@@ -211,6 +229,28 @@ class _Shaper:
             else:
                 shaped.append(message)
         return tuple(shaped)
+
+    def _one_call_each(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages with one tool call in a reply, each before its result."""
+        split: list[Message] = []
+        results: dict[str | None, Message] = {}
+        for at, message in enumerate(messages):
+            if message.role == "tool" and results.pop(message.tool_call_id, None) is message:
+                continue
+            if len(message.tool_calls) < 2:
+                split.append(message)
+                continue
+            self._note(CALLS_SPLIT)
+            following = itertools.takewhile(lambda one: one.role == "tool", messages[at + 1 :])
+            results = {one.tool_call_id: one for one in following}
+            for number, call in enumerate(message.tool_calls):
+                own = structs.replace(message, tool_calls=(call,))
+                if number:
+                    own = structs.replace(own, content=None, reasoning=None)
+                split.append(own)
+                if call.id in results:
+                    split.append(results[call.id])
+        return split
 
     def _head(self, head: Sequence[Message]) -> tuple[Message, ...]:
         if len(head) < 2 or self._rules.several_systems or not self._rules.system:
@@ -271,6 +311,7 @@ _TOOL: Final[Mapping[str, Any]] = {
 TOOLS: Final = (_TOOL,)
 _CALL_ID: Final = "a1b2c3d4e"
 """A tool-call id of the only form that every template takes."""
+_OTHER_CALL_ID: Final = "b1c2d3e4f"
 
 
 def _message(role: str, number: int) -> Message:
@@ -278,6 +319,12 @@ def _message(role: str, number: int) -> Message:
     if role == "call":
         call = ToolCall(_CALL_ID, "look_up", f'{{"word": "apple {number}"}}')
         return Message("assistant", tool_calls=(call,))
+    if role == "calls":
+        calls = (*_message("call", number).tool_calls, *_message("call", number + 10).tool_calls)
+        other = structs.replace(calls[1], id=_OTHER_CALL_ID)
+        return Message("assistant", tool_calls=(calls[0], other))
+    if role == "other tool":
+        return structs.replace(_message("tool", number), tool_call_id=_OTHER_CALL_ID)
     if role == "text+call":
         return structs.replace(_message("call", number), content=text)
     if role == "tool":
@@ -300,12 +347,13 @@ _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "only_system": ("system",),
     "bare_results": ("user", "call", "tool"),
     "results": ("user", "text+call", "tool"),
+    "parallel_results": ("user", "calls", "tool", "other tool"),
     "user_after_bare_results": ("user", "call", "tool", "user"),
     "user_after_results": ("user", "text+call", "tool", "user"),
     "system_after_bare_results": ("user", "call", "tool", "system"),
     "system_after_results": ("user", "text+call", "tool", "system"),
 }
-_CALLING: Final = frozenset({"call", "text+call"})
+_CALLING: Final = frozenset({"call", "calls", "text+call"})
 """The roles whose conversations are only tried with tools declared."""
 _DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user", 0),), tools=True))
 
@@ -313,22 +361,26 @@ _DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user",
 def _variants(roles: Sequence[str], tools: bool) -> list[Question]:
     """Return the conversation of these roles, and a variant of it for each message.
 
-    A variant is the same conversation with other words in that message.
+    A variant is the same conversation with other words in that message, or in one of its calls.
     """
     messages = tuple(_message(role, number) for number, role in enumerate(roles))
-    found = [Question(messages, tools)]
-    for at, message in enumerate(messages):
-        other = Message(message.role)
-        if isinstance(message.content, str):
-            content = message.content.replace("apple", "violet")
-            other = structs.replace(message, content=content)
-        else:
-            calls = tuple(
-                structs.replace(call, arguments=call.arguments.replace("apple", "violet"))
-                for call in message.tool_calls
-            )
-            other = structs.replace(message, tool_calls=calls)
-        found.append(Question((*messages[:at], other, *messages[at + 1 :]), tools))
+    changed = [
+        Question((*messages[:at], other, *messages[at + 1 :]), tools)
+        for at, message in enumerate(messages)
+        for other in _in_other_words(message)
+    ]
+    return [Question(messages, tools), *changed]
+
+
+def _in_other_words(message: Message) -> list[Message]:
+    """Return the message with other words in its text, or in each of its calls one by one."""
+    if isinstance(message.content, str):
+        return [structs.replace(message, content=message.content.replace("apple", "violet"))]
+    found = []
+    for at, call in enumerate(message.tool_calls):
+        other = structs.replace(call, arguments=call.arguments.replace("apple", "violet"))
+        calls = (*message.tool_calls[:at], other, *message.tool_calls[at + 1 :])
+        found.append(structs.replace(message, tool_calls=calls))
     return found
 
 
@@ -383,6 +435,7 @@ def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
         reply_first=takes("reply_first"),
         no_user=takes("no_user", "only_system"),
         results=results not in refused,
+        parallel_calls=takes("parallel_results") >= takes(results),
         tools_shown=bare is None or declared is None or bare != declared,
     )
 

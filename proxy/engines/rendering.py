@@ -44,6 +44,7 @@ from bridle.proxy.continuation.roles import (
     RoleRules,
     is_ordinary,
     rules_from,
+    unserved,
 )
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.pool import EnginePool
@@ -101,6 +102,8 @@ class EngineForm(NamedTuple):
     rules: RoleRules | None
     """The rules about roles of the model's template, if they are known."""
     pool: EnginePool
+    refusal: ApiError | None = None
+    """The error for a request that the model's template cannot serve."""
 
 
 class PoolTemplate:
@@ -132,6 +135,10 @@ class PoolTemplate:
         ``link`` is the request's link to the call of ``session`` that it continues.
         """
         rules = await self.rules(request)
+        if (refusal := unserved(rules, request)) is not None:
+            return EngineForm(
+                request, CallPrompt(None, link.break_reason), (), rules, self._pool, refusal
+            )
         notes: tuple[Note, ...] = ()
         if self._pool.external:
             restored = with_upstream_fields(request.messages, session.turns)

@@ -30,9 +30,13 @@ _LONGEST_VALUE: Final = 4096
 
 _SESSION_HEADERS: Final = (
     ("x-claude-code-session-id", "claude-code"),
-    ("x-session-id", "opencode"),
-    ("session-id", "codex"),
+    ("x-session-id", None),
+    ("session-id", None),
 )
+"""Headers that name the harness's own session, and the harness where no other one sends them.
+
+OpenCode and Codex, who send the last two, name themselves in ``user-agent``.
+"""
 _USER_AGENTS: Final = (
     ("codex", "codex"),
     ("claude-cli", "claude-code"),
@@ -49,12 +53,17 @@ _USER_AGENTS: Final = (
 )
 
 
+_LIBRARIES: Final = (None, "anthropic-python", "openai-js", "openai-python")
+"""The names of a client that does not say which harness it works for."""
+
+
 class Identity(NamedTuple):
     """The harness and its session, as the headers show them."""
 
     harness: str | None
     session_name: str | None
-    """The harness's own session id, prefixed by the harness; ``None`` if it sends none."""
+    """The harness's own session id, prefixed by the harness, or by ``client`` if that is not known;
+    ``None`` if it sends none."""
     role: str | None
     """The sub-agent or thread within that session, if the harness sends one."""
 
@@ -68,8 +77,8 @@ def identify(headers: Mapping[str, str]) -> Identity:
     for header, sender in _SESSION_HEADERS:
         value = headers.get(header)
         if value:
-            harness = sender if harness in (None, "openai-js", "openai-python") else harness
-            return Identity(harness, f"{harness}-{value[:128]}", role)
+            harness = sender if sender and harness in _LIBRARIES else harness
+            return Identity(harness, f"{harness or 'client'}-{value[:128]}", role)
     return Identity(harness, None, role)
 
 

@@ -189,3 +189,40 @@ def test_the_orders_of_roles_that_a_template_refuses_are_listed(
     found = json.loads(bridle("doctor", "--model", strict, "--store", store, "--json").output)
     assert found["template"]["roles"]["late_system"] is False
     assert found["template"]["roles"]["users_in_a_row"] is True
+
+
+@pytest.mark.parametrize(
+    ("template", "works"),
+    [("qwen3_5_think", True), ("gemma3", False), ("deepseek_r1_distill", False)],
+)
+def test_whether_a_harness_can_work_on_a_template_is_said_before_it_starts(
+    bridle: Bridle,
+    policy: tuple[Path, str],
+    store: str,
+    tmp_path: Path,
+    template: str,
+    works: bool,
+) -> None:
+    trl = pytest.importorskip("trl")
+    model = tmp_path / "model"
+    shutil.copytree(policy[0], model)
+    source = Path(str(trl.__file__)).parent / "chat_templates" / f"{template}.jinja"
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = source.read_text()
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    found = bridle("doctor", "--model", model, "--harness", "codex", "--store", store)
+    assert found.exit_code == (0 if works else 1), found.output
+    assert ("ok      harness" if works else "BROKEN  harness") in found.output
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--harness", "cdx"], "claude-code, codex"), (["--harness", "codex"], "--model")],
+)
+def test_a_pair_that_is_not_one_is_refused_with_the_remedy(
+    bridle: Bridle, store: str, options: list[str], named: str
+) -> None:
+    refused = bridle("doctor", *options, "--store", store)
+    assert refused.exit_code != 0
+    assert named in refused.output

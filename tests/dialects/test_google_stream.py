@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from google import genai
-from google.genai import errors, types
+from google.genai import types
 
 from bridle.proxy.dialects.google.reply import count
 from bridle.proxy.dialects.registry import GOOGLE
@@ -61,70 +61,6 @@ def client(server: Any) -> genai.Client:
         base_url=server.url, retry_options=types.HttpRetryOptions(attempts=1)
     )
     return genai.Client(api_key="k", http_options=options)
-
-
-def test_calls_come_whole_and_the_last_one_with_the_end(mint: Any, call_id: str) -> None:
-    emitter = DIALECT.emitter(request(**THOUGHTS), mint(DIALECT, request()))
-    events = [chunks_of(emitter.event(event)) for event in reply_events(call_id)]
-    (last,) = chunks_of(emitter.end())
-
-    def parts(chunk: Any) -> list[set[str]]:
-        return [set(part) for part in chunk["candidates"][0]["content"]["parts"]]
-
-    assert [len(chunks) for chunks in events] == [0, 1, 1, 1, 1, 0, 0, 1, 0, 0]
-    assert parts(events[1][0]) == [{"text", "thought"}]
-    assert parts(events[3][0]) == [{"text", "thoughtSignature"}]
-    assert parts(events[4][0]) == [{"text"}]
-    assert parts(events[7][0]) == [{"functionCall", "thoughtSignature"}]
-    assert parts(last) == [{"functionCall", "thoughtSignature"}]
-    assert last["candidates"][0]["finishReason"] == "STOP"
-    assert last["usageMetadata"] == {
-        "promptTokenCount": 11,
-        "candidatesTokenCount": 5,
-        "totalTokenCount": 18,
-        "thoughtsTokenCount": 2,
-        "cachedContentTokenCount": 3,
-    }
-
-
-def test_the_client_reads_the_stream(
-    client: genai.Client, server: Any, streamed: Callable[..., bytes], call_id: str
-) -> None:
-    stream = streamed(DIALECT, request(**THOUGHTS), reply_events(call_id))
-    server.answer(stream, "text/event-stream")
-
-    chunks = list(client.models.generate_content_stream(model="m", contents="hi"))
-
-    parts = [part for chunk in chunks for part in (chunk.parts or [])]
-    calls = [part.function_call for part in parts if part.function_call]
-    assert "".join(part.text or "" for part in parts if part.thought) == "hm ok"
-    assert "".join(part.text or "" for part in parts if not part.thought) == "Hello"
-    assert [(call.id, call.name, call.args) for call in calls] == [
-        (f"{call_id}00", "look", {"a": 1}),
-        (f"{call_id}01", "bare", {}),
-    ]
-    signatures = [part.thought_signature for part in parts if part.thought_signature]
-    assert [minting.read(signature.decode()) for signature in signatures] == [
-        minting.MintedId(call_id, 0),
-        minting.MintedId(call_id, 0),
-        minting.MintedId(call_id, 1),
-    ]
-    usage = chunks[-1].usage_metadata
-    assert usage is not None
-    assert (usage.prompt_token_count, usage.total_token_count) == (11, 18)
-    assert chunks[-1].response_id == f"resp_{call_id[5:]}"
-
-
-def test_a_plain_reply_is_read_by_the_client(
-    client: genai.Client, server: Any, mint: Any, fold: Any, call_id: str
-) -> None:
-    asked = request("generateContent")
-    server.answer(DIALECT.reply(asked, mint(DIALECT, asked), fold(reply_events(call_id))))
-
-    response = client.models.generate_content(model="m", contents="hi")
-
-    assert [call.name for call in response.function_calls or []] == ["look", "bare"]
-    assert [part.text for part in response.parts or [] if part.text] == ["Hello"]
 
 
 def test_what_the_client_echoes_from_a_chat_names_its_call(
@@ -229,18 +165,6 @@ def test_a_failure_closes_the_array(mint: Any, begun: bool, ended: bool) -> None
     stream += emitter.fail(ApiError("overloaded", "no engine", status=503))
 
     assert orjson.loads(stream)[-1]["error"]["status"] == "UNAVAILABLE"
-
-
-def test_a_failure_inside_the_stream_is_raised_by_the_client(
-    client: genai.Client, server: Any, mint: Any
-) -> None:
-    emitter = DIALECT.emitter(request(), mint(DIALECT, request()))
-    stream = emitter.event(TextDelta("a"))
-    stream += emitter.fail(ApiError("overloaded", "no engine", status=503))
-    server.answer(stream, "text/event-stream")
-
-    with pytest.raises(errors.ServerError, match="no engine"):
-        list(client.models.generate_content_stream(model="m", contents="hi"))
 
 
 def test_keep_alives_change_nothing_for_the_client(

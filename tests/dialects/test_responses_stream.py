@@ -162,24 +162,6 @@ def test_the_client_gathers_the_whole_response(
     assert response.usage.total_tokens == 18
 
 
-def test_a_plain_reply_is_read_by_the_client(
-    client: openai.OpenAI, server: Any, mint: Any, fold: Any, call_id: str
-) -> None:
-    asked = request()
-    server.answer(DIALECT.reply(asked, mint(DIALECT, asked), fold(reply_events(call_id))))
-
-    response = client.responses.create(model="m", input="hi")
-
-    assert response.output_text == "Hello"
-    assert [item.type for item in response.output] == [
-        "reasoning",
-        "message",
-        "function_call",
-        "custom_tool_call",
-        "function_call",
-    ]
-
-
 def test_structured_output_is_parsed_by_the_client(
     client: openai.OpenAI, server: Any, streamed: Callable[..., bytes]
 ) -> None:
@@ -221,65 +203,6 @@ def test_a_summary_is_streamed_when_one_was_asked_for(
     assert "encrypted_content" not in item
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
-)
-def test_a_cut_reply_is_incomplete(
-    client: openai.OpenAI, server: Any, streamed: Callable[..., bytes], reason: Any, told: str
-) -> None:
-    events = [Started(1), ReasoningDelta("hm"), TextDelta("Hel"), Finished(reason), Usage(1, 2)]
-    server.answer(streamed(DIALECT, request(), events), "text/event-stream")
-
-    *_, last = client.responses.create(model="m", input="hi", stream=True)
-
-    assert last.type == "response.incomplete"
-    assert last.response.incomplete_details is not None
-    assert last.response.incomplete_details.reason == told
-    assert [getattr(item, "status", None) for item in last.response.output] == [
-        "completed",
-        "incomplete",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("texts", "called", "shown"),
-    [
-        (["\n", "\n"], True, None),
-        (["\n\n", "Hi"], True, "\n\nHi"),
-        (["Hi", "\n"], True, "Hi\n"),
-        (["\n\n"], False, "\n\n"),
-    ],
-)
-def test_blank_text_is_shown_only_with_other_text_or_alone(
-    streamed: Callable[..., bytes],
-    mint: Any,
-    fold: Any,
-    call_id: str,
-    texts: list[str],
-    called: bool,
-    shown: str | None,
-) -> None:
-    call = [ToolCallDelta(0, f"{call_id}00", "look", "{}")] if called else []
-    said = [ReasoningDelta("hm"), *map(TextDelta, texts), *call, Finished("stop"), Usage(1, 1)]
-    asked = request()
-    response = events_of(streamed(DIALECT, asked, said))[-1]["response"]
-    plain = orjson.loads(DIALECT.reply(asked, mint(DIALECT, asked), fold(said)))
-
-    messages = [item for item in response["output"] if item["type"] == "message"]
-    assert [item["content"][0]["text"] for item in messages] == ([shown] if shown else [])
-    assert response == plain
-
-
-def test_nothing_that_completes_the_last_item_comes_before_the_end(mint: Any, call_id: str) -> None:
-    asked = request()
-    emitter = DIALECT.emitter(asked, mint(DIALECT, asked))
-    before = emitter.begin()
-    before += b"".join(emitter.event(event) for event in reply_events(call_id))
-
-    assert events_of(before)[-1]["type"] == "response.function_call_arguments.delta"
-    assert events_of(emitter.end())[0]["type"] == "response.function_call_arguments.done"
-
-
 def test_a_failure_after_an_end_that_was_thrown_away_takes_its_place(
     mint: Any, call_id: str
 ) -> None:
@@ -294,24 +217,6 @@ def test_a_failure_after_an_end_that_was_thrown_away_takes_its_place(
     assert whole[-1]["type"] == "response.failed"
     assert whole[-1]["response"]["error"] == {"code": "store_unavailable", "message": "down"}
     assert len(whole[-1]["response"]["output"]) == 4
-
-
-def test_keep_alives_change_nothing_for_the_client(
-    client: openai.OpenAI, server: Any, mint: Any, call_id: str
-) -> None:
-    asked = request()
-    emitter = DIALECT.emitter(asked, mint(DIALECT, asked))
-    stream = [emitter.begin(), emitter.keep_alive()]
-    for event in reply_events(call_id):
-        stream += [emitter.event(event), emitter.keep_alive()]
-    stream.append(emitter.end())
-    server.answer(b"".join(stream), "text/event-stream")
-
-    with client.responses.stream(model="m", input="hi") as read:
-        response = read.get_final_response()
-
-    assert len(response.output) == 5
-    assert all(chunk.startswith(b"event: response.in_progress\n") for chunk in stream[1:-1:2][:1])
 
 
 def test_the_response_repeats_what_the_request_determines(
@@ -357,16 +262,6 @@ def test_logprobs_go_with_the_text_they_belong_to(
     assert [entry["token"] for entry in part["logprobs"]] == ["Hel", "lo"]
     plain = orjson.loads(DIALECT.reply(asked, mint(DIALECT, asked), fold(events)))
     assert plain["output"][1]["content"][0] == part
-
-
-def test_a_tool_call_in_scattered_pieces_is_the_engines_failure(mint: Any, call_id: str) -> None:
-    emitter = DIALECT.emitter(request(), mint(DIALECT, request()))
-    emitter.event(ToolCallDelta(0, f"{call_id}00", "look", "{"))
-    emitter.event(ToolCallDelta(1, f"{call_id}01", "look", "{"))
-
-    with pytest.raises(ApiError) as caught:
-        emitter.event(ToolCallDelta(0, arguments="}"))
-    assert (caught.value.kind, caught.value.status) == ("upstream_error", 502)
 
 
 @pytest.mark.parametrize(

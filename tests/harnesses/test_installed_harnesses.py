@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,69 +210,6 @@ async def test_an_installed_harness_works_three_turns_of_parallel_calls_and_is_r
     assert_one_lineage(recorded)
     assert_thinks_and_calls_in_parallel(recorded)
     assert_clean(recorded)
-
-
-@pytest.fixture(scope="module")
-def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with Qwen3.5's genuine template, which takes one system message only."""
-    found = find_spec("trl")
-    if found is None or found.origin is None:
-        pytest.skip("the genuine template comes with trl")
-    source = Path(found.origin).parent / "chat_templates" / "qwen3_5_think.jinja"
-    directory = tmp_path_factory.mktemp("strict-model")
-    train_bench_tokenizer(directory, source.read_text())
-    return directory
-
-
-def in_qwen_markup(script: Callable[[ScriptedRequest], ScriptedReply]) -> Script:
-    """The script's replies as Qwen3.5 writes them; its prompt opens the thought."""
-
-    def played(request: ScriptedRequest) -> str:
-        reply = script(request)
-        calls = ""
-        for call in reply.tool_calls:
-            given = (
-                call.arguments if isinstance(call.arguments, dict) else json.loads(call.arguments)
-            )
-            parameters = "".join(
-                f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
-                "</parameter>\n"
-                for key, value in given.items()
-            )
-            calls += f"\n<tool_call>\n<function={call.name}>\n{parameters}</function>\n</tool_call>"
-        return f"{reply.reasoning or ''}\n</think>\n\n{reply.content}{calls}"
-
-    return played
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
-async def test_an_installed_harness_works_on_a_template_that_takes_one_system_message(
-    stage: Stage, strict_model: Path, tmp_path: Path, case: HarnessCase
-) -> None:
-    bench = stage(in_qwen_markup(POLICY), strict_model)
-
-    result, recorded = await perform(
-        bench, tmp_path, case.adapter(), POLICY.task(case.name), WorkedThrough(), ProcessProvider()
-    )
-
-    assert result.scores == {"reward": 1.0}, result
-    assert_token_faithful(recorded)
-    assert_one_lineage(recorded)
-    assert_clean(recorded)
-    assert not any(call.break_reason for call in recorded.calls)
-    several = {
-        call.id
-        for call in recorded.calls
-        if [message.role for message in call.conversation.tail].count("system") > 1
-    }
-    shaped = {
-        call.id
-        for call in recorded.calls
-        if {note.name for note in call.notes} & {"system_messages_merged", "system_message_as_user"}
-    }
-    assert several <= shaped
-    if case.name in ("codex", "claude-code"):
-        assert shaped
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - WAITS_AND_REPEATS))

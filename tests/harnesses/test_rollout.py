@@ -18,7 +18,7 @@ from bridle.harnesses.adapters import Command
 from bridle.harnesses.adapters.python_agent import PythonAgent
 from bridle.harnesses.client import Client, ControlError
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.fleet import LocalFleet
+from bridle.harnesses.fleet import LocalFleet, local
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sandboxes import (
     ForkedProvider,
@@ -30,6 +30,7 @@ from bridle.harnesses.sandboxes import (
     SandboxRequest,
 )
 from bridle.harnesses.sandboxes.bounds import Bounds
+from bridle.harnesses.sandboxes.leftovers import remove_folder
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import (
     CommandVerifier,
@@ -216,6 +217,21 @@ async def test_a_place_that_somebody_else_has_is_left_alone(run: Runner) -> None
     assert Path(result.answer) == run.directory / "place-1" / "workspace"
     assert (run.directory / "place-0" / "workspace" / "theirs").exists()
     assert not (run.directory / "place-1").exists()
+
+
+async def test_a_place_is_free_before_its_folder_is_removed(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = run.directory / "place-0"
+
+    def remove(folder: Path) -> None:
+        remove_folder(folder)
+        taken.mkdir()
+
+    monkeypatch.setattr(local, "remove_folder", remove)
+    await run("pwd")
+
+    assert [*run.directory.iterdir()] == [taken], "another machine took it, and keeps it"
 
 
 async def test_a_group_is_one_task_and_another_group_another(run: Runner, stand_in: Any) -> None:

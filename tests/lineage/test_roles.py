@@ -34,6 +34,12 @@ def call(number: int, text: str | None = None) -> Message:
     return Message("assistant", text, tool_calls=(made,))
 
 
+def parallel(number: int, text: str | None = None) -> Message:
+    """Two calls at once."""
+    calls = call(number).tool_calls + call(number + 1).tool_calls
+    return Message("assistant", text, tool_calls=calls)
+
+
 def result(number: int, text: str) -> Message:
     return Message("tool", text, tool_call_id=f"call{number:05d}", name="look_up")
 
@@ -66,6 +72,9 @@ def with_tools(text: str | None = None) -> tuple[Message, ...]:
         call(2, text),
         result(2, "gamma1."),
         say("system", "gamma2."),
+        parallel(3, text),
+        result(3, "gamma3."),
+        result(4, "gamma4."),
     )
 
 
@@ -138,6 +147,29 @@ def test_new_turns_are_shaped_as_they_are_at_the_end_of_the_whole(path, renderer
         whole, _ = rules.shape(conversation)
         for at, message in enumerate(conversation[:-1], 1):
             following = conversation[at].role
-            if message.role == "assistant" and following != "assistant":
+            split = len(message.tool_calls) > 1 and not rules.parallel_calls
+            if message.role == "assistant" and following != "assistant" and not split:
                 tail = rules.shape_tail(conversation[at:])
                 assert whole[-len(tail) :] == tail
+
+
+def test_calls_at_once_get_a_reply_each_before_the_result_that_answers_them() -> None:
+    asked, both = say("user", "alpha."), parallel(1, "beta.")
+    unanswered = (asked, both, result(2, "two"), say("user", "gamma."))
+
+    whole, notes = RoleRules(parallel_calls=False).shape(
+        (asked, both, result(2, "two"), result(1, "one"), say("user", "gamma."))
+    )
+    partly, _ = RoleRules(parallel_calls=False).shape(unanswered)
+
+    assert whole == (
+        asked,
+        call(1, "beta."),
+        result(1, "one"),
+        call(2),
+        result(2, "two"),
+        say("user", "gamma."),
+    )
+    assert [note.name for note in notes] == ["parallel_calls_split"]
+    assert partly == (asked, call(1, "beta."), call(2), result(2, "two"), say("user", "gamma."))
+    assert RoleRules().shape(unanswered)[0] == unanswered

@@ -104,16 +104,18 @@ def _lost(job: WriteJob) -> WriteResult:
             "explore",
         ),
         ({"x-session-id": "abc", "user-agent": "opencode/1.18"}, "opencode", None),
+        ({"x-session-id": "abc", "user-agent": "OpenAI/Python 2.1"}, "openai-python", None),
+        ({"x-session-id": "abc", "user-agent": "my-app/1"}, None, None),
     ],
 )
 def test_a_harnesss_own_session_id_names_the_session(
-    bench: Any, headers: dict[str, str], harness: str, role: str | None
+    bench: Any, headers: dict[str, str], harness: str | None, role: str | None
 ) -> None:
     first = say(bench, [user("one")], headers=headers)
     second = say(bench, [user("two")], headers=headers)
     assert first["session"] == second["session"]
     session = bench.reader.session(first["session"])
-    assert (session.name, session.harness) == (f"{harness}-abc", harness)
+    assert (session.name, session.harness) == (f"{harness or 'client'}-abc", harness)
     assert [call.role for call in bench.calls()] == [role, role]
     if role:
         assert bench.judged()[0].kind is CallKind.SUBAGENT

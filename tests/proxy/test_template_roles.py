@@ -283,7 +283,7 @@ def test_tool_results_that_a_template_has_no_place_for_are_refused_with_the_caus
     directory = model(
         trl_template("gemma3"), "<end_of_turn>", "<bos>", "<start_of_turn>", "<end_of_turn>"
     )
-    bench, _ = serve(directory, lambda _: "A house.", tokenizer_dir=directory)
+    bench, engine = serve(directory, lambda _: "A house.", tokenizer_dir=directory)
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "One."},
@@ -295,6 +295,14 @@ def test_tool_results_that_a_template_has_no_place_for_are_refused_with_the_caus
     message = reply.json()["error"]["message"]
     assert "refuses tool calls" in message
     assert "--chat-template" in message
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    first = chat(bench.url, messages[:1], tools=tools)
+    assert first.status_code == 400
+    assert first.json()["error"]["message"] == message
+    assert chat(bench.url, messages[:1], tools=tools, tool_choice="none").status_code == 200
+    assert chat(bench.url, messages[:1]).status_code == 200
+    assert len(engine.requests) == 2
 
 
 def test_a_refusal_by_an_unknown_template_names_the_remedy(

@@ -39,6 +39,29 @@ def examine_template(directory: Path) -> dict[str, Any]:
     return found | _tool_calls(tokenizer)
 
 
+def examine_pair(template: dict[str, Any], harness: str) -> dict[str, Any]:
+    """Check whether a coding harness can work on an examined template.
+
+    ``template`` is the sound verdict of :func:`examine_template`. Every coding harness declares
+    tools in its first call, and sends their results in its second.
+    """
+    roles = template["roles"]
+    broken = None
+    if not roles["results"]:
+        broken = (
+            f"the template refuses tool calls and their results, so {harness} is refused at its "
+            "first call; serve the model with a template that has them (vLLM: --chat-template "
+            "FILE) and name its folder here and to the proxy"
+        )
+    elif template["calls_vanish"] or not roles["tools_shown"]:
+        broken = (
+            f"the template leaves out the tools that {harness} declares, or the calls of earlier "
+            "turns, so the model cannot use them; serve the model with a template that shows them"
+        )
+    lines = [broken] if broken else [f"{harness} works on this template, changed as under roles"]
+    return {"harness": harness, "lines": lines, "broken": broken}
+
+
 def _tool_calls(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the markup of the model's tool calls, and which engines read it."""
     from bridle.engine.serve.markup import READ

@@ -43,6 +43,10 @@ def doctor(
     upstream: Annotated[
         str | None, typer.Option(callback=base_urls, help="The engine's base URL.")
     ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(help="A coding harness: whether it can work on the template of --model."),
+    ] = None,
     private_network: Annotated[
         bool,
         typer.Option(
@@ -67,13 +71,10 @@ def doctor(
     from bridle.run.examination import (
         examine_engine,
         examine_store,
-        examine_template,
         examine_tokenizer,
     )
 
-    found: dict[str, Any] = {}
-    if model is not None:
-        found["template"] = examine_template(model)
+    found = _of_model(model, harness)
     if upstream is not None:
         found["engine"] = examine_engine(
             upstream,
@@ -99,6 +100,24 @@ def doctor(
         _print(found)
     if found["broken"]:
         raise typer.Exit(1)
+
+
+def _of_model(model: Path | None, harness: str | None) -> dict[str, Any]:
+    """Return the verdicts on a model's template, and on a harness that works on it."""
+    from bridle.harnesses.adapters import PROGRAMS
+    from bridle.run.examination import examine_pair, examine_template
+
+    names = sorted(PROGRAMS.values())
+    if harness is not None and harness not in names:
+        raise UsageError(f"no coding harness is called {harness}: choose of {', '.join(names)}")
+    if model is None:
+        if harness is not None:
+            raise UsageError("--harness is examined with the template of --model: name that too")
+        return {}
+    template = examine_template(model)
+    if harness is None or template["broken"]:
+        return {"template": template}
+    return {"template": template, "harness": examine_pair(template, harness)}
 
 
 def _explain(store: str, about: str, json: bool) -> None:
@@ -190,6 +209,7 @@ def _tokenizer(verdict: dict[str, Any]) -> list[str]:
 
 _PARTS: Final = (
     ("template", _template),
+    ("harness", _lines),
     ("engine", _lines),
     ("tokenizer", _tokenizer),
     ("store", _store),
