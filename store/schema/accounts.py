@@ -18,12 +18,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     CompoundSelect,
     Connection,
     Select,
     and_,
     case,
+    cast,
     func,
     literal_column,
     null,
@@ -122,7 +124,9 @@ def account_rows(
     )
     is_summed = session_totals.c.session_id.is_not(None)
     captured = func.coalesce(
-        case((is_summed, session_totals.c.sampled_tokens), else_=counted), literal_column("0")
+        # Cast, because a damaged value must not spoil the sums of other sessions.
+        case((is_summed, cast(session_totals.c.sampled_tokens, BigInteger)), else_=counted),
+        literal_column("0"),
     )
     source = case(
         (ranked.c.run_id != literal_column("''"), literal_column("'training'")),
