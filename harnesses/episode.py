@@ -152,7 +152,8 @@ class Episode:
 
     def _delivery(self, task: Task, answer: str, exit_code: int | None) -> Delivery:
         workspace = Path(self.sandbox.place.workspace)
-        return Delivery(task, answer, workspace, exit_code, self.sandbox, self._open_another)
+        sandbox, bounds = self.sandbox, self.request.bounds
+        return Delivery(task, answer, workspace, exit_code, sandbox, self._open_another, bounds)
 
     def _open_another(self, spec: ContainerSpec) -> AbstractAsyncContextManager[Sandbox]:
         directory = self.sandbox.directory / "verifier-sandbox"

@@ -20,6 +20,7 @@ from bridle.engine.vllm.parsers import (
     own_parser,
     parsers_for,
 )
+from bridle.keys import VLLM_KEY_VARIABLE, without_keys
 
 INSIDE: Final = Path(__file__).parent / "inside"
 """The only folder of ours on vLLM's PYTHONPATH."""
@@ -28,7 +29,8 @@ TRANSFER_BACKEND: Final = "bridle"
 """The name under which ``WORKER`` registers its end of weight transfers."""
 SERVED_FILE_VARIABLE: Final = "BRIDLE_SERVED_FILE"
 LAUNCHER_VARIABLE: Final = "BRIDLE_LAUNCHER"
-KEY_VARIABLE: Final = "VLLM_API_KEY"
+KEY_FILE_VARIABLE: Final = "BRIDLE_GUARD_KEY_FILE"
+"""The variable that names the file from which ``GUARD`` reads the key."""
 GUARD: Final = "bridle_guard.RequireKey"
 """The middleware by which vLLM's control routes require the key too
 (``inside/bridle_guard.py``)."""
@@ -89,7 +91,7 @@ def command(
     if not (is_loopback(options.host) or options.private_network or guarded):
         raise VllmError(
             f"vLLM on {options.host} would let anyone there replace its weights: set "
-            f"{KEY_VARIABLE} to a key, listen on 127.0.0.1, or say that the network is private"
+            f"{VLLM_KEY_VARIABLE} to a key, listen on 127.0.0.1, or say that the network is private"
         )
     if installation.cpu:
         _require_kernels(model_dir)
@@ -116,11 +118,11 @@ def environment(
     options: VllmOptions,
     served_file: Path,
     base: Mapping[str, str],
-    api_key: str | None = None,
+    key_file: str | None = None,
 ) -> dict[str, str]:
-    """Return ``base`` with the variables that vLLM needs.
+    """Return ``base`` without keys, and with the variables that vLLM needs.
 
-    They are for control routes, our worker, its key, and no usage reports.
+    They are for control routes, our worker, the file of its key, and no usage reports.
     """
     chosen = {
         "PYTHONPATH": str(INSIDE),
@@ -134,11 +136,11 @@ def environment(
         chosen["VLLM_CPU_KVCACHE_SPACE"] = str(options.cpu_kv_cache_gib)
         # The CPU build has its own thread binding; one thread here would be the limit of all.
         base = {name: value for name, value in base.items() if name != "OMP_NUM_THREADS"}
-    if api_key is not None:
-        chosen[KEY_VARIABLE] = api_key
+    if key_file is not None:
+        chosen[KEY_FILE_VARIABLE] = key_file
     if options.lora_rank is not None:
         chosen["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    return {**base, **chosen}
+    return {**without_keys(base), **chosen}
 
 
 def _worker(options: VllmOptions) -> list[str]:

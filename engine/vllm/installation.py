@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bridle.errors import BridleError
+from bridle.keys import without_keys
 
 PYTHON_VARIABLE = "BRIDLE_VLLM_PYTHON"
 DEFAULT_PYTHON = ".venv-vllm/bin/python"
@@ -64,7 +65,12 @@ def find_installation(python: str | Path | None = None) -> Installation:
     remedy = how_to_install(gpu=_DRIVER.exists())
     try:
         probe = subprocess.run(
-            [str(path), "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False
+            [str(path), "-c", _PROBE],
+            env=without_keys(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     except OSError as error:
         raise VllmError(f"{path} cannot be run ({error.strerror}): {remedy}") from error

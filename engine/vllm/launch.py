@@ -85,6 +85,7 @@ class VllmServer:
         self._resume = resume
         self._on_event = on_event
         self._api_key = api_key
+        self._key_file = None if api_key is None else _KeyFile(api_key)
         self._process: subprocess.Popen[bytes] | None = None
         self._output = 0
         """The offset in the log at which the output of the running vLLM begins."""
@@ -215,7 +216,11 @@ class VllmServer:
             guarded=self._api_key is not None,
         )
         variables = environment(
-            self.installation, self.options, self._served_file, dict(os.environ), self._api_key
+            self.installation,
+            self.options,
+            self._served_file,
+            os.environ,
+            None if self._key_file is None else self._key_file.path,
         )
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(arguments)}\n".encode())
@@ -292,6 +297,18 @@ class VllmServer:
             time.sleep(POLL_SECONDS / 4)
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
+
+
+class _KeyFile:
+    """A file in memory with a key, which processes of this user read while this one has it open.
+
+    No descriptor is inherited: vLLM's server may be a process that vLLM spawns.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._file = open(os.memfd_create("key"), "wb", buffering=0)  # noqa: SIM115 - kept open
+        self._file.write(key.encode())
+        self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
 
 def noted(directory: Path, version: str | None) -> Served:

@@ -40,9 +40,11 @@ class Bounds:
     """MiB of memory that its processes have for themselves. The default is half the machine's."""
     disk_mb: int = 20_480
     """MiB in the session's folders and in its ``/tmp``."""
+    verifier_s: float = 600.0
+    """Seconds of a verifier function, and of its process on the CPU."""
 
     def __post_init__(self) -> None:
-        if min(self.processes, self.memory_mb, self.disk_mb) < 0:
+        if min(self.processes, self.memory_mb, self.disk_mb, self.verifier_s) < 0:
             raise ValueError("a bound of a session is less than 0")
 
 

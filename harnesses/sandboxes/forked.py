@@ -35,6 +35,7 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.bounds import Watch
+from bridle.harnesses.sandboxes.entrance import INNER_PORT, Entrance
 from bridle.harnesses.sandboxes.folder import place_in
 from bridle.harnesses.sandboxes.process import (
     Enclosure,
@@ -43,7 +44,7 @@ from bridle.harnesses.sandboxes.process import (
 )
 from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
 from bridle.harnesses.sandboxes.users import SessionUsers
-from bridle.harnesses.sandboxes.walls import INNER_PORT, Entrance, Walls, walled
+from bridle.harnesses.sandboxes.walls import Walls, walled
 
 log = logging.getLogger(__name__)
 

@@ -41,21 +41,20 @@ from bridle.harnesses.sandboxes.base import (
     refuse_container,
 )
 from bridle.harnesses.sandboxes.bounds import Bounds, Watch
-from bridle.harnesses.sandboxes.folder import Folder, place_in
-from bridle.harnesses.sandboxes.leftovers import remove_folder
-from bridle.harnesses.sandboxes.relay import Relay
-from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
-from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
-from bridle.harnesses.sandboxes.walls import (
+from bridle.harnesses.sandboxes.entrance import (
     INNER_PORT,
     Entrance,
     Report,
-    Walls,
     environment_file,
-    named_by,
     threshold,
-    walled,
 )
+from bridle.harnesses.sandboxes.folder import Folder, place_in
+from bridle.harnesses.sandboxes.leftovers import remove_folder
+from bridle.harnesses.sandboxes.programs import named_by
+from bridle.harnesses.sandboxes.relay import Relay
+from bridle.harnesses.sandboxes.supervise import environment_of, new_mark, supervise
+from bridle.harnesses.sandboxes.users import SessionUsers, as_user, one_of
+from bridle.harnesses.sandboxes.walls import Walls, walled
 
 _NO_COMMAND: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC}

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from bridle.harnesses.tasks.environments.loader import PLAYED
-from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores
+from bridle.harnesses.verifiers.delivery import Delivery, NoVerdict, Scores
 
 
 class _Played(msgspec.Struct):

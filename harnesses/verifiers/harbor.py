@@ -29,7 +29,7 @@ from bridle.harnesses.tasks.harbor.config import (
     sources,
 )
 from bridle.harnesses.tasks.task import TaskError
-from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, VerifierError
+from bridle.harnesses.verifiers.delivery import Delivery, NoVerdict, Scores, VerifierError
 from bridle.store.declaration import SHORT_TEXT
 
 TESTS: Final = PurePosixPath("/tests")

@@ -23,6 +23,7 @@ from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.report import TemplateReport
+from bridle.proxy.continuation.roles import as_reply
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import Message, Request
@@ -84,10 +85,7 @@ class Continuer:
             return CallPrompt(None, link.break_reason or BreakReason.PARENT_WITHOUT_IDS)
         reply = base.choices[link.choice].message
         if reply.tool_calls:
-            reply = _as_sampled(reply)
-            if not self.roles.parallel_calls:
-                # The template raises on more; the turns after the reply read the same.
-                reply = structs.replace(reply, tool_calls=reply.tool_calls[:1])
+            reply = as_reply(self.roles, _as_sampled(reply))
         tail = self._tail(reply, link, request)
         if tail is None:
             return CallPrompt(None, link.break_reason or BreakReason.TAIL_NOT_LOCAL)

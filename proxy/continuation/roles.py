@@ -10,6 +10,7 @@ a template from its renderings of them, and :meth:`RoleRules.shape` applies the 
 - a later system message becomes a marked user text in its place, because a message that moves to
   the beginning would change every token after it;
 - a reply with several tool calls becomes several with one each, every call before its result;
+- a reply of tool calls alone gets a text that says so;
 - neighbours of one role become one message, and user text after a tool result becomes a marked part
   of the result;
 - a conversation that begins with a reply, or has no user turn, gets a user turn that says so.
@@ -42,8 +43,10 @@ MESSAGES_COMBINED: Final = "messages_combined"
 USER_TURN_ADDED: Final = "user_turn_added"
 TOOLS_NOT_SHOWN: Final = "tools_not_shown"
 CALLS_SPLIT: Final = "parallel_calls_split"
+TEXT_ADDED: Final = "text_added"
 """Names of the notes on a call whose messages were shaped."""
 
+NO_TEXT: Final = "(no text)"
 NO_USER_TURN: Final = "(The conversation begins without a user's message.)"
 
 
@@ -79,6 +82,8 @@ class RoleRules:
     """Tool calls and their results; ``False`` only where the template raises on them."""
     parallel_calls: bool = True
     """Several tool calls in one reply, followed by their results."""
+    bare_calls: bool = True
+    """A reply of tool calls without text; ``False`` only where the template raises on it."""
     tools_shown: bool = True
     """Whether declared tools are rendered."""
 
@@ -121,6 +126,18 @@ _MAY_FOLLOW: Final[Mapping[str, frozenset[str]]] = {
     "assistant": frozenset({"user", "tool"}),
     "tool": frozenset({"tool", "assistant"}),
 }
+
+
+def as_reply(rules: RoleRules, reply: Message) -> Message:
+    """Return a sampled reply in a form after which the template renders the next turns.
+
+    It is not rendered itself, and the turns after it read the same.
+    """
+    if not reply.tool_calls:
+        return reply
+    if not rules.parallel_calls:
+        reply = structs.replace(reply, tool_calls=reply.tool_calls[:1])
+    return reply if rules.bare_calls else structs.replace(reply, content=reply.content or NO_TEXT)
 
 
 def unserved(rules: RoleRules | None, request: Request) -> ApiError | None:
@@ -166,6 +183,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "no_user": "a conversation without a user turn is refused: one is added",
     "results": "tool calls and results are refused, and so are requests with them",
     "parallel_calls": "several tool calls in a reply are refused: each gets a reply of its own",
+    "bare_calls": "tool calls without text are refused: a text that says so stands beside them",
     "tools_shown": "declared tools are not shown to the model",
 }
 
@@ -211,6 +229,9 @@ class _Shaper:
             if given.role == "system" and not rules.late_system:
                 self._note(SYSTEM_AS_USER)
                 message = Message("user", _marked(given.content, "system-message"))
+            elif given.tool_calls and not given.content and not rules.bare_calls:
+                self._note(TEXT_ADDED)
+                message = structs.replace(given, content=NO_TEXT)
             before = shaped[-1] if shaped else None
             if before is None:
                 shaped.append(message)
@@ -325,8 +346,8 @@ def _message(role: str, number: int) -> Message:
         return Message("assistant", tool_calls=(calls[0], other))
     if role == "other tool":
         return structs.replace(_message("tool", number), tool_call_id=_OTHER_CALL_ID)
-    if role == "text+call":
-        return structs.replace(_message("call", number), content=text)
+    if role in ("text+call", "text+calls"):
+        return structs.replace(_message(role.removeprefix("text+"), number), content=text)
     if role == "tool":
         return Message("tool", text, tool_call_id=_CALL_ID, name="look_up")
     return Message(role, text)  # type: ignore[arg-type]
@@ -347,13 +368,14 @@ _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "only_system": ("system",),
     "bare_results": ("user", "call", "tool"),
     "results": ("user", "text+call", "tool"),
-    "parallel_results": ("user", "calls", "tool", "other tool"),
+    "parallel_bare_results": ("user", "calls", "tool", "other tool"),
+    "parallel_results": ("user", "text+calls", "tool", "other tool"),
     "user_after_bare_results": ("user", "call", "tool", "user"),
     "user_after_results": ("user", "text+call", "tool", "user"),
     "system_after_bare_results": ("user", "call", "tool", "system"),
     "system_after_results": ("user", "text+call", "tool", "system"),
 }
-_CALLING: Final = frozenset({"call", "calls", "text+call"})
+_CALLING: Final = frozenset({"call", "calls", "text+call", "text+calls"})
 """The roles whose conversations are only tried with tools declared."""
 _DECLARED: Final = (Question((_message("user", 0),)), Question((_message("user", 0),), tools=True))
 
@@ -374,7 +396,7 @@ def _variants(roles: Sequence[str], tools: bool) -> list[Question]:
 
 def _in_other_words(message: Message) -> list[Message]:
     """Return the message with other words in its text, or in each of its calls one by one."""
-    if isinstance(message.content, str):
+    if isinstance(message.content, str) and len(message.tool_calls) < 2:
         return [structs.replace(message, content=message.content.replace("apple", "violet"))]
     found = []
     for at, call in enumerate(message.tool_calls):
@@ -435,7 +457,8 @@ def rules_from(renderings: Sequence[Rendering | None]) -> RoleRules:
         reply_first=takes("reply_first"),
         no_user=takes("no_user", "only_system"),
         results=results not in refused,
-        parallel_calls=takes("parallel_results") >= takes(results),
+        parallel_calls=takes(f"parallel_{results}") >= takes(results),
+        bare_calls="bare_results" not in refused or "results" in refused,
         tools_shown=bare is None or declared is None or bare != declared,
     )
 

@@ -16,6 +16,7 @@ import orjson
 from rich.console import Console
 
 from bridle.harnesses.rollout import RolloutResult
+from bridle.keys import API_KEY_VARIABLE
 from bridle.recipes.demo.course import Course, Shop, StaffList, TaughtCourse
 from bridle.recipes.demo.progress import progress
 from bridle.recipes.demo.report import PHASES, WHOLE, make_report, plot, session_rewards, table
@@ -35,7 +36,7 @@ from bridle.recipes.demo.state import DemoState
 from bridle.recipes.models.smollm2 import NAME, smollm2_directory
 from bridle.reconstruct.rewards import Aggregation
 from bridle.run.attempts import attempt
-from bridle.run.environment import API_KEY_VARIABLE, admin_key_for, key_in
+from bridle.run.environment import admin_key_for, key_in
 from bridle.run.report import minutes_line, tokens_line
 from bridle.run.stack import (
     Stack,

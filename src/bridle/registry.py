@@ -53,6 +53,8 @@ class Registry(Generic[Part]):
         self.kind, self.group = kind, group
         self._built_in = dict(built_in or {})
         self._parts: dict[str, Part] = {}
+        self._objects: set[str] = set()
+        """Names of the parts that were registered as objects."""
 
     def register(self, name: str, part: Part) -> Part:
         """Add a part under a name, and return it.
@@ -65,6 +67,7 @@ class Registry(Generic[Part]):
         if name in self._built_in or self._parts.get(name, part) is not part:
             raise UnknownPart(f"there is a {self.kind} {name!r} already: choose another name")
         self._parts[name] = part
+        self._objects.add(name)
         return part
 
     def registered(self, name: str) -> Callable[[Part], Part]:
@@ -84,6 +87,18 @@ class Registry(Generic[Part]):
             own = self._built_in.get(name)
             self._parts[name] = load_object(own) if own else self._installed(name)
         return self._parts[name]
+
+    def reference(self, name: str) -> str | None:
+        """Return ``FILE.py:NAME`` or ``MODULE:NAME`` of a part, by which another process loads it.
+
+        Return ``None`` for a part that was registered as an object of this process.
+        """
+        if ":" in name or name in self._built_in:
+            return self._built_in.get(name, name)
+        if name in self._objects:
+            return None
+        found = {one.value for one in metadata.entry_points(group=self.group, name=name)}
+        return found.pop() if len(found) == 1 else None
 
     def configured(self, name: str, options: Options) -> Part:
         """Return the part that ``name`` names, with its options bound if ``options`` has any.

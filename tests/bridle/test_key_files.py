@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.run.environment import ADMIN_KEY_VARIABLE, key_in
+from bridle.keys import ADMIN_KEY_VARIABLE
+from bridle.run.environment import key_in
 
 
 def test_a_key_in_a_file_is_taken_where_the_variable_is_not_set(

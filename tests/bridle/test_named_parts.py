@@ -14,7 +14,7 @@ from bridle.harnesses.sandboxes import ForkedProvider, ProcessProvider
 from bridle.harnesses.tasks import tasks_from
 from bridle.harnesses.tasks.sources import SCHEMES
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers import FunctionVerifier, RegexAnswer
+from bridle.harnesses.verifiers import RegexAnswer, SeparateFunction
 from bridle.registry import UnknownOption, UnknownPart
 from bridle.run.agents import UnknownAgent, agent, verifier
 from bridle.run.fleets import NamedParts, fleet_of
@@ -85,7 +85,7 @@ def test_a_sandbox_of_a_file_is_made_for_the_adapter(mine: str) -> None:
 def test_a_verifier_is_a_class_that_is_made_or_a_function(mine: str) -> None:
     assert verifier("regex", {"regex": {"pattern": "^x"}}) == RegexAnswer("^x")
     assert verifier(f"{mine}:Answer").key == "mine"  # type: ignore[attr-defined]
-    assert isinstance(verifier(f"{mine}:fleet"), FunctionVerifier)
+    assert isinstance(verifier(f"{mine}:fleet"), SeparateFunction)
     with pytest.raises(UnknownAgent, match=r"mine\.py:nothing is not a function"):
         verifier(f"{mine}:nothing")
     with pytest.raises(UnknownOption, match="the verifier 'exact' has no option 'keys', but key"):

@@ -71,6 +71,29 @@ def test_a_verifier_that_raises_costs_its_session_and_not_the_rollout(
     assert sealed == [("infrastructure",)] * 2
 
 
+@pytest.mark.parametrize(
+    ("costs", "why"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal 11 before its verdict"),
+        ("os._exit(0)", "ended with exit code 0 before its verdict"),
+        ("bytes(512 << 20)", "more than 256 MiB (agent.bounds.memory_mb)"),
+        ("time.sleep(60)", "more than 5 s (agent.bounds.verifier_s)"),
+    ],
+)
+def test_a_verifier_that_ends_or_exceeds_a_bound_costs_its_session_and_not_the_rollout(
+    rollout: Bridle, store: str, costs: str, why: str
+) -> None:
+    source = "import os, signal, time\ndef check(delivery):\n    if delivery.task.id == 't1':\n"
+    bounds = ("--set", "agent.bounds.verifier_s=5", "--set", "agent.bounds.memory_mb=256")
+    done = rollout(f"{source}        {costs}\n    return 1.0\n", *bounds)
+    assert done.exit_code == 0, done.output
+    assert "1 completed" in done.stdout
+    assert why in done.stderr
+    with sqlite3.connect(store) as database:
+        sealed = database.execute("SELECT task_id, outcome FROM sessions").fetchall()
+    assert sorted(sealed) == [("t1", "infrastructure"), ("t2", "completed")]
+
+
 @pytest.mark.parametrize("command", ["rollout", "train", "services"])
 def test_a_tasks_function_that_raises_is_said_in_a_line(
     bridle: Bridle, tmp_path: Path, store: str, command: str

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from bridle.errors import BridleError
+from bridle.keys import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 from bridle.recipes.demo.run import Demo, Services
 from bridle.recipes.demo.settings import settings_of
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import CHATML_TOOLS_TEMPLATE, train_tokenizer
-from bridle.run.environment import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 from bridle.run.stack import stack
 
 pytestmark = pytest.mark.loop

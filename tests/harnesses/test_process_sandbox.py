@@ -24,6 +24,7 @@ from bridle.harnesses.sandboxes import (
     ProcessResult,
     SandboxLost,
     SandboxRequest,
+    mounts,
     walls,
 )
 from bridle.harnesses.sandboxes.base import TAIL_BYTES
@@ -388,7 +389,7 @@ async def test_walls_that_cannot_be_built_are_named_and_lose_the_session_alone(
 ) -> None:
     script = tmp_path / "agent.py"
     script.write_text("print('never')")
-    monkeypatch.setattr(walls, "_programs", lambda _: ("/never-made/gone",))
+    monkeypatch.setattr(mounts, "programs_of", lambda _: ("/never-made/gone",))
     for provider in (ProcessProvider(), ForkedProvider()):
         with pytest.raises(SandboxLost, match=r"cannot wall off a session: bwrap: .*gone"):
             await make_launch(sys.executable, str(script)).run(provider)

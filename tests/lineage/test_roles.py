@@ -173,3 +173,13 @@ def test_calls_at_once_get_a_reply_each_before_the_result_that_answers_them() ->
     assert [note.name for note in notes] == ["parallel_calls_split"]
     assert partly == (asked, call(1, "beta."), call(2), result(2, "two"), say("user", "gamma."))
     assert RoleRules().shape(unanswered)[0] == unanswered
+
+
+def test_calls_without_text_get_one_where_the_template_raises_on_them() -> None:
+    asked, bare, said = say("user", "alpha."), call(1), call(2, "beta.")
+    conversation = (asked, bare, result(1, "one"), said, result(2, "two"))
+
+    whole, notes = RoleRules(bare_calls=False).shape(conversation)
+
+    assert whole == (asked, call(1, "(no text)"), result(1, "one"), said, result(2, "two"))
+    assert [note.name for note in notes] == ["text_added"]

@@ -99,7 +99,10 @@ def test_a_vllm_that_asks_for_a_key_is_started_checked_and_stamped(
     with running([*arguments, "--set", "version=5", "--json"]) as process:
         url = json.loads(first_line(process))["url"]
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
-        info = httpx.get(f"{url}/weight_info", trust_env=False).json()
+        key = {"authorization": "Bearer a-key"}
+        info = httpx.get(f"{url}/weight_info", headers=key, trust_env=False).json()
+        started = httpx.get(f"{url}/x", headers=key, trust_env=False).json()["pid"]
+        assert b"a-key" not in Path(f"/proc/{started}/environ").read_bytes()
     assert info == {"weight_version": "5"}
 
 

@@ -215,7 +215,9 @@ def test_with_a_key_every_route_asks_for_it_and_any_address_will_do(
     guarded = command(GPU, model_dir, open_to_all, 1, guarded=True)
     assert value(guarded, "--middleware") == "bridle_guard.RequireKey"
     assert "--middleware" not in command(GPU, model_dir, VllmOptions(), 1)
-    assert environment(GPU, open_to_all, tmp_path, {}, "sesame")["VLLM_API_KEY"] == "sesame"
+    given = environment(GPU, open_to_all, tmp_path, {"VLLM_API_KEY": "sesame"}, "/a/file")
+    assert given["BRIDLE_GUARD_KEY_FILE"] == "/a/file"
+    assert "sesame" not in given.values()
 
 
 def test_attention_heads_without_a_kernel_are_refused_on_cpu_before_the_start(

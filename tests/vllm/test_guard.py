@@ -25,9 +25,10 @@ async def here(_: Request) -> PlainTextResponse:
 
 
 async def test_only_health_answers_without_the_key(
-    inside: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+    inside: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    (tmp_path / "key").write_text("sesame")
+    monkeypatch.setenv("BRIDLE_GUARD_KEY_FILE", str(tmp_path / "key"))
     app = Starlette(routes=[Route(path, here) for path in (OPEN, *CLOSED)])
     guarded = inside("bridle_guard").RequireKey(app)
     transport = httpx.ASGITransport(app=guarded)
@@ -62,3 +63,15 @@ def test_a_real_vllm_pauses_and_samples_for_the_key_alone(tmp_path: Path) -> Non
                 method, f"{server.base_url}{path}", headers=headers, trust_env=False
             )
             assert asked.status_code != 401, path
+        assert server.pid is not None
+        environments = [path.read_bytes() for path in environments_below(server.pid)]
+        assert len(environments) > 1, "the server, and its engine"
+        assert not any(b"sesame" in one for one in environments)
+
+
+def environments_below(process: int) -> list[Path]:
+    """Return the environments of a process and of those that it started."""
+    children = Path(f"/proc/{process}/task").glob("*/children")
+    below = [int(child) for file in children for child in file.read_text().split()]
+    own = Path(f"/proc/{process}/environ")
+    return [own, *(path for child in below for path in environments_below(child))]

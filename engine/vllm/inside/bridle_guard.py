@@ -2,7 +2,7 @@
 
 vLLM checks ``--api-key`` only below ``/v1``. Its control routes (pause, weights,
 ``collective_rpc``) are open to all who reach the port, and with them the policy. ``/health``
-answers without a key.
+answers without a key. The key comes from a file, so that no process has it in its environment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 OPEN = "/health"
-KEY_VARIABLE = "VLLM_API_KEY"
+KEY_FILE_VARIABLE = "BRIDLE_GUARD_KEY_FILE"
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,11 +22,12 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class RequireKey:
-    """A middleware that answers 401 to requests without ``Authorization: Bearer $VLLM_API_KEY``."""
+    """A middleware that answers 401 to requests without ``Authorization: Bearer KEY``."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._wanted = f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+        with open(os.environ[KEY_FILE_VARIABLE], "rb") as file:
+            self._wanted = b"Bearer " + file.read()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope.get("path") == OPEN or self._may(scope):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import shlex
@@ -23,7 +24,13 @@ from bridle.harnesses.sandboxes import (
     SandboxProvider,
 )
 from bridle.harnesses.tasks import Task, TaskError, tasks_from
-from bridle.harnesses.verifiers import Delivery, FunctionVerifier, Judgement, Verifier
+from bridle.harnesses.verifiers import (
+    Delivery,
+    FunctionVerifier,
+    Judgement,
+    SeparateFunction,
+    Verifier,
+)
 from bridle.registry import Options, Registry
 
 SANDBOXES: Final[Registry[Callable[[Adapter], SandboxProvider]]] = Registry(
@@ -120,7 +127,18 @@ def verifier(named: str, options: Options = MappingProxyType({})) -> Verifier:
     if not callable(part):
         raise UnknownAgent(f"{named} is not a function")
     made: Any = VERIFIERS.configured(named, options)
-    return made() if isinstance(part, type) else FunctionVerifier(made)
+    if isinstance(part, type):
+        verifier: Verifier = made()
+        return verifier
+    within, reference = FunctionVerifier(made), VERIFIERS.reference(named)
+    if reference is None or _is_async(part):
+        return within
+    return SeparateFunction(reference, options.get(named.rpartition(":")[2], {}), within)
+
+
+def _is_async(part: object) -> bool:
+    call = part if inspect.isroutine(part) else type(part).__call__
+    return inspect.iscoroutinefunction(call)
 
 
 def first_tasks(source: str, split: str | None, limit: int | None = None) -> list[Task]:

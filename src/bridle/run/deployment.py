@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import httpx
 
-from bridle.run.environment import KEYS, admin_key_file, data_home, key_in
+from bridle.keys import KEYS
+from bridle.run.environment import admin_key_file, data_home, key_in
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.database import database_url
 

@@ -13,17 +13,10 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from bridle.errors import UsageError
+from bridle.keys import ADMIN_KEY_VARIABLE, KEYS
 
 EngineKind = Literal["embedded", "vllm"]
 DEFAULT_PORT = 8484
-ADMIN_KEY_VARIABLE = "BRIDLE_ADMIN_KEY"
-"""The key that opens the proxy's control routes."""
-UPSTREAM_KEY_VARIABLE = "BRIDLE_UPSTREAM_API_KEY"
-"""The key that the proxy sends to its engines."""
-API_KEY_VARIABLE = "BRIDLE_ENGINE_API_KEY"
-"""The key that our embedded engine asks for, where it asks for one."""
-VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-"""The key that a vLLM started here asks for; the variable is vLLM's own."""
 
 _RANK_NAMES: Final = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _RANK_PREFIXES: Final = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_")
@@ -38,8 +31,6 @@ _OF_A_RUN: Final = (
     "logs",
     "best",
 )
-
-KEYS = (ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, API_KEY_VARIABLE, VLLM_KEY_VARIABLE)
 
 
 def data_home() -> Path:

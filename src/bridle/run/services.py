@@ -18,7 +18,8 @@ from typing import IO, Self
 import orjson
 
 from bridle.errors import BridleError
-from bridle.run.environment import KEYS, without_rank
+from bridle.keys import without_keys
+from bridle.run.environment import without_rank
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -63,9 +64,7 @@ class Service:
 
     def __enter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        inherited = {
-            name: value for name, value in without_rank(os.environ).items() if name not in KEYS
-        }
+        inherited = without_keys(without_rank(os.environ))
         with ExitStack() as opened:
             log = opened.enter_context(open(self._log, "ab", opener=_private))
             files = {name: opened.enter_context(_file_of(key)) for name, key in self._keys.items()}

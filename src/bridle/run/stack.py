@@ -16,17 +16,14 @@ from bridle.engine.contract import contract
 from bridle.engine.contract.client import EngineClient
 from bridle.engine.vllm import VllmControl
 from bridle.errors import BridleError
-from bridle.run.config import ServicesConfig
-from bridle.run.environment import (
+from bridle.keys import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
     UPSTREAM_KEY_VARIABLE,
     VLLM_KEY_VARIABLE,
-    EngineKind,
-    admin_key_for,
-    default_proxy,
-    key_in,
 )
+from bridle.run.config import ServicesConfig
+from bridle.run.environment import EngineKind, admin_key_for, default_proxy, key_in
 from bridle.run.services import Service
 from bridle.store.records import DEFAULT_POLICY
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import httpx
 
+from bridle.keys import UPSTREAM_KEY_VARIABLE
 from bridle.proxy.settings import engine_base
-from bridle.run.environment import UPSTREAM_KEY_VARIABLE
 from bridle.run.hub import cached_tokenizer
 
 _PATIENCE_S: Final = 10.0

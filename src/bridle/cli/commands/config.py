@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from bridle.cli.terminal import print_json
-from bridle.run.environment import KEYS
+from bridle.keys import KEYS
 
 
 def config(

@@ -17,7 +17,8 @@ from bridle.cli.options import JsonOption, ProxyOption, StoreOption, base_urls, 
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import out, print_json
 from bridle.errors import UsageError
-from bridle.run.environment import UPSTREAM_KEY_VARIABLE, key_in
+from bridle.keys import UPSTREAM_KEY_VARIABLE
+from bridle.run.environment import key_in
 
 if TYPE_CHECKING:
     from bridle.diagnosis.findings import Finding

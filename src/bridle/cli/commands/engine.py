@@ -13,7 +13,8 @@ from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.settings import settable
 from bridle.cli.terminal import fail
 from bridle.extras import needs_extra
-from bridle.run.environment import API_KEY_VARIABLE, data_home, key_in
+from bridle.keys import API_KEY_VARIABLE
+from bridle.run.environment import data_home, key_in
 from bridle.run.settings import parse_overrides, settings_from
 
 LimitsOption = Annotated[

@@ -14,7 +14,8 @@ from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
 from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.engine.vllm.flags import VllmOptions
-from bridle.run.environment import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE, key_in
+from bridle.keys import UPSTREAM_KEY_VARIABLE, VLLM_KEY_VARIABLE
+from bridle.run.environment import key_in
 
 if TYPE_CHECKING:
     from bridle.engine.vllm import Check, Expectation, VllmServer

@@ -14,16 +14,9 @@ from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_pat
 from bridle.cli.serving import announce, listening_on, wait_for_signal
 from bridle.cli.settings import configured
 from bridle.cli.terminal import fail
+from bridle.keys import ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE
 from bridle.proxy.settings import OtherModel, ProxyConfig, ProxySettings, is_loopback
-from bridle.run.environment import (
-    ADMIN_KEY_VARIABLE,
-    DEFAULT_PORT,
-    UPSTREAM_KEY_VARIABLE,
-    admin_key_file,
-    key_files,
-    key_in,
-    made_admin_key,
-)
+from bridle.run.environment import DEFAULT_PORT, admin_key_file, key_files, key_in, made_admin_key
 from bridle.run.other_models import require_urls, with_key
 from bridle.run.upstream import Upstream, examine
 from bridle.store.records import Continuation

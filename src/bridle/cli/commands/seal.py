@@ -12,7 +12,8 @@ from bridle.cli.options import ProxyOption, StoreOption
 from bridle.cli.reading import one_session, reader
 from bridle.cli.terminal import fail, out
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
-from bridle.run.environment import ADMIN_KEY_VARIABLE, admin_key_for
+from bridle.keys import ADMIN_KEY_VARIABLE
+from bridle.run.environment import admin_key_for
 from bridle.store.writing.batch import Patch
 from bridle.store.writing.writer import Writer
 

@@ -21,7 +21,7 @@ import orjson
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.errors import BridleError
-from bridle.run.environment import ADMIN_KEY_VARIABLE
+from bridle.keys import ADMIN_KEY_VARIABLE
 from bridle.run.plan.workload import Workload
 from bridle.run.services import Service
 from bridle.run.stack import new_key

@@ -63,9 +63,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({}, 404)
 
     def locked(self) -> bool:
-        key = os.environ.get("VLLM_API_KEY")
+        file = os.environ.get("BRIDLE_GUARD_KEY_FILE")
         sent = self.headers.get("authorization")
-        return key is not None and self.path.startswith("/v1/") and sent != f"Bearer {key}"
+        return file is not None and sent != f"Bearer {Path(file).read_text()}"
 
     def call(self, body: dict[str, Any]) -> None:
         version = None
