@@ -89,8 +89,8 @@ def _fill(
             rows: dict[str, list[tuple[Any, ...]]] = {}
             for _ in range(_AT_ONCE):
                 one = recorded[number % len(recorded)]
-                for table, own in _copied(one, number, total):
-                    rows.setdefault(table, []).extend(own)
+                for name, own in _copied(one, number, total):
+                    rows.setdefault(name, []).extend(own)
                 made, number = made + one.calls, number + 1
                 if made >= calls:
                     break

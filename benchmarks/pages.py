@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -62,7 +63,7 @@ def measure(
         for kind, addresses in (("pages", pages), ("searches", searches)):
             for name, address in addresses.items():
                 say(f"Reading {name}.")
-                report[kind][name] = _cpu_ms(lambda at=address: _get(client, at), repeats)
+                report[kind][name] = _cpu_ms(partial(_get, client, address), repeats)
         run, session = (pages[name].rpartition("/")[2] for name in ("run", "session"))
         say("Reading findings and an export.")
         report["actions"]["findings"] = _cpu_ms(lambda: findings_of_run(reader, run), repeats)

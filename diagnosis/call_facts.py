@@ -146,7 +146,7 @@ def _live(wanted: SessionFilter) -> ColumnElement[bool]:
 def _live_sums(wanted: SessionFilter) -> Select[Any]:
     wait = calls.c.first_token_at - calls.c.started_at
     reply = calls.c.ended_at - calls.c.first_token_at
-    return select(
+    columns: list[ColumnElement[Any]] = [
         func.count().label("calls"),
         func.count(calls.c.parent_call_id).label("continued"),
         func.count(wait).label("waits"),
@@ -154,7 +154,8 @@ def _live_sums(wanted: SessionFilter) -> Select[Any]:
         func.count(reply).label("replies"),
         func.sum(reply).label("replied_s"),
         *(func.sum(case((of, 1), else_=0)).label(name) for name, of in NOTED.items()),
-    ).where(_live(wanted))
+    ]
+    return select(*columns).where(_live(wanted))
 
 
 def _live_counts(

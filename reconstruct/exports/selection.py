@@ -164,7 +164,7 @@ def _records(reader: Reader, selection: Selection) -> Iterator[SessionRecord]:
 
     Sessions that are named are read by their ids.
     """
-    conditions = {
+    conditions: dict[str, Any] = {
         "run": selection.run,
         "harness": selection.harness,
         "split": selection.split,

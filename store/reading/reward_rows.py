@@ -93,7 +93,7 @@ def read_lone_scores(
         # SQLite sorts texts after numbers.
         func.min(own.value).between(-_LARGEST, _LARGEST),
     )
-    query = (
+    query: Select[Any] = (
         select(
             own.session_id,
             *(func.min(column) for column in (own.name, own.value, own.source)),

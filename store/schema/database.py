@@ -31,7 +31,7 @@ from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.columns import decoded
-from bridle.store.schema.derived import metadata
+from bridle.store.schema.derived import METADATA as metadata
 from bridle.store.schema.files import (
     APPLICATION_ID,
     check_file,

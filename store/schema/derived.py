@@ -29,6 +29,8 @@ from sqlalchemy.types import TypeEngine
 
 from bridle.store.schema.tables import metadata
 
+METADATA: Final = metadata
+"""All tables of a store, the derived ones among them."""
 LONGEST_VALUE: Final = 256
 """Characters of a counted value, such as the reason of a failure, that are kept."""
 
@@ -115,8 +117,11 @@ CREATE_INDEX: Final = {
 }
 """The statement that makes the index of the words, by dialect."""
 
+
+def _ddl(statement: str, dialect: str) -> Any:
+    return DDL(statement).execute_if(dialect=dialect)  # type: ignore[no-untyped-call]
+
+
 for _dialect, _statement in CREATE_INDEX.items():
-    event.listen(search_words, "after_create", DDL(_statement).execute_if(dialect=_dialect))
-event.listen(
-    search_words, "before_drop", DDL(f"DROP TABLE IF EXISTS {INDEX}").execute_if(dialect="sqlite")
-)
+    event.listen(search_words, "after_create", _ddl(_statement, _dialect))
+event.listen(search_words, "before_drop", _ddl(f"DROP TABLE IF EXISTS {INDEX}", "sqlite"))

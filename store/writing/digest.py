@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, exists, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, exists, func, select
 
 from bridle.store.records import CallStatus
 from bridle.store.schema.derived import session_totals
@@ -24,7 +24,7 @@ from bridle.store.writing.sums import summarize
 
 _STEP_S: Final = 0.004
 """Seconds after which a step ends, at the end of a document."""
-_SESSION: Final = bindparam("session")
+_SESSION: Final[BindParameter[str]] = bindparam("session")
 _IS_READY: Final = select(
     exists().where(sessions.c.id == _SESSION, sessions.c.sealed_at.is_not(None)),
     exists().where(calls.c.session_id == _SESSION, calls.c.status == CallStatus.OPEN),

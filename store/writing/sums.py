@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from sqlalchemy import (
+    BindParameter,
     Column,
     ColumnElement,
     Connection,
@@ -37,7 +38,7 @@ from bridle.store.schema.derived import (
 )
 from bridle.store.schema.tables import calls, sessions
 
-_SESSION: Final = bindparam("session")
+_SESSION: Final[BindParameter[str]] = bindparam("session")
 _OWN: Final = calls.c.session_id == _SESSION
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
 
@@ -97,7 +98,7 @@ _COUNTS: Final = union_all(
 )
 _ADD_TOTALS: Final = insert(session_totals).from_select(list(session_totals.c.keys()), _TOTALS)
 _ADD_COUNTS: Final = insert(session_counts).from_select(list(session_counts.c.keys()), _COUNTS)
-_OF: Final = bindparam("sessions", expanding=True)
+_OF: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 _WITHDRAW: Final = delete(session_totals).where(session_totals.c.session_id.in_(_OF))
 _DROP_COUNTS: Final = delete(session_counts).where(session_counts.c.session_id.in_(_OF))
 _IS_SUMMED: Final = select(exists().where(session_totals.c.session_id == _SESSION))
