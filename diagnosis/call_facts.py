@@ -17,6 +17,7 @@ from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.reading.totals import IS_SUMMED
 from bridle.store.records import BreakReason, CallKind
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.derived import LONGEST_VALUE, session_counts, session_totals
 from bridle.store.schema.tables import calls, sessions
 
@@ -144,8 +145,8 @@ def _live(wanted: SessionFilter) -> ColumnElement[bool]:
 
 
 def _live_sums(wanted: SessionFilter) -> Select[Any]:
-    wait = calls.c.first_token_at - calls.c.started_at
-    reply = calls.c.ended_at - calls.c.first_token_at
+    wait = seconds_between(calls.c.started_at, calls.c.first_token_at)
+    reply = seconds_between(calls.c.first_token_at, calls.c.ended_at)
     columns: list[ColumnElement[Any]] = [
         func.count().label("calls"),
         func.count(calls.c.parent_call_id).label("continued"),

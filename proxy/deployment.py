@@ -10,6 +10,11 @@ live processes have read it (each notes in its own row what it has read), or aft
 is promised for calls needs only the clocks to run. The notes bring the calls along that run
 meanwhile, whose further tokens have the new version.
 
+A process without calls rests if its store is on a server. It closes its gates, notes that, and
+reads the rows every :data:`REST_S` seconds only. Nobody waits for a process that rests: its next
+call finds the gates closed, and passes after the process has noted that it works, and then has read
+the rows. So a change either sees that note, or is seen by that read.
+
 Engines are chosen, and found healthy or not, by each process alone.
 """
 
@@ -26,11 +31,12 @@ import msgspec
 
 from bridle.proxy.engines.addresses import EngineAddress
 from bridle.proxy.engines.pool import EnginePool, Policy
+from bridle.proxy.grouped import Grouped
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.settings import ProxySettings, engine_base
 from bridle.store.errors import NotFound, StoreUnavailable
-from bridle.store.operations.gates import Gates, Member, Rows
+from bridle.store.operations.gates import REST_S, RESTING, Gates, Member, Rows
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.writing.writer import Writer
@@ -46,6 +52,10 @@ _LOOK_S: Final = 0.02
 _REPORT_S: Final = 1.0
 """Seconds after which a process notes its running calls again, if nothing waits for them."""
 _RETRY_S: Final = 0.1
+_RESTING: Final[Mapping[bool, Mapping[str, bool]]] = {True: {RESTING: True}, False: {}}
+"""The part of a note that says whether the process rests."""
+_IDLE_S: Final = 2.0
+"""Seconds without calls after which a process rests."""
 
 Result = TypeVar("Result")
 
@@ -94,6 +104,12 @@ class Deployment:
         """Tasks that make engines ready, and that wait for the calls of removed engines to end, by
         the engine's base URL."""
         self._store_failed = False
+        self._resting = False
+        self._used_at = time.monotonic()
+        """The time at which this process had calls or changed the rows last."""
+        self._looked_at = 0.0
+        """The time of the latest read while this process rested."""
+        self._sealed = Grouped(self._store.sealed_among)
         self._looks = Periodic("gates", _EVERY_S, self._look)
 
     async def start(self) -> None:
@@ -115,8 +131,11 @@ class Deployment:
     async def is_sealed(self, session_id: str) -> bool:
         """Return whether a session is sealed, wherever that was done.
 
-        Raise ``ApiError`` if the store cannot be read.
+        Calls that ask at the same time share a query of a server. Raise ``ApiError`` if the store
+        cannot be read.
         """
+        if self._store.remote:
+            return await self._patiently(lambda: self._sealed.has(session_id), instead=False)
         if self._store.ready:
             read = self._store.is_sealed
             try:
@@ -128,6 +147,7 @@ class Deployment:
         )
 
     async def _read_for_a_call(self) -> None:
+        self._used_at = time.monotonic()
         await self._patiently(self._read, instead=None)
         if self._forward:
             self._set_fresh(time.monotonic())
@@ -150,17 +170,35 @@ class Deployment:
             await asyncio.sleep(_RETRY_S)
 
     async def _read(self) -> None:
-        """Read the rows and set the gates and pools by them. Raise :class:`StoreUnavailable`."""
+        """Read the rows and let calls pass by them. Raise :class:`StoreUnavailable`."""
         async with self._reading:
+            if self._resting:
+                await self._write_note(self._report(), resting=False)
             began = time.monotonic()
-            if self._store.ready:
-                newest = self._store.revision()
-            else:
-                newest = await asyncio.to_thread(self._store.revision)
-            if newest != self._rows.revision:
-                self._rows = await asyncio.to_thread(self._store.read)
-                self._apply()
+            await self._read_rows()
             self._set_fresh(began)
+
+    async def _read_rows(self) -> None:
+        """Read the rows and set the gates and pools by them."""
+        if self._store.ready:
+            newest = self._store.revision()
+        else:
+            newest = await asyncio.to_thread(self._store.revision)
+        if newest != self._rows.revision:
+            self._rows = await asyncio.to_thread(self._store.read)
+            self._apply()
+
+    async def learn(self) -> None:
+        """Read the rows if this process rests, for a reply about them; it goes on to rest.
+
+        Raise ``ApiError`` if the store cannot be read.
+        """
+        if self._resting:
+            await self._patiently(self._read_at_rest, instead=None)
+
+    async def _read_at_rest(self) -> None:
+        async with self._reading:
+            await self._read_rows()
 
     def _set_fresh(self, since: float) -> None:
         for pool in self._pools.values():
@@ -183,8 +221,12 @@ class Deployment:
 
     async def _look(self) -> None:
         try:
-            await self._read()
-            await self._note()
+            if self._resting:
+                await self._look_at_rest()
+            else:
+                await self._read()
+                await self._note()
+                await self._rest_if_idle()
         except StoreUnavailable as error:
             if not self._store_failed:
                 log.warning("gates_not_read", extra={"error": str(error)})
@@ -192,25 +234,62 @@ class Deployment:
         else:
             self._store_failed = False
 
+    async def _look_at_rest(self) -> None:
+        now = time.monotonic()
+        if now > self._looked_at + REST_S:
+            self._looked_at = now
+            await self._read_at_rest()
+            if self._noted[0] != self._writer.id:  # Its lease had run out.
+                await self._write_note(self._report(), resting=True)
+            if self._busy():  # There is a new engine to make ready.
+                await self._read()
+
+    async def _rest_if_idle(self) -> None:
+        """Rest if the store is on a server and this process has had no calls for a while."""
+        async with self._reading:
+            now = time.monotonic()
+            if self._busy():
+                self._used_at = now
+            if not self._store.remote or now < self._used_at + _IDLE_S:
+                return
+            self._set_fresh(-math.inf)  # From here on no call passes.
+            await self._write_note(self._report(), resting=True)
+            self._looked_at = now
+
+    def _busy(self) -> bool:
+        gates = [pool.gate for pool in self._pools.values()]
+        return bool(
+            self._adding or self._retiring or any(gate.running or gate.waiting for gate in gates)
+        )
+
+    def _report(self) -> dict[str, Any]:
+        gates = [pool.gate for pool in self._pools.values()]
+        return {
+            "running": sum(gate.running for gate in gates),
+            "waiting": sum(gate.waiting for gate in gates),
+            "retiring": list(self._retiring),
+        }
+
     async def _note(self) -> None:
         """Note in this process's row what has been read, and the running calls.
 
         Do so at once if others may wait for them.
         """
-        gates = [pool.gate for pool in self._pools.values()]
-        report = {
-            "running": sum(gate.running for gate in gates),
-            "waiting": sum(gate.waiting for gate in gates),
-            "retiring": list(self._retiring),
-        }
-        note = (self._writer.id, self._rows.revision, report)
-        now, noted = time.monotonic(), self._noted
+        report, noted = self._report(), self._noted
+        now, note = time.monotonic(), (self._writer.id, self._rows.revision, report)
         awaited = note[:2] != noted[:2] or self._retiring or noted[2].get("retiring")
-        if awaited or any(gate.paused for gate in gates) or now > self._noted_at + _REPORT_S:
+        paused = any(pool.gate.paused for pool in self._pools.values())
+        if awaited or paused or now > self._noted_at + _REPORT_S:
             if note != noted:
-                await asyncio.to_thread(self._store.report, *note)
-                self._noted = note
+                await self._write_note(report, resting=False)
             self._noted_at = now
+
+    async def _write_note(self, report: dict[str, Any], *, resting: bool) -> None:
+        note = (self._writer.id, self._rows.revision, {**report, **_RESTING[resting]})
+        # Without an answer the row may say that this process rests, or may not.
+        self._resting |= resting
+        await asyncio.to_thread(self._store.report, *note)
+        self._noted, self._resting = note, resting
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -283,6 +362,7 @@ class Deployment:
 
     async def state(self) -> GateState:
         """Return the state of the gates."""
+        await self.learn()
         gates = {name: pool.gate for name, pool in self._pools.items()}
         default = gates[DEFAULT_POLICY]
         members = await self._in_store(lambda: self._store.others(self._writer.id))
@@ -300,6 +380,7 @@ class Deployment:
 
     async def _change(self, change: Callable[[], int]) -> int:
         """Make a change of the rows and return its revision, once it holds everywhere."""
+        self._used_at = time.monotonic()
         revision = await self._in_store(change)
         deadline = time.monotonic() + FRESH_S
         await self._patiently(self._read, instead=None)
@@ -315,7 +396,8 @@ class Deployment:
         """
         while True:
             members = await self._in_store(lambda: self._store.others(self._writer.id))
-            if all(member.seen >= revision and done(member) for member in members):
+            awaited = (member for member in members if not member.resting)
+            if all(member.seen >= revision and done(member) for member in awaited):
                 return
             if time.monotonic() > deadline:
                 return

@@ -50,6 +50,8 @@ class Services:
     settings: ProxySettings
     writer: Writer
     reader: Reader
+    feed_readers: tuple[Reader, ...]
+    """The readers of the further stores of the feed."""
     models: ModelRoutes
     budgets: Budgets
     in_flight: InFlight
@@ -114,6 +116,7 @@ class Services:
             settings=settings,
             writer=writer,
             reader=reader,
+            feed_readers=tuple(map(Reader, settings.feed_stores)),
             models=models,
             budgets=Budgets(reader, settings.budget),
             in_flight=InFlight(settings.limits.in_flight_bytes),
@@ -146,7 +149,8 @@ class Services:
         await self.models.close()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
-        self.reader.close()
+        for reader in (self.reader, *self.feed_readers):
+            reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -86,6 +86,9 @@ class Limits:
     whole reply."""
     reply_bytes: int = 64 << 20
     """Maximum bytes of an engine's stream, and of the reply that its client gets."""
+    reply_characters: int = 2 << 20
+    """Maximum characters of the texts, thoughts and tool arguments of an engine's reply. A model
+    writes about four characters with a token."""
     in_flight_bytes: int = 96 << 20
     """Maximum memory of a process, in bytes, for the bodies and replies of all running calls.
     Beyond it, the largest calls are ended."""
@@ -193,6 +196,9 @@ class ProxyConfig:
     seal_idle_s: float = 0.0
     """Seconds without calls after which a session without a key is sealed, so that it reaches the
     feed; 0 disables this."""
+    feed_stores: tuple[str, ...] = field(default=(), repr=False)
+    """Further stores, those of other deployments, from which the feed of this proxy leases sessions
+    too."""
     redact: bool = False
     """Whether text that looks like a secret is removed from recorded bodies
     (``store/writing/redaction.py``)."""

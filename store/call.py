@@ -43,7 +43,7 @@ class BegunFacts:
     id: Annotated[str, Fact("The call's id", size=64, key=True)]
     session_id: Annotated[str, Fact("Its session's id", size=64, references="sessions.id")]
     dialect: Annotated[str, Fact("The wire API of the request, such as `chat`", size=16)]
-    started_at: Annotated[float, Fact("The time at which the request was admitted")]
+    started_at: Annotated[float, Fact("The time at which the request was admitted", time=True)]
     stream: Annotated[bool, Fact("Whether the client asked for a stream")]
     model_requested: Annotated[str, Fact("The model that the client asked for")]
     parent_call_id: Annotated[
@@ -123,8 +123,8 @@ class EndedFacts:
         tuple[Note, ...],
         Fact("What was dropped, converted or weakened: `name` and `detail`", nullable=True),
     ] = ()
-    first_token_at: Annotated[float | None, Fact("The time of the first token")] = None
-    ended_at: Annotated[float | None, Fact("The time of the call's end")] = None
+    first_token_at: Annotated[float | None, Fact("The time of the first token", time=True)] = None
+    ended_at: Annotated[float | None, Fact("The time of the call's end", time=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

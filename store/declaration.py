@@ -10,9 +10,10 @@ type of the field      column
 =====================  ==========================================================
 ``str``                text, of at most ``size`` characters
 ``int``, ``float``     a number; ``bool`` a truth value
+``float`` (``time``)   seconds since the epoch; ``timestamptz`` in PostgreSQL
 ``bytes``              bytes, of at most ``size``
 a ``StrEnum``          its word
-anything else          JSON text
+anything else          JSON text; ``jsonb`` in PostgreSQL
 =====================  ==========================================================
 
 A field that may be ``None`` has a column that may be NULL.
@@ -56,6 +57,8 @@ class Fact:
     """Maximum characters or bytes of the column."""
     big: bool = False
     """Whether the number may need more than 32 bits."""
+    time: bool = False
+    """Whether the number is a time, in seconds since the epoch."""
     digest: bool = False
     """Whether the text is a digest in hex, whose bytes are stored."""
     key: bool = False

@@ -230,7 +230,7 @@ class SessionRecord(StartFacts):
     """One run of one harness on one task: the declaration of the table ``sessions``."""
 
     id: Annotated[str, Fact("The session's id", size=64, key=True)]
-    created_at: Annotated[float, Fact("The time of its creation, in seconds since the epoch")]
+    created_at: Annotated[float, Fact("The time of its creation", time=True)]
     run_id: Annotated[
         str | None, Fact("The run that the session belongs to", size=64, references="runs.id")
     ] = None
@@ -255,7 +255,9 @@ class SessionRecord(StartFacts):
     verifier_key_hash: Annotated[
         str | None, Fact("SHA-256 of the key that scores the session", size=64, shown=False)
     ] = None
-    expires_at: Annotated[float | None, Fact("The time from which the key is refused")] = None
+    expires_at: Annotated[
+        float | None, Fact("The time from which the key is refused", time=True)
+    ] = None
     continuation: Annotated[
         Continuation, Fact("How prompts are made: `exact` or `rendered`", size=16)
     ] = Continuation.EXACT
@@ -266,7 +268,7 @@ class SessionRecord(StartFacts):
     labels: Annotated[Mapping[str, Any], Fact("Labels of the session's owner")] = field(
         default_factory=dict
     )
-    sealed_at: Annotated[float | None, Fact("The time of its end")] = None
+    sealed_at: Annotated[float | None, Fact("The time of its end", time=True)] = None
     outcome: Annotated[
         str | None,
         Fact("The outcome: `completed`, `timeout`, `error` …; null while it is open", size=32),

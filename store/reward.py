@@ -58,7 +58,7 @@ class Reward:
     session_id: Annotated[str, Fact("The session's id", size=64, references="sessions.id")]
     name: Annotated[str, Fact("The name of the reward", size=SHORT_TEXT)]
     value: Annotated[float, Fact("The number; a finding's is the number of times it was seen")]
-    created_at: Annotated[float, Fact("The time at which the reward was given")]
+    created_at: Annotated[float, Fact("The time at which the reward was given", time=True)]
     call_id: Annotated[
         str | None, Fact("The id of the call, if the reward is for one call alone", size=64)
     ] = None

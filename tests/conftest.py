@@ -80,6 +80,12 @@ collect_ignore = [
     file for file, module in BEYOND_THE_RECORDER.items() if importlib.util.find_spec(module) is None
 ]
 
+
+def now() -> float:
+    """The time as both databases keep it: PostgreSQL has microseconds."""
+    return round(time.time(), 6)
+
+
 AuditStore = Callable[[Path], None]
 Ids = Sequence[int] | NDArray[Any]
 
@@ -298,14 +304,14 @@ class Calls:
         self.random = np.random.default_rng(seed)
 
     def session(self, **fields: Any) -> SessionRecord:
-        return SessionRecord(**{"id": new_id("session"), "created_at": time.time(), **fields})
+        return SessionRecord(**{"id": new_id("session"), "created_at": now(), **fields})
 
     def begun(self, session: SessionRecord | str, **fields: Any) -> CallBegun:
         values: dict[str, Any] = {
             "id": new_id("call"),
             "session_id": session if isinstance(session, str) else session.id,
             "dialect": "chat",
-            "started_at": time.time(),
+            "started_at": now(),
             "request_body": b'{"model":"policy","messages":[]}',
             "stream": True,
             "model_requested": "policy",
@@ -335,7 +341,7 @@ class Calls:
             "id": begun.id,
             "session_id": begun.session_id,
             "status": CallStatus.COMPLETE,
-            "ended_at": time.time(),
+            "ended_at": now(),
             "prompt_token_ids": np.asarray(prompt, dtype=np.uint32),
             "choices": choices,
             "response_body": f"data: {begun.id}\n\n".encode(),

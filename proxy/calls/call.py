@@ -46,6 +46,8 @@ class CallFailure:
     """The error that the client gets; ``None`` if there is no client any more."""
 
 
+_MANY_CHARACTERS: Final = 64 << 10
+"""Characters of a reply that takes longer to digest than a thread takes to wake up."""
 _TOKEN_BYTES: Final = 160
 """Bytes of a sampled token in memory: its id, its logprob and its text."""
 
@@ -106,6 +108,7 @@ class Call:
             notes=notes,
             held=held,
         )
+        self._most_characters = services.settings.limits.reply_characters
         self._unpacked = self._sent = self._sampled = 0
         """Number of bytes that were sent since they were last packed, of bytes that were sent until
         then, and of tokens that were sampled until then."""
@@ -168,7 +171,10 @@ class Call:
         """
         engine = self._stream.engine
         assert engine is not None, "it answers"  # noqa: S101 - a programming error
-        self._recording.fold.take(events, engine.serves.version)
+        fold = self._recording.fold
+        fold.take(events, engine.serves.version)
+        if fold.characters > self._most_characters:
+            raise self._stream.ended_by("reply_characters", self._most_characters)
         emitter = self._emitter
         if emitter is None:
             return None
@@ -232,6 +238,8 @@ class Call:
         try:
             if recording.link.parent is None:
                 await self._compare_rendering()
+            if recording.fold.characters > _MANY_CHARACTERS:
+                await asyncio.to_thread(recording.prepare)
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._unrecorded(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
@@ -25,8 +24,10 @@ from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import ApiError, Parse, Request
+from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallBegun, CallEnded
+from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import CallKind, CallStatus, Note
 
@@ -103,10 +104,10 @@ class DataPlane:
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         dialect = route.dialect
-        caller, body, request = await self._parsed(route, client, held, dialect.parse)
+        caller, body, request, history = await self._parsed(route, client, held, dialect.parse)
         identity = identify(client.headers)
-        session, link = await self._admit(caller, route, identity, request)
-        started_at = time.time()
+        session, link = await self._admit(caller, route, identity, request, history)
+        watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)
         rules = session.record.settings
@@ -122,7 +123,8 @@ class DataPlane:
             form.request,
             sampling,
             stream=request.stream or services.settings.stream_upstream,
-            prompt_token_ids=form.prompt.token_ids,
+            prompt=form.prompt,
+            messages=form.written,
             external=to.external,
         )
         notes = [*request.notes]
@@ -133,7 +135,7 @@ class DataPlane:
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         try:
             recording = services.recorder.begin(
-                session, request, body, client.headers, started_at, link, form.prompt
+                session, request, body, client.headers, watch, link, form.prompt
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
@@ -149,33 +151,54 @@ class DataPlane:
 
     async def _parsed(
         self, route: Route, client: Client, held: Held, parse: Parse
-    ) -> tuple[Caller, bytes, Request]:
-        """Return who asks, the request's body, and the request.
+    ) -> tuple[Caller, bytes, Request, History | None]:
+        """Return who asks, the request's body, the request, and its history.
 
-        Raises :class:`ApiError` for a model name that no database can store.
+        The history is what a later request may go on from. Raises :class:`ApiError` for a model
+        name that no database can store.
         """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
         body = await client.body(services.settings.limits, held)
-        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-        request = parse(body, dict(route.parameters), query)
+        history = None
+        if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
+            request, history = parse_on(body, self._known(caller, route, client))
+        else:
+            query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
+            request = parse(body, dict(route.parameters), query)
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
         if request.previous_response_id is not None or request.references:
             readable = services.sessions.readable(caller)
             request = await services.stored[route.dialect.name].expand(request, body, readable)
-        return caller, body, request
+        return caller, body, request, history
+
+    def _known(self, caller: Caller, route: Route, client: Client) -> list[History]:
+        """Return the bodies that a body of this client may go on from.
+
+        They are those of its own session, and of the anonymous ones if it names none.
+        """
+        services = self._services
+        named, session = services.sessions.named_by(caller, route.session, identify(client.headers))
+        if session is not None:
+            return session.trails.histories()
+        return [] if named else services.memory.anonymous_trails.histories()
 
     async def _admit(
-        self, caller: Caller, route: Route, identity: Identity, request: Request
+        self,
+        caller: Caller,
+        route: Route,
+        identity: Identity,
+        request: Request,
+        history: History | None,
     ) -> tuple[Session, Link]:
         """Return the session of the request, and its link to the call that it continues."""
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
         if session is not None:
-            return session, await services.memory.find(session, request, identity.role)
-        link, continued = await services.memory.find_anonymous(request)
+            return session, await services.memory.find(session, request, identity.role, history)
+        link, continued = await services.memory.find_anonymous(request, history)
         if continued is not None and not caller.may_read(continued.record):
             # It echoes an id of a session whose key it does not have.
             continued = None
@@ -190,7 +213,7 @@ class DataPlane:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        caller, body, request = await self._parsed(route, client, held, counting.parse)
+        caller, body, request, _ = await self._parsed(route, client, held, counting.parse)
         identity = identify(client.headers)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
@@ -198,7 +221,7 @@ class DataPlane:
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)
-        started_at = time.time()
+        watch = Stopwatch()
         rules = await services.templates[to].rules(request) or RoleRules()
         shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
         count, served = await to.count_tokens(shaped)
@@ -207,12 +230,12 @@ class DataPlane:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
         else:
-            begun = begun_call(session.id, request, body, client.headers, started_at)
+            begun = begun_call(session.id, request, body, client.headers, watch.started_at)
             ended = CallEnded(
                 id=begun.id,
                 session_id=session.id,
                 status=CallStatus.COMPLETE,
-                ended_at=time.time(),
+                ended_at=watch.now(),
                 kind=CallKind.COUNT,
                 role=identity.role,
                 response_body=reply,
@@ -221,10 +244,10 @@ class DataPlane:
                 notes=request.notes,
                 policy=to.policy,
             )
-            await self._record_count(begun, ended)
+            await self._record_count(begun, ended, watch)
         await client.respond(200, reply)
 
-    async def _record_count(self, begun: CallBegun, ended: CallEnded) -> None:
+    async def _record_count(self, begun: CallBegun, ended: CallEnded, watch: Stopwatch) -> None:
         services = self._services
         try:
             services.writer.begin_call(begun)
@@ -234,7 +257,7 @@ class DataPlane:
             if services.settings.when_store_is_down == "fail":
                 raise store_unavailable() from error
             return
-        services.metrics.count_call(begun.dialect, begun.started_at, ended)
+        services.metrics.count_call(begun.dialect, begun.started_at, ended, watch.now())
 
     async def _hello(self, _: Route, client: Client, __: Held) -> None:
         await client.respond(200, b"")

@@ -27,6 +27,7 @@ from bridle.proxy.continuation.roles import as_reply
 from bridle.proxy.continuation.tail import MARKER, SeamError, Setting, Tail, TailRenderer
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.store.records import BreakReason, TokenIds
 from bridle.store.tree import path_ids
 
@@ -73,8 +74,11 @@ class Continuer:
                 length += len(content or "")
         return length >= _LONG_TAIL
 
-    def prompt(self, link: Link, request: Request) -> CallPrompt:
-        """Return the prompt of a request that has this ``link``."""
+    def prompt(self, link: Link, request: Request, known: KnownPrompt | None = None) -> CallPrompt:
+        """Return the prompt of a request that has this ``link``.
+
+        ``known`` is the session's latest long prompt, from which the ids may go on.
+        """
         if isinstance(request.prompt, tuple):
             return CallPrompt(np.asarray(request.prompt, dtype=np.uint32), link.break_reason)
         base = link.base
@@ -92,12 +96,19 @@ class Continuer:
         before = base.seen.arguments
         if before != link.seen.arguments and self._other_beginning(before, link, request):
             return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
-        new, last = tail.token_ids, int(tip.token_ids[-1])
+        new = self._new(tail, int(tip.token_ids[-1]))
+        more = np.concatenate([tip.token_ids, new])
+        followed = None if known is None else known.followed(base.prompt, more)
+        ids, text = followed or (path_ids(tip, tip.end, new), None)
+        return CallPrompt(ids, link.break_reason, text, len(new))
+
+    def _new(self, tail: Tail, last: int) -> TokenIds:
+        """Return the ids of ``tail`` that come after a reply whose last token is ``last``."""
         if last in self._stops:
-            new = new[self._sampled_already(new, last) :]
-        elif tail.end_id is not None:
-            new = np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), new])
-        return CallPrompt(path_ids(tip, tip.end, new), link.break_reason, len(new))
+            return tail.token_ids[self._sampled_already(tail.token_ids, last) :]
+        if tail.end_id is None:
+            return tail.token_ids
+        return np.concatenate([np.asarray([tail.end_id], dtype=np.uint32), tail.token_ids])
 
     def _sampled_already(self, new: TokenIds, last: int) -> int:
         """Return the number of new ids that repeat the reply's last token.
@@ -117,9 +128,9 @@ class Continuer:
         Return ``None`` if the tail cannot be rendered on its own. The latest tails are remembered,
         for calls that ask the same again.
         """
-        for message in request.messages:
-            if type(message.content) is list and not _only_text(message.content):
-                return None
+        contents = [message.content for message in request.messages]
+        if list in map(type, contents) and not all(map(_only_text, contents)):
+            return None
         head = request.messages[: link.head]
         asked = (reply.content, reply.tool_calls, head, link.tail, request.tools)
         key = _ENCODER.encode((asked, link.seen.arguments, request.template_kwargs, request.extra))
@@ -183,5 +194,7 @@ def _as_sampled(reply: Message) -> Message:
     return structs.replace(reply, tool_calls=tuple(calls))
 
 
-def _only_text(parts: Sequence[Mapping[str, Any]]) -> bool:
-    return all(part.get("type") == "text" for part in parts)
+def _only_text(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
+    if content is None or isinstance(content, str):
+        return True
+    return all(part.get("type") == "text" for part in content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from bridle.proxy.session.turn import Link
 from bridle.store.records import BreakReason, Growth, Note, TokenIds
@@ -16,6 +17,8 @@ class CallPrompt:
     """The ids of the exact prompt (``uint32``), or ``None`` if the messages are sent and the engine
     renders them."""
     break_reason: BreakReason | None = None
+    text: bytes | None = None
+    """The ids as JSON text without brackets, if it is known."""
     tail_token_count: int = 0
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
@@ -39,3 +42,7 @@ class CallPrompt:
             return None, notes
         # The prompt's own reason was known before the engine was asked.
         return self.break_reason or BreakReason.UNEXPLAINED, notes
+
+
+NO_PROMPT: Final = CallPrompt(None)
+"""The prompt of a call whose messages the engine renders."""

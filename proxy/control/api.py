@@ -499,6 +499,7 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
 
     Each process counts its own calls, and finds for itself whether an engine is healthy.
     """
+    await services.deployment.learn()
     return [engine_view(state) for state in services.models.states()]
 
 

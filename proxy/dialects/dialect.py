@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
 from bridle.proxy.wire.canonical import ApiError, Emitter, HttpError, Minted, Parse, Reply, Request
+from bridle.proxy.wire.histories import ParseOn
 from bridle.store.reading.queries import CallRow, Reader
 
 LONGEST_NAME: Final = 16
@@ -177,6 +178,9 @@ class Dialect:
     stored: Callable[[Reader], StoredReplies] | None = None
     """Makes the reader of recorded replies to which requests of the dialect refer. Needed for paths
     of ``STORED``, and for a ``parse`` that returns references."""
+    parse_on: ParseOn | None = None
+    """Parses like ``parse``, without reading again what an earlier body has; ``None`` for a dialect
+    whose bodies are always read whole."""
     operation: str = "chat"
     """The operation's name in OpenTelemetry's conventions."""
 

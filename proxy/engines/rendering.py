@@ -49,7 +49,7 @@ from bridle.proxy.continuation.roles import (
 from bridle.proxy.engines.engine import PooledEngine
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.request import EngineRequest
-from bridle.proxy.session.engine_ids import with_engine_ids
+from bridle.proxy.session.engine_ids import with_engine_ids, written_messages
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.session.upstream_fields import with_upstream_fields
@@ -104,6 +104,8 @@ class EngineForm(NamedTuple):
     pool: EnginePool
     refusal: ApiError | None = None
     """The error for a request that the model's template cannot serve."""
+    written: tuple[bytes, ...] | None = None
+    """The pieces of a JSON array of the request's messages, if they have been written already."""
 
 
 class PoolTemplate:
@@ -140,11 +142,17 @@ class PoolTemplate:
                 request, CallPrompt(None, link.break_reason), (), rules, self._pool, refusal
             )
         notes: tuple[Note, ...] = ()
+        written = None
         if self._pool.external:
             restored = with_upstream_fields(request.messages, session.turns)
             request = structs.replace(request, messages=restored)
-        if ids := session.turns.engine_ids:
+        ids = session.turns.engine_ids
+        as_it_is = rules is None or rules == TAKES_ALL
+        if as_it_is and link.written is not None and self._may_be_written(link):
+            written = written_messages(request.messages, ids, link.written)
+        elif ids:
             request = structs.replace(request, messages=with_engine_ids(request.messages, ids))
+        if ids:
             link = structs.replace(link, tail=with_engine_ids(link.tail, ids))
         if rules is not None and rules != TAKES_ALL:
             messages, notes = rules.shape(request.messages)
@@ -156,16 +164,25 @@ class PoolTemplate:
             request = structs.replace(request, messages=messages)
             link = structs.replace(link, tail=rules.shape_tail(link.tail), head=head)
         prompt = await self._prompt(session, link, request)
-        return EngineForm(request, prompt, (*notes, *prompt.notes), rules, self._pool)
+        notes += prompt.notes
+        return EngineForm(request, prompt, notes, rules, self._pool, written=written)
+
+    def _may_be_written(self, link: Link) -> bool:
+        """Whether nobody needs the messages in another form than JSON for the engine.
+
+        The upstream's own fields are added to single messages, and the check of the rendering reads
+        those of calls that continue no other.
+        """
+        return not self._pool.external and link.parent is not None
 
     async def _prompt(self, session: Session, link: Link, request: Request) -> CallPrompt:
         continuer, exact = self._continuer, session.record.continuation is Continuation.EXACT
         if continuer is None or not exact or request.prompt is not None:
             return CallPrompt(None, link.break_reason)
         if continuer.takes_long(link):
-            prompt = await asyncio.to_thread(continuer.prompt, link, request)
+            prompt = await asyncio.to_thread(continuer.prompt, link, request, session.prompt)
         else:
-            prompt = continuer.prompt(link, request)
+            prompt = continuer.prompt(link, request, session.prompt)
         if prompt.token_ids is not None and self.check is not None:
             home = session.homes.get(self._pool)
             if home is None or not home.rendering.agrees:

@@ -17,6 +17,7 @@ import msgspec
 import orjson
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS, COMPLETIONS
+from bridle.proxy.continuation.prompt import NO_PROMPT, CallPrompt
 from bridle.proxy.engines.weights import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Message, Request, Sampling
 from bridle.store.records import (
@@ -25,7 +26,6 @@ from bridle.store.records import (
     SAMPLER_PARAMETERS,
     Note,
     Sampler,
-    TokenIds,
 )
 
 _GRAMMARS: Final = frozenset(
@@ -47,6 +47,8 @@ _OURS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 """Sampling parameters that providers refuse."""
 
 
+EXACT: Final = "kv_transfer_params"
+"""The field that carries the ids of an exact continuation."""
 REASONING: Final = ("reasoning_content", "reasoning")
 """The two names of the text of reasoning."""
 _NAMES: Final = (*REASONING, "reasoning_details", "extra_content", "thought_signature")
@@ -153,6 +155,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     opaque: tuple[OpaqueFields, ...] = ()
     """The fields of assistant messages that an external upstream may want back; empty for our
     engines."""
+    written: Mapping[str, tuple[bytes, ...]] = {}
+    """Large fields that have been written already, as the pieces of their JSON."""
     reshaping: tuple[str, ...] = ()
     """Further fields of the request that change the distribution that is sampled from."""
     notes: tuple[Note, ...] = ()
@@ -162,8 +166,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
         """The names in :attr:`opaque`."""
         return frozenset(name for one in self.opaque for name in one.names)
 
-    def body(self, model: str, taken: set[str] | None = None) -> bytes:
-        """Return the JSON for an engine that calls the model ``model``.
+    def body(self, model: str, taken: set[str] | None = None) -> tuple[bytes, ...]:
+        """Return the pieces of the JSON for an engine that calls the model ``model``.
 
         The engine takes the ``taken`` opaque fields of assistant messages.
 
@@ -174,11 +178,17 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
             messages = with_opaque_fields(fields["messages"], self.opaque, taken)
             fields = {**fields, "messages": messages}
         try:
-            return orjson.dumps({"model": model, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
+            body = orjson.dumps({"model": model, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:
             raise ApiError(
                 "invalid_request", f"the request cannot be sent on: {error}", status=400
             ) from error
+        if not self.written:
+            return (body,)
+        pieces = [body[:-1]]
+        for name, value in self.written.items():
+            pieces += (b',"%b":' % name.encode(), *value)
+        return (*pieces, b"}")
 
     def sampler(self, engine: EngineSampling) -> Sampler:
         """Return the sampler that the reply is drawn from, given the engine's own sampling."""
@@ -197,13 +207,15 @@ def engine_request(
     sampling: Sampling,
     *,
     stream: bool,
-    prompt_token_ids: TokenIds | None = None,
+    prompt: CallPrompt = NO_PROMPT,
+    messages: tuple[bytes, ...] | None = None,
     external: bool = False,
 ) -> EngineRequest:
     """Build the request for an engine.
 
-    ``prompt_token_ids`` are the prompt of an exact continuation. The messages are sent all the
-    same, so that an engine that does not know the field still answers, and the record shows it.
+    ``prompt`` has the ids of an exact continuation. The messages are sent all the same, so that an
+    engine that does not know the field still answers, and the record shows it. ``messages`` are the
+    pieces of their JSON array, if they have been written already.
     ``external`` upstreams are asked for nothing that only an engine of ours knows.
     """
     effective: dict[str, Any] = msgspec.to_builtins(sampling)
@@ -213,6 +225,7 @@ def engine_request(
         effective = {name: value for name, value in effective.items() if name not in _OURS}
         notes = tuple([Note("sampling_not_forwarded", name) for name in dropped])
     grammar = constraint(request)
+    written: dict[str, tuple[bytes, ...]] = {}
     fields: dict[str, Any] = {"stream": stream, **effective, **request.extra}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -223,9 +236,15 @@ def engine_request(
         if request.wants.logprobs or not external:
             fields["logprobs"] = request.wants.top_logprobs
     else:
+        if messages is None:
+            fields["messages"] = _chat(request, external)
+        else:
+            written["messages"] = messages
         _add_chat_fields(fields, request, external)
-        if prompt_token_ids is not None:
-            fields["kv_transfer_params"] = {"prompt_token_ids": prompt_token_ids}
+        if prompt.text is not None:
+            written[EXACT] = (b'{"prompt_token_ids":[', prompt.text, b"]}")
+        elif prompt.token_ids is not None:
+            fields[EXACT] = {"prompt_token_ids": prompt.token_ids}
     return EngineRequest(
         path=CHAT_COMPLETIONS if request.prompt is None else COMPLETIONS,
         model=request.model,
@@ -236,6 +255,7 @@ def engine_request(
         sampling=effective,
         grammar=grammar,
         opaque=opaque_fields(request.messages) if external else (),
+        written=written,
         reshaping=_reshaping(request) if request.extra else (),
         notes=(*notes, Note(CONSTRAINED, grammar)) if grammar else notes,
     )
@@ -266,16 +286,19 @@ def constraint(request: Request) -> str:
     return ", ".join(shapes)
 
 
-def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
+def _chat(request: Request, external: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for message in request.messages:
         messages.append(message.to_chat())
-    fields["messages"] = messages
     if external:
         # Providers refuse fields that they do not know; those that one wants back are added when
         # it is asked (:class:`AssistantFields`).
         for chat in messages:
             chat.pop("reasoning", None)
+    return messages
+
+
+def _add_chat_fields(fields: dict[str, Any], request: Request, external: bool) -> None:
     if request.wants.logprobs or not external:
         fields["logprobs"] = True
         fields["top_logprobs"] = request.wants.top_logprobs

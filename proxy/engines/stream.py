@@ -8,7 +8,7 @@ take the same path: a whole reply is one batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from bridle.proxy.engines.engine import PooledEngine
@@ -165,7 +165,7 @@ class EngineStream:
             if engine.removed:
                 engine.left()
 
-    async def _ask(self, engine: PooledEngine, body: bytes) -> None:
+    async def _ask(self, engine: PooledEngine, body: Sequence[bytes]) -> None:
         circuit, request = engine.circuit, self._request
         trial = not circuit.calm and circuit.begin()
         self.engine = self._running_at = engine
@@ -176,14 +176,14 @@ class EngineStream:
             transport, epoch = engine.transport, engine.serves.connection_epoch
             try:
                 self._response = await transport.request(
-                    "POST", request.path, body, headers=headers, connection_epoch=epoch
+                    "POST", request.path, *body, headers=headers, connection_epoch=epoch
                 )
             except ConnectionEpochOver:
                 await engine.serves.compare()
                 if engine.serves.changed:
                     raise other_weights(engine.serves.version) from None
                 self._response = await transport.request(
-                    "POST", request.path, body, headers=headers
+                    "POST", request.path, *body, headers=headers
                 )
             if self._response.status != 200:
                 raise await self._refused(self._response)
@@ -247,8 +247,9 @@ class EngineStream:
 
     def ended_by(self, limit: str, size: int) -> ApiError:
         """Note that the reply is larger than a limit allows, and return the error that ends it."""
-        self._notes.append(Note(f"limit_{limit}", f"more than {size} bytes"))
-        message = f"the engine's reply is larger than {size} bytes ({limit})"
+        unit = limit.rpartition("_")[2]
+        self._notes.append(Note(f"limit_{limit}", f"more than {size} {unit}"))
+        message = f"the engine's reply is larger than {size} {unit} ({limit})"
         return ApiError("upstream_error", message, status=502)
 
     def _cleaned(self, payload: bytes) -> bytes:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import httptools
@@ -30,7 +31,8 @@ _IDLE_S: Final = 3.0
 """Seconds until an idle connection is closed. Together with the second between two checks, this is
 shorter than uvicorn's 5 s, so that connections are closed here before the engine closes them."""
 _SLICE_BYTES: Final = 16 * 1024
-"""Maximum bytes that are fed in one turn of the event loop, some 200 events of a stream."""
+"""Bytes that are fed in one turn of the event loop, some 200 events of a stream. A line that goes
+on after them is fed with them, because it costs little until its end has come."""
 
 Follower = Callable[[bytes], "asyncio.Future[Any] | None"]
 """A callback for the bytes of one read. It returns a future to await before more is read, or
@@ -84,7 +86,7 @@ class EngineResponse(asyncio.Protocol):
         self._framed = self._keep = self._whole = self._left = False
         self._held = False
         """True while the follower wants no more."""
-        self._later = memoryview(b"")
+        self._later: deque[bytes] = deque()
         """The rest of the latest read, which is fed in the next turns of the event loop."""
 
     async def read(self) -> bytes:
@@ -182,8 +184,7 @@ class EngineResponse(asyncio.Protocol):
         if self._held or self.transport.is_closing():
             return
         if self._later:
-            piece, self._later = self._later[:_SLICE_BYTES], self._later[_SLICE_BYTES:]
-            self.data_received(bytes(piece))
+            self._feed(self._later.popleft())
             if not self._held:
                 self._pool.loop.call_soon(self._turn)
         else:
@@ -200,9 +201,15 @@ class EngineResponse(asyncio.Protocol):
             self.transport.abort()
             return
         if len(data) > _SLICE_BYTES:
-            self._later = memoryview(data)
+            self._later.extend(_slices(data))
             self.transport.pause_reading()
             self._turn()
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        if self.parser is None:
+            self.transport.abort()
             return
         self.last_read = self._pool.loop.time()
         try:
@@ -264,6 +271,15 @@ class EngineResponse(asyncio.Protocol):
         self._whole = self.status >= 200
 
 
+def _slices(data: bytes) -> Iterator[bytes]:
+    """Yield ``data`` in slices of :data:`_SLICE_BYTES` and what its last line has after them."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start + _SLICE_BYTES - 1) + 1 or len(data)
+        yield data[start:end]
+        start = end
+
+
 class EngineConnections:
     """The connections to one engine. Create it inside the event loop that uses it."""
 
@@ -312,23 +328,23 @@ class EngineConnections:
         self,
         method: str,
         path: str,
-        body: bytes = b"",
-        *,
+        *body: bytes,
         headers: str = "",
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
     ) -> EngineResponse:
         """Send a request and return the response once its headers are read.
 
-        ``headers`` are whole lines, each with its line end. ``timeout_s`` replaces the stall
-        timeout. With ``connection_epoch``, the request is sent only within that epoch.
+        ``body`` are the pieces of its body. ``headers`` are whole lines, each with its line end.
+        ``timeout_s`` replaces the stall timeout. With ``connection_epoch``, the request is sent
+        only within that epoch.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
         :class:`ConnectionEpochOver`.
         """
         head = (
             f"{method} {self._address.prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
-            f"content-length: {len(body)}\r\n\r\n"
+            f"content-length: {sum(map(len, body))}\r\n\r\n"
         )
         await self.slots.acquire()
         idle = self.idle
@@ -346,7 +362,10 @@ class EngineConnections:
             raise ConnectionEpochOver
         response.parser = httptools.HttpResponseParser(response)
         response.timeout_s = timeout_s or self._stall_timeout_s
-        response.transport.write(head.encode("latin-1") + body)
+        if len(body) > 1:
+            response.transport.writelines((head.encode("latin-1"), *body))
+        else:
+            response.transport.write(b"".join((head.encode("latin-1"), *body)))
         try:
             await response.waiting
         except BaseException:

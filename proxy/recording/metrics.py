@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -100,14 +99,16 @@ class Metrics:
         for note in notes:
             self.events.labels(note.name).inc()
 
-    def count_call(self, dialect: str, started_at: float, ended: CallEnded) -> None:
-        """Count a call; this is to be called right after its commit."""
+    def count_call(
+        self, dialect: str, started_at: float, ended: CallEnded, committed_at: float
+    ) -> None:
+        """Count a call that was committed at ``committed_at``."""
         ending = (dialect, ended.status)
         calls = self._endings.get(ending)
         if calls is None:
             calls = self._endings[ending] = self.calls.labels(dialect, ended.status.value)
         calls.inc()
-        self.call_s.observe(time.time() - started_at)
+        self.call_s.observe(committed_at - started_at)
         if ended.first_token_at is not None:
             self.first_token_s.observe(ended.first_token_at - started_at)
         for choice in ended.choices:

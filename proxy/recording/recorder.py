@@ -26,9 +26,11 @@ from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Message,
     Request,
+    prefilled,
 )
 from bridle.proxy.wire.fold import Fold
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
+from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import (
     IDS_MISSING,
@@ -88,23 +90,23 @@ class Recorder:
         request: Request,
         body: bytes,
         headers: Mapping[str, str],
-        started_at: float,
+        watch: Stopwatch,
         link: Link,
         prompt: CallPrompt,
     ) -> Recording:
-        """Begin the record of a call.
+        """Begin the record of a call, whose times are those of ``watch``.
 
         Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
         created with ``forward``.
         """
-        begun = begun_call(session.id, request, body, headers, started_at, link)
+        begun = begun_call(session.id, request, body, headers, watch.started_at, link)
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
             if not self._forward:
                 raise  # With forward, the call's end is refused too and counted as unrecorded.
         self._memory.begin(session, begun.id)
-        return Recording(begun, session, request, link, prompt)
+        return Recording(begun, session, request, link, prompt, watch.now)
 
     async def commit(
         self,
@@ -137,7 +139,7 @@ class Recorder:
     def _over(self, recording: Recording, engine: str | None, ended: CallEnded, turn: Turn) -> None:
         begun = recording.begun
         self._memory.end(recording.session, begun.id, turn)
-        self._metrics.count_call(begun.dialect, begun.started_at, ended)
+        self._metrics.count_call(begun.dialect, begun.started_at, ended, recording.now())
         if log.isEnabledFor(logging.INFO):
             log_call(begun, ended)
         for observe in self._observers:
@@ -148,11 +150,19 @@ class Recording:
     """The record of one call, built from the events of its reply."""
 
     def __init__(
-        self, begun: CallBegun, session: Session, request: Request, link: Link, prompt: CallPrompt
+        self,
+        begun: CallBegun,
+        session: Session,
+        request: Request,
+        link: Link,
+        prompt: CallPrompt,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        """``now`` returns the time in seconds since 1970."""
         self.begun = begun
         self.session = session
-        self.fold = Fold()
+        self.fold = Fold(now)
+        self.now = now
         self.request = request
         self.link = link
         self._prompt = prompt
@@ -171,6 +181,13 @@ class Recording:
         self._sent.clear()
         self.packed.append(packed)
         return len(packed)
+
+    def prepare(self) -> None:
+        """Digest a long reply, which takes long, so that :meth:`ended` finds it digested."""
+        reply = self.fold.whole or self.fold.reply()
+        for choice in reply.choices:
+            message = prefilled(assistant_message(choice), self.link.seen.prefill)
+            self.session.turns.digester.reply(message)
 
     def unpack(self) -> None:
         """Restore the compressed bytes, which takes long.
@@ -219,7 +236,7 @@ class Recording:
         if prompt is not None and not frozen and not exact:
             break_reason, notes = self._prompt.verdict(link, growth)
         by_reply = {
-            "ended_at": time.time(),
+            "ended_at": self.now(),
             "first_token_at": self.fold.first_token_at,
             "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
             "role": link.seen.agent,

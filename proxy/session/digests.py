@@ -96,11 +96,15 @@ class Digester:
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
 
-    def units(self, messages: Sequence[Message], first: int = 0) -> tuple[Unit, ...]:
-        """Return the units of ``messages[first:]``, in order."""
+    def units(
+        self, messages: Sequence[Message], first: int = 0, last: Message | None = None
+    ) -> tuple[Unit, ...]:
+        """Return the units of ``messages[first:]``, in order.
+
+        ``last`` is the latest assistant turn before them, in one piece.
+        """
         units: list[Unit] = []
         asked: _Asked | None = None
-        last: Message | None = None
         position = first
         while position < len(messages):
             message, end = messages[position], position + 1

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from bridle.proxy.wire.canonical import Message
+from bridle.proxy.wire.written import Written
 
 
 def with_engine_ids(
@@ -22,6 +23,18 @@ def with_engine_ids(
     return tuple(
         [_translated(m, engine_ids) if m.tool_calls or m.tool_call_id else m for m in messages]
     )
+
+
+def written_messages(
+    messages: Sequence[Message], engine_ids: Mapping[str, str], written: Written
+) -> tuple[bytes, ...]:
+    """Return the pieces of a JSON array of the messages, with the engine's own tool-call ids.
+
+    ``written`` are the first of them; those that are missing there are added.
+    """
+    new = with_engine_ids(messages[written.count :], engine_ids)
+    written.add([message.to_chat() for message in new])
+    return written.pieces()
 
 
 def _translated(message: Message, engine_ids: Mapping[str, str]) -> Message:

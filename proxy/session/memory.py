@@ -17,8 +17,10 @@ from typing import Final
 from bridle.proxy.session.loading import load_calls
 from bridle.proxy.session.search import Search
 from bridle.proxy.session.session import Session
+from bridle.proxy.session.trails import Trails
 from bridle.proxy.session.turn import Link, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Request
+from bridle.proxy.wire.histories import History
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, SessionRecord, token_array
@@ -54,6 +56,8 @@ class SessionMemory:
         self._ids: dict[tuple[str, str], str] = {}
         """Session ids by ``("name" | "key", value)``."""
         self._anonymous = TurnIndex(unrelated=True)
+        self.anonymous_trails = Trails(self._anonymous)
+        """The latest requests of the anonymous sessions."""
         self._writers: frozenset[str] = frozenset()
         """Ids of the processes that had written to the store when the anonymous sessions were last
         read."""
@@ -89,8 +93,8 @@ class SessionMemory:
         session = self.get(record.id)
         if session is not None:
             return session
-        turns = self._anonymous if is_anonymous(record) else None
-        session = self._sessions[record.id] = Session(record, turns, loaded=new)
+        trails = self.anonymous_trails if is_anonymous(record) else None
+        session = self._sessions[record.id] = Session(record, trails, loaded=new)
         if record.name:
             self._ids["name", record.name] = record.id
         if record.key_hash:
@@ -113,6 +117,12 @@ class SessionMemory:
         self._size += session.measure()
         if self._size <= self._limit:
             return
+        for other in self._sessions.values():
+            if self._size <= self._limit:
+                return
+            if other is not session and other.trails.size and not other.turns.unrelated:
+                other.trails.clear()
+                self._size += other.measure()
         excess, idle = self._size - self._limit, []
         for other in self._sessions.values():
             if excess <= 0:
@@ -152,25 +162,39 @@ class SessionMemory:
 
     # -- lineage ---------------------------------------------------------------------------------
 
-    async def find(self, session: Session, request: Request, agent: str | None = None) -> Link:
-        """Return the place of ``request`` in its session."""
+    async def find(
+        self,
+        session: Session,
+        request: Request,
+        agent: str | None = None,
+        history: History | None = None,
+    ) -> Link:
+        """Return the place of ``request`` in its session.
+
+        ``history`` is the body that its messages were read from, if a later one may go on from it.
+        """
         if not session.loaded:
             await self._load(session)
             if session.calls:
                 self._on_read()
-        link = session.find(request, agent)
+        link = session.find(request, agent, history)
         if link.unknown and await self._were_running(link.unknown):
-            link = session.find(request, agent)
+            link = session.find(request, agent, history)
         if link.unexplained and await self._grown(session):
             await self._load(session)
-            link = session.find(request, agent)
+            link = session.find(request, agent, history)
         return link
 
-    async def find_anonymous(self, request: Request) -> tuple[Link, Session | None]:
-        """Return the place of a request that names no session, and the session it continues."""
-        link = self._find_anonymous(request)
+    async def find_anonymous(
+        self, request: Request, history: History | None = None
+    ) -> tuple[Link, Session | None]:
+        """Return the place of a request that names no session, and the session it continues.
+
+        ``history`` is as for :meth:`find`.
+        """
+        link = self._find_anonymous(request, history)
         if link.unknown and await self._were_running(link.unknown):
-            link = self._find_anonymous(request)
+            link = self._find_anonymous(request, history)
         for call_id in reversed(link.unknown):
             session = await self._session_of(call_id)
             if session is not None:
@@ -178,15 +202,15 @@ class SessionMemory:
                 break
         if link.parent is None and link.unexplained and await self._others_wrote():
             await self._load_anonymous()
-            link = self._find_anonymous(request)
+            link = self._find_anonymous(request, history)
         return link, None if link.parent is None else self.get(link.parent.session_id)
 
     def find_first(self, request: Request) -> Link:
         """Return the place of ``request`` in a session that it is the first call of."""
         return Search(TurnIndex(), request, None).link()
 
-    def _find_anonymous(self, request: Request) -> Link:
-        link = Search(self._anonymous, request, None).link()
+    def _find_anonymous(self, request: Request, history: History | None) -> Link:
+        link = Search(self._anonymous, request, None, self.anonymous_trails, history).link()
         if link.parent is not None or not isinstance(request.prompt, tuple):
             return link
         prompt = token_array(request.prompt)

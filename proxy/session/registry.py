@@ -199,6 +199,20 @@ class Sessions:
 
         return may_read
 
+    def named_by(
+        self, caller: Caller, path_session: str | None, identity: Identity
+    ) -> tuple[bool, Session | None]:
+        """Return whether a data request names a session, and that session if it is in memory.
+
+        This is no admission.
+        """
+        name = path_session or identity.session_name
+        if caller.session is not None:
+            return True, caller.session
+        if name is None:
+            return False, None
+        return True, self._memory.get(name) or self._memory.named(name)
+
     async def find(self, id_or_name: str) -> Session | None:
         """Return a session by id, or else by name."""
         found = self._memory.get(id_or_name) or self._memory.named(id_or_name)

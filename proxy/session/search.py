@@ -21,6 +21,7 @@ messages.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from itertools import chain
 from operator import attrgetter
 
@@ -36,8 +37,10 @@ from bridle.proxy.session.match import (
     same_call,
 )
 from bridle.proxy.session.rewritten import Rewritten
+from bridle.proxy.session.trails import Step, Trail, Trails, Ways
 from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex
-from bridle.proxy.wire.canonical import Request
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.minting import call_id_of
 from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
@@ -45,6 +48,7 @@ COMPACTED_BELOW = 2 / 3
 """The share of its former steps below which a rewritten history counts as a compaction."""
 
 _digest, _form, _minted = attrgetter("digest"), attrgetter("form"), attrgetter("minted")
+_end = attrgetter("end")
 _NO_TOOLS = value_digest(())
 _PLAIN_ASK = value_digest([None, None])
 
@@ -55,20 +59,30 @@ class Search:
     The history of the base is unchanged, and the reply of the parent is echoed last.
     """
 
-    def __init__(self, index: TurnIndex, request: Request, agent: str | None) -> None:
+    def __init__(
+        self,
+        index: TurnIndex,
+        request: Request,
+        agent: str | None,
+        trails: Trails | None = None,
+        history: History | None = None,
+    ) -> None:
         """Prepare the search.
 
-        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one.
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. ``trails``
+        are those of ``index``; what they share with the request is not read again. ``history`` is
+        the body that the request's messages were read from, to be remembered with them.
         """
         self.index = index
+        self._trails = trails
         self.request = request
         named = request.previous_response_id
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.head = index.digester.system(request.messages)
         prefill = _prefill(request, index) if "continue_final_message" in request.extra else ()
         steps = request.messages[:-1] if prefill else request.messages
-        self.units = index.digester.units(steps, self.head)
-        self.digests = tuple(map(_digest, self.units))
+        self.trail = self._read(steps, history)
+        self.units, self.digests = self.trail.units, self.trail.digests
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
         self.seen = RequestDigests(
@@ -79,7 +93,7 @@ class Search:
             if asked or prefill
             else _PLAIN_ASK,
             units=self.digests,
-            forms=tuple(map(_form, self.units)),
+            forms=self.trail.forms,
             depth=len(self.units),
             agent=agent,
             arguments=json.dumps(arguments, sort_keys=True) if arguments else None,
@@ -88,6 +102,36 @@ class Search:
         self.cut: list[Place] = []
         """The places of replies that the request echoes only in part, after an unchanged
         history."""
+
+    def _read(self, messages: tuple[Message, ...], history: History | None) -> Trail:
+        """Cut the messages into steps, and take those that a trail shares from it."""
+        digester, trails = self.index.digester, self._trails
+        self._before: Trail | None = None
+        self._shared = self._known = kept = 0
+        trail = Trail(messages, history=history)
+        if trails is not None:
+            self._before, self._shared = trails.closest(messages)
+        before = self._before
+        if before is None or not before.units or before.units[0].start != self.head:
+            trail.units = digester.units(messages, self.head)
+            trail.digests = tuple(map(_digest, trail.units))
+            trail.forms = tuple(map(_form, trail.units))
+            return trail
+        # The last shared message may belong to one step with those after it.
+        kept = bisect_left(before.units, self._shared, key=_end)
+        units = before.units[:kept]
+        last = next((unit.message for unit in reversed(units) if unit.message is not None), None)
+        first = units[-1].end if units else self.head
+        new = digester.units(messages, first, last)
+        trail.units = units + new
+        trail.digests = before.digests[:kept] + tuple(map(_digest, new))
+        trail.forms = before.forms[:kept] + tuple(map(_form, new))
+        trail.line = trails.usable(before, kept) if trails is not None else ()
+        trail.expanded = before.expanded
+        if before.removals == self.index.removals:
+            trail.written = before.written.first(self._shared)
+            self._known = kept
+        return trail
 
     def link(self) -> Link:
         """Return the request's link to its session."""
@@ -104,10 +148,15 @@ class Search:
             link = self._compacted(link)
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
-        turns, ids = self.index.turns, list(chain.from_iterable(map(_minted, self.units)))
+        turns = self.index.turns
+        # The ids in the steps of a trail were known, and no call has been removed since.
+        ids = list(chain.from_iterable(map(_minted, self.units[self._known :])))
         if self.previous is not None:
             ids.append(self.previous)
         unknown = tuple(dict.fromkeys([one for one in ids if one not in turns])) if ids else ()
+        if self._trails is not None and not unknown:
+            self._trails.keep(self.trail, self._before, self._shared)
+            link = structs.replace(link, written=self.trail.written)
         if unknown or echoes:
             return structs.replace(link, unexplained=True, unknown=unknown)
         return link
@@ -118,7 +167,12 @@ class Search:
     # — the base: following the request down from the roots —
 
     def _deepest(self) -> Place | None:
-        places = self._places()
+        line, self.trail.line = self.trail.line, ()
+        return self._deepest_of(self._places(line)) or (
+            self._deepest_of(self._places(())) if line else None
+        )
+
+    def _deepest_of(self, places: list[Place]) -> Place | None:
         while places:
             end, deepest = 0, places[:0]
             for place in places:
@@ -146,43 +200,58 @@ class Search:
                     break
         return sorted(places, key=lambda place: order[place.turn.call_id])
 
-    def _places(self) -> list[Place]:
+    def _places(self, line: tuple[Step, ...]) -> list[Place]:
         """Return the place of every reply that the request repeats whole.
 
-        The request repeats the reply's whole history, too.
+        The request repeats the reply's whole history, too. With a ``line``, the places before its
+        last one are left out.
         """
         found: list[Place] = []
         open_: list[tuple[Below, int]] = [(None, 0)]
-        digests, units, turns, index = self.digests, self.units, self.index.turns, self.index.found
-        messages = self.request.messages
+        if line:
+            found = [line[-1].place]
+            open_ = [((found[0].turn.call_id, found[0].choice), found[0].end)]
+        ways = Ways(self.trail, line)
+        digests, index = self.digests, self.index.found
         while open_:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            asked = index.get(("next", below, digests[start]), ())
-            nothing_new = index.get(("next", below, b""), ())
-            for turn in (*asked, *nothing_new):
+            reach, before, cut = start + 1, len(found), len(self.cut)
+            keys = ("next", below, digests[start]), ("next", below, b"")
+            for turn in (*index.get(keys[0], ()), *index.get(keys[1], ())):
                 end = start + len(turn.seen.units)
-                if end >= len(digests) or digests[start:end] != turn.seen.units:
-                    continue
-                unit = units[end]
-                if unit.message is None:
-                    continue
-                minted = unit.minted and [one for one in unit.minted if one in turns]
-                if minted and turn.call_id not in minted:
-                    continue
-                for choice, reply in enumerate(turn.choices):
-                    same = reply.digest == unit.digest
-                    match = WHOLE if same else compare_step(turn, choice, unit, messages)
-                    if match is None:
-                        continue
-                    place = Place(turn, choice, end + 1, match, bool(minted))
-                    if match.part == "prefix":
-                        self.cut.append(place)
-                        continue
-                    found.append(place)
-                    open_.append(((turn.call_id, choice), end + 1))
+                reach = max(reach, end + 1)
+                if end < len(digests) and digests[start:end] == turn.seen.units:
+                    self._add_places(turn, end, found, open_)
+            if ways.single and len(found) == before + 1 and len(self.cut) == cut:
+                ways.add(Step(found[-1], max(reach, ways.reach)), keys)
+            else:
+                ways.single = False
+        ways.keep(self.index)
         return found
+
+    def _add_places(
+        self, turn: Turn, end: int, found: list[Place], open_: list[tuple[Below, int]]
+    ) -> None:
+        """Add the places of the replies of ``turn`` that step ``end`` repeats, whole or in part."""
+        unit, turns = self.units[end], self.index.turns
+        if unit.message is None:
+            return
+        minted = unit.minted and [one for one in unit.minted if one in turns]
+        if minted and turn.call_id not in minted:
+            return
+        for choice, reply in enumerate(turn.choices):
+            same = reply.digest == unit.digest
+            match = WHOLE if same else compare_step(turn, choice, unit, self.request.messages)
+            if match is None:
+                continue
+            place = Place(turn, choice, end + 1, match, bool(minted))
+            if match.part == "prefix":
+                self.cut.append(place)
+                continue
+            found.append(place)
+            open_.append(((turn.call_id, choice), end + 1))
 
     def _rank(self, place: Place) -> tuple[object, ...]:
         """Return the rank of a place.

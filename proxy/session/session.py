@@ -18,9 +18,11 @@ import numpy as np
 from msgspec import structs
 
 from bridle.proxy.session.search import Search
+from bridle.proxy.session.trails import Trails
 from bridle.proxy.session.turn import Link, Sampled, Turn, TurnIndex
 from bridle.proxy.wire.canonical import Message, Request, prefilled
 from bridle.proxy.wire.cut_ids import KnownPrompt
+from bridle.proxy.wire.histories import History
 from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
 from bridle.store.tree import Point, TokenTree, path_nodes
 
@@ -42,17 +44,20 @@ class Session:
         "record",
         "running",
         "size",
+        "trails",
         "tree",
         "turns",
     )
 
     def __init__(
-        self, record: SessionRecord, turns: TurnIndex | None = None, *, loaded: bool = True
+        self, record: SessionRecord, trails: Trails | None = None, *, loaded: bool = True
     ) -> None:
-        """Create the session. ``turns`` is an index of turns that sessions share."""
+        """Create the session. ``trails`` are those of an index of turns that sessions share."""
         self.record = record
         self.id: str = record.id
-        self.turns = TurnIndex() if turns is None else turns
+        self.trails = Trails(TurnIndex()) if trails is None else trails
+        """The latest requests, for those that go on from them."""
+        self.turns = self.trails.index
         self.tree = TokenTree(record.id)
         self.calls: set[str] = set()
         """Ids of its calls that are over and have been processed."""
@@ -72,16 +77,20 @@ class Session:
         tree = self.tree
         size = _SESSION_BYTES + 4 * tree.tokens + _NODE_BYTES * len(tree.nodes) + self.prompt.size
         size += _TURN_BYTES * len(self.calls)
+        if not self.turns.unrelated:
+            size += self.trails.size
         grown, self.size = size - self.size, size
         return grown
 
-    def find(self, request: Request, agent: str | None = None) -> Link:
+    def find(
+        self, request: Request, agent: str | None = None, history: History | None = None
+    ) -> Link:
         """Return the place of ``request`` in the session, found by its messages or by its tokens.
 
-        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. The session
-        is not changed.
+        ``agent`` is the harness's own name of the (sub-)agent, if its headers have one. ``history``
+        is the body that the messages were read from. The session's calls are not changed.
         """
-        link = Search(self.turns, request, agent).link()
+        link = Search(self.turns, request, agent, self.trails, history).link()
         if link.parent is None and isinstance(request.prompt, tuple):
             return self.find_tokens(link, token_array(request.prompt))
         return link
@@ -121,10 +130,15 @@ class Session:
         ``prompt`` holds the ids that the engine used, and ``sent`` the ids that it was sent. Return
         the growth and whether both are the same.
         """
-        exact = prompt is not None and sent is not None and np.array_equal(prompt, sent)
+        exact = prompt is not None and (
+            prompt is sent or (sent is not None and np.array_equal(prompt, sent))
+        )
         near = None if link.base is None else link.base.tip(link.choice)
         known = near.end if exact and near is not None else 0
-        return self.tree.grow(call_id, prompt, choices, near, known), exact
+        growth = self.tree.grow(call_id, prompt, choices, near, known)
+        if prompt is not None and growth.prompt_span_id is not None:
+            self.prompt.settle(prompt, Point(self.tree.nodes[growth.prompt_span_id], len(prompt)))
+        return growth, exact
 
     def turn(
         self,

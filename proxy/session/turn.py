@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from bridle.proxy.session.digests import Digester, digest_of, spoken_text
+from bridle.proxy.wire.written import Written
 from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
 from bridle.store.records import (
     BreakReason,
@@ -39,6 +40,8 @@ Below = tuple[str, int] | None
 """A place in the tree: below one reply of a call, or at the root."""
 Key = tuple[object, ...]
 
+_ADDED_KEPT: Final = 100_000
+"""Number of additions that are remembered."""
 _BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
 """The places where a quoted text may begin: a word, or any sign that is not part of one."""
 
@@ -121,6 +124,9 @@ class Link(msgspec.Struct, frozen=True):
     head: int = 0
     """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None
+    written: Written | None = None
+    """The first of the request's messages as JSON for the engine. Whoever writes more of them adds
+    them here, for the next request that begins with them. ``None`` if nothing is remembered."""
     unexplained: bool = False
     """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
@@ -155,6 +161,11 @@ class TurnIndex:
         """Turns by everything that they can be recognised by (:func:`_keys`), oldest first."""
         self.engine_ids: dict[str, str] = {}
         """The engine's own id of each tool call, by the id that a client was sent."""
+        self.added: list[Key] = []
+        """The place and first new step of each turn, in the order in which turns were added; it
+        begins again when ``removals`` grows."""
+        self.removals = 0
+        """A number that grows when anything but an addition changes the index."""
         self._deepest: dict[tuple[bytes, str | None], int] = {}
         """Number of steps of the longest request so far, by instructions and agent."""
 
@@ -163,6 +174,9 @@ class TurnIndex:
         turns, found = self.turns, self.found
         if turn.call_id in turns:
             self.remove(turns[turn.call_id])
+        elif len(self.added) > _ADDED_KEPT:
+            self._changed()
+        self.added.append(_next_key(turn))
         for key in _keys(turn):
             found.setdefault(key, []).append(turn)
             if key[0] == "used" and key[1] in turns:
@@ -176,7 +190,12 @@ class TurnIndex:
         if depth > self._deepest.get(speaker, 0):
             self._deepest[speaker] = depth
 
+    def _changed(self) -> None:
+        self.removals += 1
+        self.added.clear()
+
     def remove(self, turn: Turn) -> None:
+        self._changed()
         del self.turns[turn.call_id]
         for reply in turn.choices:
             for call in reply.message.tool_calls:
@@ -245,6 +264,13 @@ class TurnIndex:
         return False
 
 
+def _next_key(turn: Turn) -> Key:
+    """Return the key of the place and the first new step of the turn's request."""
+    seen, base = turn.seen, turn.base
+    below = None if base is None else (base.call_id, turn.base_choice)
+    return "next", below, seen.units[0] if seen.units else b""
+
+
 def _keys(turn: Turn) -> dict[Key, None]:
     """Return the keys by which a request can recognise the turn, each once.
 
@@ -254,7 +280,7 @@ def _keys(turn: Turn) -> dict[Key, None]:
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
     keys: dict[Key, None] = {
-        ("next", below, seen.units[0] if seen.units else b""): None,
+        _next_key(turn): None,
         ("asked", below, seen.system, seen.tools, seen.ask, seen.units): None,
     }
     if turn.parent_call_id is not None:

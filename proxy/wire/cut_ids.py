@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from bridle.store.records import TokenIds
+from bridle.store.tree import Point
 
 PLACEHOLDER: Final = "cut"
 """The string that replaces the array in the JSON."""
@@ -48,11 +49,15 @@ def read_ids(text: bytes) -> TokenIds | None:
 class KnownPrompt:
     """A session's latest long prompt as the engine reported it and as it was read."""
 
-    __slots__ = ("_ids", "_text", "size")
+    __slots__ = ("_expected", "_ids", "_point", "_text", "size")
 
     def __init__(self) -> None:
         self._text = b""
         self._ids: TokenIds = _NO_IDS
+        self._point: Point | None = None
+        """The end of these ids in the session's tree, once they are in it."""
+        self._expected: tuple[bytes, TokenIds] | None = None
+        """The latest prompt that was sent, which the engine will probably report."""
         self.size = 0
         """Number of bytes held."""
 
@@ -60,6 +65,10 @@ class KnownPrompt:
         """Return the result of :func:`read_ids` for ``text``, read-only."""
         if text == self._text:
             return self._ids
+        sent, self._expected = self._expected, None
+        if sent is not None and text == sent[0]:
+            self._remember(text, sent[1])
+            return sent[1]
         before, rest = self._text, text[len(self._text) :]
         # Without the comma, the number at the end of the earlier text continues in this one.
         if before and rest.startswith(b",") and text.startswith(before):
@@ -70,9 +79,33 @@ class KnownPrompt:
         if ids is None:
             return None
         ids.flags.writeable = False
-        self._text, self._ids = text, ids
-        self.size = len(text) + ids.nbytes
+        self._remember(text, ids)
         return ids
+
+    def _remember(self, text: bytes, ids: TokenIds) -> None:
+        self._text, self._ids, self._point = text, ids, None
+        self.size = len(text) + ids.nbytes
+
+    def settle(self, ids: TokenIds, point: Point) -> None:
+        """Record that these ids, if they are the ones that were read last, end at ``point``."""
+        if ids is self._ids:
+            self._point = point
+
+    def followed(self, point: Point | None, more: TokenIds) -> tuple[TokenIds, bytes] | None:
+        """Return the ids up to ``point`` of the tree and then ``more``, and the ids' JSON text.
+
+        The text has no brackets. Return ``None`` if these are not the ids that were read last.
+        """
+        mine = self._point
+        if mine is None or point is None or mine.node is not point.node:
+            return None
+        if mine.position != point.position or not len(more):
+            return None
+        ids = np.concatenate([self._ids, more])
+        ids.flags.writeable = False
+        text = b"%b,%b" % (self._text, b",".join([b"%d" % one for one in more.tolist()]))
+        self._expected = text, ids
+        return ids, text
 
 
 def cut_prompt_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridle.proxy.wire.canonical import (
@@ -28,6 +28,8 @@ class Fold:
 
     __slots__ = (
         "_choices",
+        "_now",
+        "characters",
         "first_token_at",
         "prompt_token_ids",
         "prompt_tokens",
@@ -36,12 +38,16 @@ class Fold:
         "whole",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        """``now`` returns the time in seconds since 1970."""
+        self._now = now
         self.prompt_tokens: int | None = None
         self.prompt_token_ids: Sequence[int] | TokenIds | None = None
         self.usage: Usage | None = None
         self.sampled = 0
         """Sampled tokens of all choices so far."""
+        self.characters = 0
+        """Characters of texts, thoughts and arguments of all choices so far."""
         self.first_token_at: float | None = None
         """Time of the first token's arrival in seconds since 1970."""
         self._choices: dict[int, _Choice] = {}
@@ -69,19 +75,21 @@ class Fold:
                 if choice.version != version and event.token_ids:
                     choice.version = version
                     choice.versions.append(VersionRun(len(choice.token_ids), version))
-                    self.first_token_at = self.first_token_at or time.time()
+                    self.first_token_at = self.first_token_at or self._now()
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 choice.detail += event.detail or ()
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
+                self.characters += len(event.text)
             elif isinstance(event, ReasoningDelta):
                 choice.reasoning.append(event.text)
+                self.characters += len(event.text)
             elif isinstance(event, Finished):
                 choice.finished = event
             else:
-                choice.take(event)
+                self.characters += choice.take(event)
 
     def reply(self) -> Reply:
         """Return the reply so far.
@@ -168,8 +176,11 @@ class _Choice:
         self.detail: list[Mapping[str, Any]] = []
         self.finished: Finished | None = None
 
-    def take(self, event: ToolCallDelta | Opaque) -> None:
-        """Add a piece of a tool call, or opaque fields, whose lists are joined."""
+    def take(self, event: ToolCallDelta | Opaque) -> int:
+        """Add a piece of a tool call, or opaque fields, whose lists are joined.
+
+        Return the number of characters of the piece.
+        """
         if isinstance(event, ToolCallDelta):
             call = self.tool_calls.get(event.index)
             if call is None:
@@ -177,13 +188,14 @@ class _Choice:
             call.pieces.append(event.arguments)
             if event.extra:
                 call.extra.update(event.extra)
-            return
+            return len(event.arguments)
         for name, value in event.fields.items():
             known = self.opaque.get(name)
             if isinstance(known, list) and isinstance(value, list):
                 known += value
             else:
                 self.opaque[name] = [*value] if isinstance(value, list) else value
+        return 0
 
 
 def events_of(reply: Reply, choice: int) -> Iterator[Event]:

@@ -61,10 +61,14 @@ class SseParser:
         payloads: list[bytes] = []
         position = 0
         while (end := pending.find(b"\n", position)) >= 0:
+            if not self._data and not pending.startswith(b"data:", position):
+                # Between two events, nothing counts but the next line of data.
+                position = _next_data(pending, end)
+                self._size = len(pending) - position
+                continue
             if end == position:
-                if self._data:
-                    payloads.append(b"\n".join(self._data))
-                    self._data = []
+                payloads.append(b"\n".join(self._data))
+                self._data = []
                 self._size = len(pending) - position
             elif pending.startswith(b"data:", position):
                 start = position + 5
@@ -93,3 +97,12 @@ class SseParser:
         body = text[:-1] if held else text
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return body + b"\r" if held else body
+
+
+def _next_data(text: bytes, end: int) -> int:
+    """Return the index of the first line of data after the line that ends at ``end``.
+
+    If there is none, return the index of the last line, which may have not ended.
+    """
+    found = text.find(b"\ndata:", end)
+    return (text.rfind(b"\n") if found < 0 else found) + 1

@@ -49,6 +49,10 @@ class Earlier(msgspec.Struct, frozen=True, gc=False):
     """Number of links from here to a request that is stored whole; 0 for that one."""
     replies: bytes = b""
     """The texts of the replies to this request, once its call has ended."""
+    hashed: Any = None
+    """The state of SHA-256 after the first :attr:`hashed_bytes` of the data; ``None`` if there is
+    none."""
+    hashed_bytes: int = 0
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +70,20 @@ class Packed(msgspec.Struct, frozen=True, gc=False):
 
 def sha256_of(data: bytes) -> bytes:
     return sha256(data).digest()
+
+
+def sha256_after(data: bytes, shared: int, base: Earlier | None) -> tuple[str, Any]:
+    """Return the SHA-256 (hex) of ``data``, and its state after the first ``shared`` bytes.
+
+    These bytes are also the first of ``base``, whose state is gone on from.
+    """
+    known = base is not None and base.hashed is not None and base.hashed_bytes <= shared
+    state, at = (base.hashed.copy(), base.hashed_bytes) if base and known else (sha256(), 0)
+    view = memoryview(data)
+    state.update(view[at:shared])
+    whole = state.copy()
+    whole.update(view[shared:])
+    return whole.hexdigest(), state
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
@@ -139,5 +157,19 @@ def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
     They never overlap.
     """
     one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
-    prefix = common_prefix(one, other)
+    prefix = common_bytes(left, right)
     return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])
+
+
+def common_bytes(left: bytes, right: bytes, start: int = 0, other: int = 0) -> int:
+    """Return the number of bytes that ``left[start:]`` and ``right[other:]`` begin with alike."""
+    view, low = memoryview(left), 0
+    step = min(len(left) - start, len(right) - other)
+    while step > 0:
+        at = start + low
+        if right.startswith(view[at : at + step], other + low):
+            low += step
+            step = min(step, len(left) - start - low, len(right) - other - low)
+        else:
+            step //= 2
+    return low

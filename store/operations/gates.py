@@ -21,11 +21,18 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from bridle.errors import BridleError
 from bridle.store import processes
 from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.schema.connections import idle_engine
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import gates, served, writers
 
 _REVISION: Final = "SELECT max(revision) FROM gates WHERE deployment = ?"
 _SEALED: Final = "SELECT 1 FROM sessions WHERE id = ? AND sealed_at IS NOT NULL"
+_SEALED_AMONG: Final = "SELECT id FROM sessions WHERE id = ANY(?) AND sealed_at IS NOT NULL"
+
+REST_S: Final = 2.0
+"""Seconds between two reads of the rows by a process that rests."""
+RESTING: Final = "resting"
+"""The member of a report that is true while the process rests (:attr:`Member.resting`)."""
 
 
 class StaleVersion(BridleError, ValueError):
@@ -74,20 +81,24 @@ class Member:
     """The newest revision that it has read."""
     report: Mapping[str, Any]
     """The report on its running calls that the process gave after it had read that revision."""
+    resting: bool
+    """Whether the process lets no call start before it has read the rows again. It has no calls."""
 
 
 class Gates:
     """The rows of one deployment; the methods may be called from any thread.
 
-    :meth:`revision` and :meth:`is_sealed` use a connection of their own, without SQLAlchemy. With
-    SQLite, once it is open, they take some 5 µs and fail at once if the file is locked, so that an
-    event loop may call them.
+    With SQLite, :meth:`revision` and :meth:`is_sealed` use a connection of their own, without
+    SQLAlchemy. Once it is open, they take some 5 µs and fail at once if the file is locked, so that
+    an event loop may call them.
     """
 
     def __init__(self, engine: Engine, deployment: str) -> None:
         self._engine = engine
         self._deployment = deployment
         self._sqlite = engine.dialect.name == "sqlite"
+        self.remote = not self._sqlite
+        """Whether each read is a round trip to a server."""
         self._lock = threading.Lock()
         self._pooled: Any = None
         self._driver: Any = None
@@ -97,7 +108,7 @@ class Gates:
     @property
     def ready(self) -> bool:
         """Whether :meth:`revision` and :meth:`is_sealed` may be called in an event loop now."""
-        return self._sqlite and self._driver is not None
+        return self._driver is not None
 
     def close(self) -> None:
         with self._lock:
@@ -123,6 +134,13 @@ class Gates:
     def is_sealed(self, session_id: str) -> bool:
         """Return whether a session is sealed. Raise :class:`StoreUnavailable`."""
         return bool(self._query(_SEALED, session_id))
+
+    def sealed_among(self, session_ids: Sequence[str]) -> frozenset[str]:
+        """Return the ids of those sessions, in a server's database, that are sealed.
+
+        Raise :class:`StoreUnavailable`.
+        """
+        return frozenset(row[0] for row in self._query(_SEALED_AMONG, list(session_ids)))
 
     def others(self, writer_id: str) -> list[Member]:
         """Return the live processes except one."""
@@ -239,20 +257,37 @@ class Gates:
 
     # -- plumbing --------------------------------------------------------------------------------
 
-    def _query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, *values: Any) -> Sequence[Sequence[Any]]:
+        return self._query_file(sql, values) if self._sqlite else self._query_server(sql, values)
+
+    def _query_server(self, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+        """Run a query in one round trip, on whichever connection of the process is free."""
+        driver_errors = self._engine.dialect.loaded_dbapi.Error
+        try:
+            pooled = idle_engine(self._engine).raw_connection()
+        except driver_errors as error:
+            raise StoreUnavailable(f"the store cannot be read: {error}") from error
+        driver: Any = pooled.driver_connection
+        try:
+            driver.autocommit = True
+            found: Sequence[Sequence[Any]] = driver.execute(
+                sql.replace("?", "%s"), values
+            ).fetchall()
+            driver.autocommit = False
+        except driver_errors as error:
+            pooled.invalidate()
+            raise StoreUnavailable(f"the store cannot be read: {error}") from error
+        pooled.close()
+        return found
+
+    def _query_file(self, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         with self._lock:
             try:
                 if self._driver is None:
                     self._pooled = self._engine.raw_connection()
                     self._driver = self._pooled.driver_connection
-                    if self._sqlite:
-                        self._driver.execute("PRAGMA busy_timeout=0")
-                    else:
-                        self._driver.autocommit = True
-                cursor = self._driver.execute(
-                    sql if self._sqlite else sql.replace("?", "%s"), values
-                )
-                return list(cursor.fetchall())
+                    self._driver.execute("PRAGMA busy_timeout=0")
+                return list(self._driver.execute(sql, values).fetchall())
             except self._engine.dialect.loaded_dbapi.Error as error:
                 if self._pooled is not None:
                     self._pooled.invalidate()
@@ -323,4 +358,8 @@ class Gates:
             writers.c.deployment == self._deployment, writers.c.id != except_for
         )
         found = connection.execute(query)
-        return [Member(row.seen, row.report) for row in found if processes.alive(row)]
+        return [
+            Member(row.seen, row.report, bool(row.report.get(RESTING)))
+            for row in found
+            if processes.alive(row)
+        ]

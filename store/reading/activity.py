@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, case, func, select
 
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.tables import calls, sessions
 
 
@@ -33,7 +34,9 @@ _ENDED: Final = select(
     func.count().label("calls"),
     func.coalesce(func.sum(case((calls.c.status.in_(_UNUSABLE), 1), else_=0)), 0).label("failed"),
     func.coalesce(func.sum(calls.c.sampled_tokens), 0).label("sampled"),
-    func.coalesce(func.max(calls.c.ended_at - calls.c.started_at), 0.0).label("slowest_s"),
+    func.coalesce(func.max(seconds_between(calls.c.started_at, calls.c.ended_at)), 0.0).label(
+        "slowest_s"
+    ),
 ).where(calls.c.ended_at >= bindparam("since"))
 _RUNNING: Final = select(func.count()).where(calls.c.status == CallStatus.OPEN)
 _OPEN: Final = select(func.count()).where(sessions.c.sealed_at.is_(None))

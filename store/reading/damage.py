@@ -40,7 +40,7 @@ from bridle.store.declaration import Stored
 from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import ToolCall, span_id
-from bridle.store.schema.columns import Digest, Undecodable
+from bridle.store.schema.columns import Digest, Time, Undecodable
 from bridle.store.schema.tables import (
     call_messages,
     calls,
@@ -86,13 +86,16 @@ _DECODED: Final[Mapping[Column[Any], Any]] = {
 
 
 def as_stored(table: Table) -> list[ColumnElement[Any]]:
-    """Return the table's columns without any conversion; JSON as its text."""
-    return [
-        cast(column, Text).label(column.name)
-        if isinstance(column.type, JSON)
-        else type_coerce(column, NullType()).label(column.name)
-        for column in table.columns
-    ]
+    """Return the table's columns without any conversion; JSON as its text, a time in seconds."""
+    return [_as_stored(column) for column in table.columns]
+
+
+def _as_stored(column: Column[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, JSON):
+        return cast(column, Text).label(column.name)
+    if column.type is Time:
+        return column
+    return type_coerce(column, NullType()).label(column.name)
 
 
 def mended(table: Table, row: Row[Any]) -> tuple[dict[str, Any], list[RowDamage]]:

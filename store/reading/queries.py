@@ -19,14 +19,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    ExceptionContext,
     Row,
     Select,
     Table,
     bindparam,
     case,
     column,
-    event,
     func,
     select,
     table,
@@ -34,7 +32,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.call import CallRow as CallRow
-from bridle.store.errors import NotFound, StoreUnavailable
+from bridle.store.errors import NotFound
 from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
 from bridle.store.reading.call_rows import SpanRow as SpanRow
@@ -71,6 +69,7 @@ from bridle.store.records import (
     TokenIds,
 )
 from bridle.store.reward import Reward
+from bridle.store.schema.connections import with_own_errors
 from bridle.store.schema.database import connect, in_pieces, make_whole, snapshot
 from bridle.store.schema.tables import (
     attempts,
@@ -127,10 +126,6 @@ _BY_NAME: Final = SESSIONS.where(sessions.c.name == bindparam("name"))
 _BY_KEY_HASH: Final = SESSIONS.where(sessions.c.key_hash == bindparam("key_hash"))
 
 
-def _unreadable(context: ExceptionContext) -> StoreUnavailable:
-    return StoreUnavailable(f"the store cannot be read: {context.original_exception}")
-
-
 class Reader:
     """Queries of a store, given its URL or an engine of ``connect``.
 
@@ -139,9 +134,7 @@ class Reader:
 
     def __init__(self, source: str | Engine) -> None:
         self._owned = isinstance(source, str)
-        self.engine = connect(source) if isinstance(source, str) else source
-        if self._owned:
-            event.listen(self.engine, "handle_error", _unreadable)
+        self.engine = with_own_errors(connect(source)) if isinstance(source, str) else source
 
     def close(self) -> None:
         """End the connections, if they are this reader's own."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, case, exists, false, func, select
 
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.derived import session_counts, session_fates, session_totals
 from bridle.store.schema.tables import calls, sessions, token_fates
 
@@ -35,8 +36,8 @@ TOKENS: Final = _total(
 )
 """The number of tokens that a session sampled."""
 SECONDS: Final = _total(
-    session_totals.c.ended_at - session_totals.c.started_at,
-    func.max(calls.c.ended_at) - func.min(calls.c.started_at),
+    seconds_between(session_totals.c.started_at, session_totals.c.ended_at),
+    seconds_between(func.min(calls.c.started_at), func.max(calls.c.ended_at)),
 )
 """The seconds from a session's first call to the end of its last."""
 OLDEST_VERSION: Final = _total(session_totals.c.version_start, func.min(calls.c.version_start))

@@ -1,14 +1,22 @@
-"""Column types of the schema."""
+"""Column types of the schema.
+
+Each type has one form in Python, and in each database the type that people query there: a time is a
+number of seconds in SQLite and ``timestamptz`` in PostgreSQL, JSON is text in SQLite and ``jsonb``
+in PostgreSQL. Statements convert times in PostgreSQL, which keeps microseconds.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
     BigInteger,
+    BindParameter,
     Boolean,
     Column,
+    ColumnElement,
     Dialect,
     Float,
     ForeignKey,
@@ -16,13 +24,71 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Text,
+    cast,
+    extract,
+    func,
+    type_coerce,
 )
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from bridle.store.declaration import Stored, is_word, stored
 
-PlainJson: Final = JSON(none_as_null=True)
-"""JSON text. ``None`` is SQL's NULL, not the JSON text ``null``."""
+WrittenJson: Final = JSON(none_as_null=True)
+"""JSON text, as it was written: with its order of keys. ``None`` is SQL's NULL, not the JSON text
+``null``."""
+PlainJson: Final = JSON(none_as_null=True).with_variant(
+    postgresql.JSONB(none_as_null=True), "postgresql"
+)
+"""JSON whose order of keys means nothing. PostgreSQL cannot store a NUL character in it
+(:func:`storable_json`)."""
+
+
+class _TimestampTz(TypeDecorator[float]):
+    """PostgreSQL's ``timestamptz``, which statements convert from and to seconds."""
+
+    impl = postgresql.TIMESTAMP(timezone=True)
+    cache_ok = True
+
+    def bind_expression(self, bindparam: BindParameter[float]) -> ColumnElement[Any]:
+        seconds = type_coerce(bindparam, Float(53))
+        return func.to_timestamp(seconds, type_=self)
+
+    def column_expression(self, column: ColumnElement[float]) -> ColumnElement[Any]:
+        return cast(extract("epoch", column), Float(53))
+
+
+Time: Final = Float(53).with_variant(_TimestampTz(), "postgresql")
+"""A time, in seconds since the epoch."""
+
+
+class seconds_between(FunctionElement[float]):
+    """The seconds from one time to a later one, as SQL: ``seconds_between(earlier, later)``."""
+
+    type = Float(53)
+    inherit_cache = True
+
+
+@compiles(seconds_between)
+def _difference(element: Any, compiler: Any, **options: Any) -> str:
+    earlier, later = (compiler.process(one, **options) for one in element.clauses)
+    return f"({later} - {earlier})"
+
+
+@compiles(seconds_between, "postgresql")
+def _interval(element: Any, compiler: Any, **options: Any) -> str:
+    difference = _difference(element, compiler, **options)
+    return f"CAST(EXTRACT(epoch FROM {difference}) AS DOUBLE PRECISION)"
+
+
+_ESCAPED_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def storable_json(text: str) -> str:
+    """Return JSON text that ``jsonb`` takes: U+FFFD stands for each NUL character."""
+    return _ESCAPED_NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
 class Digest(TypeDecorator[str]):
@@ -66,6 +132,7 @@ def columns(*owners: type) -> list[Column[Any]]:
             primary_key=one.fact.key,
             nullable=one.nullable and not one.fact.key,
             unique=one.fact.unique or None,
+            comment=one.fact.meaning,
             info={"stored": one},
         )
         for one in stored(*owners)
@@ -85,7 +152,7 @@ def _type(one: Stored) -> TypeEngine[Any]:
     if one.kind is bool:
         return Boolean()
     if one.kind is float:
-        return Float(53)
+        return Time if fact.time else Float(53)
     return BigInteger() if fact.big else Integer()
 
 

@@ -27,10 +27,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from bridle.extras import missing_extra
 from bridle.store.encoding.packing import dump_json
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.columns import decoded
+from bridle.store.schema.comments import comment_views
+from bridle.store.schema.connections import postgres_engine, translate
 from bridle.store.schema.derived import METADATA as metadata
 from bridle.store.schema.files import (
     APPLICATION_ID,
@@ -79,6 +80,7 @@ def connect(
     page_cache_kib: int = 2048,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
     create: bool = False,
+    writes: bool = False,
 ) -> Engine:
     """Return an engine for ``url``: a path, ``sqlite:///…`` or ``postgresql://…``.
 
@@ -88,8 +90,9 @@ def connect(
     SQLite runs in WAL mode with foreign keys on. ``synchronous`` is SQLite's pragma: ``NORMAL``
     keeps every commit through the death of the process, ``FULL`` also through a power cut. Each
     connection caches ``page_cache_kib`` of pages; a process has up to a dozen connections.
-    PostgreSQL keeps its own ``synchronous_commit``, which is on by default. Errors show statements,
-    not the values in them.
+    PostgreSQL keeps its own ``synchronous_commit``, which is on by default. The connections to it
+    are shared by the whole process, and ``writes`` takes the one for writers of records
+    (``store/schema/connections.py``). Errors show statements, not the values in them.
 
     Raise :class:`StoreUnavailable` if ``url`` does not name a store that can be opened here. Other
     programs' databases and files are refused, too.
@@ -97,18 +100,7 @@ def connect(
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed, synchronous, page_cache_kib, busy_timeout_s, create)
-    try:
-        return sqlalchemy.create_engine(
-            parsed,
-            json_serializer=_dumps,
-            json_deserializer=orjson.loads,
-            pool_pre_ping=True,
-            pool_size=8,
-            hide_parameters=True,
-        )
-    except ModuleNotFoundError as error:
-        cause = missing_extra("PostgreSQL needs the extra postgres", "postgres", error)
-        raise StoreUnavailable(cause) from error
+    return postgres_engine(parsed, writes=writes)
 
 
 def file_id(engine: Engine) -> tuple[int, int] | None:
@@ -189,6 +181,7 @@ def migrate(url: str) -> None:
                 drop_views(connection)
                 upgrade(connection)
             create_views(connection)
+            comment_views(connection)
     except DBAPIError as error:
         raise StoreUnavailable(f"the store cannot be opened: {error.orig}") from error
     finally:
@@ -367,6 +360,8 @@ def _sqlite(
         ),
         hide_parameters=True,
     )
+
+    event.listen(engine, "handle_error", translate)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: object) -> None:

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.types import TypeEngine
 
+from bridle.store.schema.columns import Time
 from bridle.store.schema.tables import metadata
 
 METADATA: Final = metadata
@@ -42,8 +43,8 @@ session_totals = Table(
     Column("sampled_tokens", BigInteger, nullable=False),
     Column("version_start", BigInteger),
     Column("version_end", BigInteger),
-    Column("started_at", Float(53)),
-    Column("ended_at", Float(53)),
+    Column("started_at", Time),
+    Column("ended_at", Time),
     Column("failed", Integer, nullable=False),
     Column("breaks", Integer, nullable=False),
     Column("model", Text),

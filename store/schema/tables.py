@@ -3,13 +3,12 @@
 The content of every call is in plain text or JSON columns, each message once; docs/sql.md reads
 it with plain SQL. Token ids are packed little-endian ``uint32``, logprobs little-endian
 ``float32``, both compressed with zstandard when that is smaller (``store/encoding/packing.py``).
-Times are seconds since the epoch.
+Times are seconds since the epoch, and ``timestamptz`` in PostgreSQL (``store/schema/columns.py``).
 """
 
 from __future__ import annotations
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -30,7 +29,7 @@ from bridle.store.call import BegunFacts, DecidedFacts, DerivedFacts, EndedFacts
 from bridle.store.declaration import SHORT_TEXT
 from bridle.store.records import LineageState, SessionRecord
 from bridle.store.reward import Reward
-from bridle.store.schema.columns import PlainJson, columns
+from bridle.store.schema.columns import PlainJson, Time, WrittenJson, columns
 
 metadata = MetaData(
     naming_convention={
@@ -48,13 +47,13 @@ writers = Table(
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("process", Text, nullable=False),
-    Column("started_at", Float(53), nullable=False),
-    Column("seen_at", Float(53), nullable=False),
+    Column("started_at", Time, nullable=False),
+    Column("seen_at", Time, nullable=False),
     Column("lease", Float(53), nullable=False),
     Column("batch", BigInteger, nullable=False),
     Column("deployment", Text),
     Column("seen", BigInteger),
-    Column("report", JSON),
+    Column("report", PlainJson),
 )
 """The processes that write. A row shows whether its process is alive (``liveness.py``) and, in a
 server's database, its last commit. The last three columns are set for a proxy: the newest revision
@@ -80,9 +79,9 @@ runs = Table(
     Column("id", String(64), primary_key=True),
     Column("kind", String(32), nullable=False),
     Column("name", Text),
-    Column("config", JSON, nullable=False),
-    Column("started_at", Float(53), nullable=False),
-    Column("ended_at", Float(53)),
+    Column("config", PlainJson, nullable=False),
+    Column("started_at", Time, nullable=False),
+    Column("ended_at", Time),
     Column("status", String(32), nullable=False),
     Column("reason", Text),
 )
@@ -94,8 +93,8 @@ attempts = Table(
     Column("run_id", String(64), ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("writer_id", String(64)),
-    Column("started_at", Float(53), nullable=False),
-    Column("ended_at", Float(53)),
+    Column("started_at", Time, nullable=False),
+    Column("ended_at", Time),
     Column("status", String(32), nullable=False),
     Column("reason", Text),
 )
@@ -108,8 +107,8 @@ tasks = Table(
     Column("suite", String(SHORT_TEXT), primary_key=True),
     Column("split", String(32), primary_key=True),
     Column("id", String(SHORT_TEXT), primary_key=True),
-    Column("payload", JSON, nullable=False),
-    Column("created_at", Float(53), nullable=False),
+    Column("payload", WrittenJson, nullable=False),
+    Column("created_at", Time, nullable=False),
 )
 
 sessions = Table(
@@ -155,9 +154,9 @@ call_messages = Table(
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("role", String(16), nullable=False),
     Column("content", Text),
-    Column("content_json", PlainJson),
+    Column("content_json", WrittenJson),
     Column("reasoning", Text),
-    Column("tool_calls", PlainJson),
+    Column("tool_calls", WrittenJson),
     Column("tool_call_id", Text),
     Column("name", Text),
 )
@@ -183,7 +182,7 @@ tool_sets = Table(
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
     Column("id", LargeBinary(16), primary_key=True),
-    Column("definitions", JSON, nullable=False),
+    Column("definitions", WrittenJson, nullable=False),
 )
 """The sets of tools that the calls of a session had, each stored once (``calls.tools_id``)."""
 
@@ -199,7 +198,7 @@ spans = Table(
     Column("finish_reason", String(32)),
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
-    Column("versions", JSON, nullable=False),
+    Column("versions", PlainJson, nullable=False),
     Column("checksum", LargeBinary(8), nullable=False),
 )
 """The spans of token trees. ``choice`` is -1 for the observed tokens of a call. The parent is a
@@ -235,7 +234,7 @@ leases = Table(
     Column("consumer", String(64), primary_key=True),
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
     Column("lease_id", String(64), nullable=False),
-    Column("until", Float(53)),
+    Column("until", Time),
     Index(None, "session_id"),
 )
 """The sessions that a consumer of the feed holds; ``until`` is NULL once it has acknowledged them
@@ -251,7 +250,7 @@ token_fates = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("step", Integer),
     Column("version", BigInteger),
-    Column("at", Float(53)),
+    Column("at", Time),
     Index(None, "run_id", "session_id"),
 )
 """The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
@@ -271,7 +270,7 @@ policies = Table(
     Column("digest", String(64)),
     Column("verified", Boolean, nullable=False),
     Column("logprob_gap", Float(53)),
-    Column("published_at", Float(53), nullable=False),
+    Column("published_at", Time, nullable=False),
 )
 
 served = Table(
@@ -282,7 +281,7 @@ served = Table(
     Column("policy", String(SHORT_TEXT), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("published", BigInteger, nullable=False),
-    Column("reported_at", Float(53), nullable=False),
+    Column("reported_at", Time, nullable=False),
     Column("weights_fingerprint", Text),
 )
 """The engines of a deployment, each with the policy version that it was last reported to serve.
@@ -296,7 +295,7 @@ metrics = Table(
     Column("step", Integer, primary_key=True),
     Column("name", String(SHORT_TEXT), primary_key=True),
     Column("value", Float(53)),
-    Column("at", Float(53), nullable=False),
+    Column("at", Time, nullable=False),
 )
 """The numbers of training runs. ``value`` is NULL where it was not a number, because SQLite has no
 NaN."""

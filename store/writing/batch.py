@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
+from msgspec import structs
 from sqlalchemy import Connection, Insert, Table, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -24,6 +25,7 @@ from bridle.store.encoding.bodies import (
     Earlier,
     pack_request,
     pack_whole,
+    sha256_after,
     sha256_of,
     texts_of,
 )
@@ -236,13 +238,11 @@ class Batch:
         if packed is None:
             base_id, packed = None, pack_whole(body, texts)
         contains = base is not None and packed.contains(base.data)
-        state.remember_request(
-            begun.id, Earlier(body, packed.depth), superseded=base_id if contains else None
-        )
+        digest, hashed = sha256_after(body, packed.prefix, None if whole else base)
+        earlier = Earlier(body, packed.depth, hashed=hashed, hashed_bytes=packed.prefix)
+        state.remember_request(begun.id, earlier, superseded=base_id if contains else None)
         self._bodies.append(body_row(begun.id, REQUEST, packed, base_id))
-        self._new_calls[begun.id] = begun_row(
-            begun, self._writer_id, sha256_of(body).hex(), tools_id
-        )
+        self._new_calls[begun.id] = begun_row(begun, self._writer_id, digest, tools_id)
 
     def _end(self, ended: CallEnded) -> None:
         self.changed.add(ended.session_id)
@@ -258,7 +258,7 @@ class Batch:
             self._messages += message_rows(ended.id, choice, position, (reply,))
         texts = texts_of(replies)
         if texts and (earlier := state.requests.get(ended.id)) is not None:
-            state.requests[ended.id] = Earlier(earlier.data, earlier.depth, texts)
+            state.requests[ended.id] = structs.replace(earlier, replies=texts)
         body, digest = ended.response_body, None
         if body:
             digest = sha256_of(body).hex()

@@ -41,6 +41,7 @@ from bridle.store.records import (
     ToolCall,
     span_place,
 )
+from bridle.store.schema.columns import storable_json
 from bridle.store.schema.database import driver_error
 from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
@@ -198,12 +199,16 @@ class Statement:
     """
 
     sql: str
+    jsonb: tuple[int, ...] = ()
+    """The places of the parameters that are JSON text for ``jsonb``."""
 
     def run(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> int:
         """Execute the statement for all rows. Return the number of affected rows.
 
         Raise SQLAlchemy's ``DBAPIError``.
         """
+        if self.jsonb:
+            rows = [self._storable(row) for row in rows]
         try:
             cursor = connection.connection.cursor()
             try:
@@ -213,6 +218,13 @@ class Statement:
                 cursor.close()
         except connection.dialect.loaded_dbapi.Error as error:
             raise driver_error(connection, self.sql, error) from error
+
+    def _storable(self, row: Sequence[Any]) -> list[Any]:
+        values = list(row)
+        for place in self.jsonb:
+            if values[place] is not None:
+                values[place] = storable_json(values[place])
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,4 +272,7 @@ def _set(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _compile(statement: Executable, dialect: Dialect) -> Statement:
-    return Statement(str(statement.compile(dialect=dialect)))  # type: ignore[attr-defined]
+    compiled = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+    types = [compiled.binds[name].type for name in compiled.positiontup]
+    own = [isinstance(kind.dialect_impl(dialect), postgresql.JSONB) for kind in types]
+    return Statement(str(compiled), tuple(place for place, jsonb in enumerate(own) if jsonb))

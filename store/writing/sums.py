@@ -29,6 +29,7 @@ from sqlalchemy import (
 from bridle.store.reading.call_conditions import NOTED, UNUSABLE, judged, kind_of
 from bridle.store.records import CallKind
 from bridle.store.schema.accounts import account_rows
+from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.derived import (
     LONGEST_VALUE,
@@ -47,8 +48,8 @@ def _sum(value: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.coalesce(func.sum(case((_COUNTED, value))), 0)
 
 
-_WAIT: Final = calls.c.first_token_at - calls.c.started_at
-_REPLY: Final = calls.c.ended_at - calls.c.first_token_at
+_WAIT: Final = seconds_between(calls.c.started_at, calls.c.first_token_at)
+_REPLY: Final = seconds_between(calls.c.first_token_at, calls.c.ended_at)
 _TOTALS: Final = (
     select(
         _SESSION.label("session_id"),

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import (
@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
 )
 
 from bridle.store.call import CallBegun, CallEnded
+from bridle.store.clock import Stopwatch
 from bridle.store.errors import RecordRejected, StoreUnavailable
 from bridle.store.records import (
     AttemptBegun,
@@ -57,6 +58,8 @@ from bridle.store.writing.rows import statements
 
 log = logging.getLogger("bridle.store")
 
+LEASE_S: Final = 30.0
+"""Seconds for which a process counts as alive after it has renewed its lease."""
 _BUSY_S = 0.5
 """Seconds for which SQLite itself waits for another process's transaction. The writer tries again,
 and must check the time meanwhile."""
@@ -113,13 +116,13 @@ class Writer:
         synchronous: Synchronous = "NORMAL",
         queue_limit: int = 20_000,
         patience: float = 30.0,
-        lease: float = 30.0,
+        lease: float = LEASE_S,
         cache_bytes: int = 32 << 20,
         redactor: Redactor | None = None,
     ) -> None:
         self.stats = WriterStats()
         self._engine = connect(
-            url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S
+            url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S, writes=True
         )
         self.well = True
         """Whether the last attempt to write to the store succeeded."""
@@ -135,6 +138,8 @@ class Writer:
         self._queue = JobQueue(queue_limit, patience)
         self._digester = Digester()
         self._in_digest = False
+        self._begun: dict[str, Stopwatch] = {}
+        """The times of the attempts that run, by run."""
         self._number = 0
         self._writer_id = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -289,7 +294,9 @@ class Writer:
 
         Each is running until :meth:`finish_run`, and has failed if this process dies before.
         """
-        self.add_sync(*(AttemptBegun(run, time.time()) for run in begun))
+        watch = Stopwatch()
+        self._begun.update({run.id: watch for run in begun})
+        self.add_sync(*(AttemptBegun(run, watch.started_at) for run in begun))
 
     def finish_run(
         self, run_id: str, status: str, ended_at: float | None = None, reason: str | None = None
@@ -298,7 +305,9 @@ class Writer:
 
         The status is ``completed``, ``failed`` or ``stopped``.
         """
-        at = time.time() if ended_at is None else ended_at
+        watch = self._begun.pop(run_id, None)
+        now = time.time() if watch is None else watch.now()
+        at = now if ended_at is None else ended_at
         self.add_sync(AttemptEnded(run_id, status, at, reason))
 
     def record_metrics(
@@ -499,7 +508,14 @@ class Writer:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Open a transaction on the thread's own connection, which is closed after any failure."""
+        """Open a transaction on the thread's own connection, which is closed after any failure.
+
+        A server's connection is shared with the other writers of this process.
+        """
+        if self._remote:
+            with transaction(self._engine) as shared:
+                yield shared
+            return
         connection = self._connection
         if connection is None:
             connection = self._engine.connect().execution_options(immediate=True)

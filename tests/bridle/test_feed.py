@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,50 @@ def test_two_proxies_on_one_store_share_a_consumers_sessions_out(settings: Proxy
         assert two.ack(first) == 200, "whichever proxy is asked"
         assert one.delete(f"/bridle/v1/trajectories/verl/leases/{second}").status_code == 204
         assert two.lease()[1] == made[2:]
+
+
+@pytest.fixture
+def two_stores(settings: ProxySettings, tmp_path: Path) -> Iterator[tuple[Api, Api, Path]]:
+    """A proxy whose feed has the store of another one too, and that other one."""
+    other_store = tmp_path / "other.db"
+    other_settings = replace(settings, store_url=str(other_store))
+    with ProxyServer(other_settings, routers=[feed]) as other:
+        both_settings = replace(settings, feed_stores=(str(other_store),))
+        with (
+            ProxyServer(both_settings, routers=[feed]) as both,
+            Api(base_url=both.base_url, timeout=30) as feeds,
+            Api(base_url=other.base_url, timeout=30) as other_api,
+        ):
+            yield feeds, other_api, other_store
+
+
+def test_sessions_of_several_stores_come_once_through_one_feed(
+    two_stores: tuple[Api, Api, Path],
+) -> None:
+    feeds, other, _ = two_stores
+    made = {feeds.sealed(), feeds.sealed(), other.sealed(), other.sealed()}
+    held = [feeds.lease(limit=2) for _ in range(2)]
+    assert {session for _, sessions in held for session in sessions} == made
+    assert {len(sessions) for _, sessions in held} == {2}, "a lease is of one store"
+    assert feeds.lease() == other.lease() == (None, [])
+    (acknowledged, done), (given_up, again) = held
+    assert feeds.ack(acknowledged) == 200
+    assert feeds.delete(f"/bridle/v1/trajectories/verl/leases/{given_up}").status_code == 204
+    assert feeds.lease()[1] == again
+    assert feeds.lease() == (None, []), done
+    assert feeds.ack("0123456789ab.lease_x") == 404, "a store that is not behind this feed"
+
+
+def test_a_store_that_is_away_does_not_hold_up_the_others_of_a_feed(
+    two_stores: tuple[Api, Api, Path],
+) -> None:
+    feeds, _, store = two_stores
+    own = feeds.sealed()
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("ALTER TABLE leases RENAME TO leases_elsewhere")
+    assert feeds.lease()[1] == [own]
+    away = feeds.post("/bridle/v1/trajectories/verl/lease")
+    assert away.status_code == 503, "there may be sessions in the other one"
 
 
 def test_open_sessions_wait_and_unrewarded_ones_when_asked(api: Api) -> None:

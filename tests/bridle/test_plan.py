@@ -210,6 +210,9 @@ def test_a_plan_names_what_a_wished_workload_needs(bridle: Bridle, policy: Path)
     wish[1] = "10000000"
     found = json.loads(bridle("plan", "--model", policy, *wish, "--json").stdout)
     assert found["proxy_processes"] > 1
+    assert found["store"]["name"] == "PostgreSQL"
+    assert found["store"]["connections"] == 2 * found["proxy_processes"]
+    assert 0 < found["store"]["idle_transactions_per_s"] < found["proxy_processes"]
     assert found["disk_bytes_per_day"] == pytest.approx(
         24 * 1e7 * found["recording"]["bytes_per_session"]
     )

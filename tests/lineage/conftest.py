@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.session import trails
 from bridle.proxy.session.loading import load_calls
+from bridle.proxy.session.search import Search
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link, Turn
 from bridle.proxy.wire.canonical import Message, Minted, Request, ToolCall
@@ -115,6 +118,21 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     """Each family's tokenizer in turn."""
     return tokenizers[request.param]
+
+
+@pytest.fixture(autouse=True)
+def compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search that goes on from a trail finds what a search of the whole request finds."""
+    find = Session.find
+
+    def both(self: Session, request: Request, agent: str | None = None, *rest: Any) -> Link:
+        link = find(self, request, agent, *rest)
+        if link.rule != "token_prefix":
+            assert structs.replace(link, written=None) == Search(self.turns, request, agent).link()
+        return link
+
+    monkeypatch.setattr(trails, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(Session, "find", both)
 
 
 def new_session() -> Session:

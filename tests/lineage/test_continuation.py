@@ -225,7 +225,7 @@ def test_a_reasoning_effort_reads_in_the_tail_as_the_engine_renders_it(
     )
     text = tokenizers["qwen3"].decode(prompt.token_ids.tolist())
     assert text.endswith("<think>\n\n</think>\n\n") is not bool(asked)
-    body = engine_request(request, request.sampling, stream=False).body("m")
+    body = b"".join(engine_request(request, request.sampling, stream=False).body("m"))
     assert orjson.loads(body)["chat_template_kwargs"] == request.template_arguments
 
 

@@ -54,6 +54,10 @@ def test_an_idle_session_costs_its_ids_and_a_bounded_amount_for_each_turn(
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     session = played(talk)
+    session.measure()
+    gc.collect()
+    remembering, _ = tracemalloc.get_traced_memory()
+    session.trails.clear()
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -62,7 +66,9 @@ def test_an_idle_session_costs_its_ids_and_a_bounded_amount_for_each_turn(
     assert session.tree.tokens == tokens
     beside = (after - before - 4 * tokens) / TURNS
     print(f"{beside:.0f} bytes for each turn beside its {4 * tokens // TURNS} bytes of ids")
-    session.measure()
+    latest, counted = remembering - after, -session.measure()
+    print(f"{latest} bytes of its latest request, {counted} by its own measure")
+    assert latest < 1.5 * counted
     print(f"{session.size} bytes by its own measure, {after - before} measured")
     assert beside < BYTES_PER_TURN
     assert after - before < 6 * 4 * tokens

@@ -90,6 +90,14 @@ def answered(request: Request, reply: Message) -> Session:
     return session
 
 
+def test_a_cost_that_is_not_linear_is_found(growth):
+    def quadratic(n: int) -> Work:
+        return lambda: [sum(range(n)) for _ in range(n)]
+
+    grown, _ = growth(quadratic, 128, tries=2)
+    assert grown > 3
+
+
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "google"])
 def test_a_reply_that_is_echoed(is_linear, dialect, name):
@@ -299,7 +307,10 @@ def test_a_reply_that_is_streamed(is_linear, dialect, name, logprobs):
     is_linear(stream, 256)
 
 
-@pytest.mark.parametrize("event", [b"data: {}\n\n", b"data: {}\r\n\r\n", b"data: a\n", b"a", b"\r"])
+EVENTS = [b"data: {}\n\n", b"data: {}\r\n\r\n", b"data: a\n", b"a", b"\r", b":\n\n", b"xdata:\n"]
+
+
+@pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("size", [1, 7, 4096, 1 << 30])
 def test_a_stream_in_chunks_of_any_size(is_linear, size, event):
     def feed(n: int) -> Work:

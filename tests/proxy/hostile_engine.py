@@ -92,6 +92,86 @@ async def largest_whole(send: Callable[[bytes], Any]) -> None:
     await send(JSON + WHOLE)
 
 
+def call(arguments: str, **more: Any) -> bytes:
+    piece = {"index": 0, "function": {"arguments": arguments}, **more}
+    return (
+        b"data: " + json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode() + b"\n\n"
+    )
+
+
+async def endless_arguments(send: Callable[[bytes], Any]) -> None:
+    """50 MB of one call's arguments."""
+    head = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a": "'}}
+    first = {"choices": [{"delta": {"tool_calls": [head]}}]}
+    await send(STREAM + b"data: " + json.dumps(first).encode() + b"\n\n")
+    many = call("word " * 200) * 50
+    for _ in range(1000):
+        await send(many)
+    await send(call('"}') + END)
+
+
+async def largest_arguments(send: Callable[[bytes], Any]) -> None:
+    """The arguments of a call of many keys, as long as a reply may be."""
+    pieces = [json.dumps({f"k{i}": [i, {"a": "b"}] for i in range(j, j + 40)})[1:-1] + ", "
+              for j in range(0, 40 * 1200, 40)]  # fmt: skip
+    head = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
+    first = {"choices": [{"delta": {"tool_calls": [head]}}]}
+    await send(STREAM + b"data: " + json.dumps(first).encode() + b"\n\n")
+    for piece in pieces:
+        await send(call(piece))
+    await send(call('"z": 1}') + END)
+
+
+async def many_logprobs(send: Callable[[bytes], Any]) -> None:
+    """20,000 tokens in one event, each with some alternatives."""
+    count = 20_000
+    top = [{"token": f"t{n}", "logprob": -n - 0.5, "bytes": [1, 2]} for n in range(4)]
+    entry = {"token": "w", "logprob": -0.5, "bytes": [119], "top_logprobs": top}
+    delta = {"content": "word " * count}
+    choice = {"index": 0, "delta": delta, "token_ids": [7] * count}
+    choice["logprobs"] = {"content": [entry] * count}
+    body = json.dumps({"choices": [choice], "prompt_token_ids": [1]}, separators=(",", ":"))
+    await send(
+        STREAM
+        + b"data: "
+        + body.encode()
+        + b"\n\n"
+        + END.replace(b'n_tokens": 1', b'n_tokens": 20000')
+    )
+
+
+async def many_comments(send: Callable[[bytes], Any]) -> None:
+    await send(STREAM)
+    for _ in range(100):
+        await send(b":\n\n" * 40_000)
+    await send(END)
+
+
+CHUNKED = STREAM.replace(b"connection: close", b"transfer-encoding: chunked")
+
+
+async def endless_chunk(send: Callable[[bytes], Any]) -> None:
+    """A chunk of 2^64 bytes and more."""
+    await send(CHUNKED + b"10000000000000000\r\n" + chunk("a"))
+    await asyncio.sleep(600)
+
+
+async def huge_chunk(send: Callable[[bytes], Any]) -> None:
+    """A chunk of nearly 2^64 bytes, of which none follows."""
+    await send(CHUNKED + b"fffffffffffffff0\r\n" + chunk("a"))
+    await asyncio.sleep(600)
+
+
+async def chunk_extension(send: Callable[[bytes], Any]) -> None:
+    """An extension of 10 MB behind a chunk's size."""
+    await send(CHUNKED + b"5;a=")
+    for _ in range(160):
+        await send(PIECE)
+    await asyncio.sleep(600)
+
+
+END = chunk("", "stop", usage={"prompt_tokens": 1, "completion_tokens": 1}) + b"data: [DONE]\n\n"
+
 BEHAVIOURS = {
     each.__name__: each
     for each in (
@@ -102,6 +182,13 @@ BEHAVIOURS = {
         held_whole,
         largest_event,
         largest_whole,
+        endless_arguments,
+        largest_arguments,
+        many_logprobs,
+        many_comments,
+        endless_chunk,
+        huge_chunk,
+        chunk_extension,
     )
 }
 

@@ -161,6 +161,7 @@ def attacked(tmp_path: Path) -> Iterator[Attacked]:
         ("endless_stream", True, "limit_reply_bytes"),
         ("endless_line", True, "limit_event_bytes"),
         ("endless_comments", True, "limit_reply_bytes"),
+        ("endless_arguments", True, "limit_reply_characters"),
         ("endless_whole", False, "limit_event_bytes"),
     ],
 )
@@ -186,6 +187,29 @@ def test_the_largest_reply_stalls_nobody(attacked: Attacked, behaviour: str, str
     [call] = attacked.calls(behaviour)
     assert call.status is CallStatus.COMPLETE
     assert call.sampled_tokens > 100_000
+
+
+@pytest.mark.limits
+@pytest.mark.parametrize("behaviour", ["largest_arguments", "many_comments"])
+def test_the_largest_stream_stalls_nobody(attacked: Attacked, behaviour: str) -> None:
+    assert "[DONE]" in post(attacked, ask(behaviour, stream=True)).text
+    [call] = attacked.calls(behaviour)
+    assert call.status is CallStatus.COMPLETE
+
+
+@pytest.mark.limits
+@pytest.mark.parametrize("behaviour", ["endless_chunk", "chunk_extension"])
+def test_chunks_that_cannot_be_are_refused_at_once(attacked: Attacked, behaviour: str) -> None:
+    assert post(attacked, ask(behaviour, stream=True), timeout=60).status_code == 502
+
+
+def test_a_reply_of_too_many_characters_is_ended(tmp_path: Path) -> None:
+    with running(tmp_path, reply_characters="100000") as proxy:
+        response = post(proxy, ask("endless_arguments", stream=True))
+        assert "larger than 100000 characters (reply_characters)" in response.text
+        assert len(response.content) < 1_000_000
+        [call] = proxy.calls("endless_arguments")
+        assert "limit_reply_characters" in [note.name for note in call.notes]
 
 
 @pytest.mark.limits

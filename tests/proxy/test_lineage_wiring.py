@@ -234,9 +234,9 @@ def test_a_long_tail_is_tokenised_beside_the_event_loop(
     threads: list[threading.Thread] = []
     prompt = Continuer.prompt
 
-    def watched(self: Continuer, link: Any, request: Any) -> Any:
+    def watched(self: Continuer, *arguments: Any) -> Any:
         threads.append(threading.current_thread())
-        return prompt(self, link, request)
+        return prompt(self, *arguments)
 
     monkeypatch.setattr(Continuer, "prompt", watched)
     first = say(bench, QUESTION)

@@ -63,9 +63,10 @@ def fed(piece: bytes) -> None:
 
 
 def test_an_event_beyond_the_limit_is_refused_however_it_is_cut() -> None:
-    for piece in (b"data: x", b"data: x\n", b": x\n"):
+    for piece in (b"data: x", b"data: x\n", b": x", b"data: x\n: x\n"):
         with pytest.raises(EventTooLarge):
             fed(piece)
+    fed(b": x\n")
     parser = SseParser(limit=1000)
     assert len([parser.feed(b": x\ndata: x\n\n") for _ in range(1000)]) == 1000
 

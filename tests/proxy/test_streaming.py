@@ -203,7 +203,8 @@ def test_a_client_that_reads_slowly_holds_the_engine_back_and_gets_all(
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     raw_engine.answer = answer
-    bench = start_proxy(raw_engine.base_url, model="m")
+    limits = Limits(reply_characters=1 << 26)
+    bench = start_proxy(raw_engine.base_url, model="m", limits=limits)
     sent = 0  # The proxy has asked how the engine samples.
     with httpx.stream("POST", bench.url + CHAT, json=ask | {"stream": True}, timeout=60) as reply:
         settled = -1

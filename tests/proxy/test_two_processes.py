@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.store.conftest import postgres as postgres
 from bridle.engine.scripted import ScriptedReply, Stall
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.store.errors import StoreUnavailable
+from bridle.store.operations.gates import RESTING
 from bridle.store.reading.queries import Reader
 
 CHAT = "/s/shared/v1/chat/completions"
@@ -110,6 +113,71 @@ def test_a_call_waits_during_a_pause_that_was_made_elsewhere(
     http.post(f"{there.base_url}/bridle/v1/resume")
     waiting.join()
     assert len(stage.requests) == 1
+
+
+def deployment_of(proxy: ProxyServer) -> Any:
+    services = proxy._app.services
+    assert services is not None
+    return services.deployment
+
+
+def rested(proxy: ProxyServer, until: Any) -> ProxyServer:
+    """The proxy, which has no calls and rests, and then looks at nothing by itself."""
+    until(lambda: deployment_of(proxy)._resting)
+    return deaf(proxy)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("start", ["postgresql"], indirect=True)
+def test_a_publish_waits_for_no_process_that_rests_and_its_next_call_has_the_version(
+    stage: Any, start: Any, ask: Any, until: Any
+) -> None:
+    here, there = start(stage.engine.base_url), start(stage.engine.base_url)
+    took = []
+    rested(there, until)
+    for version in (1, 2):
+        began = time.monotonic()
+        assert http.put(policy(here), json={"version": version}).status_code == 200
+        took.append(time.monotonic() - began)
+        if version == 1:
+            assert http.get(policy(there)).json()["version"] == 1
+        assert ask_named(there, f"v{version}", ask).status_code == 200
+        assert not deployment_of(there)._resting
+    with Reader(there.settings.store_url) as reader:
+        for version in (1, 2):
+            session = reader.session_by_name(f"v{version}")
+            assert session is not None
+            (call,) = reader.calls(session.id)
+            assert (call.version_start, call.version_end) == (version, version)
+    assert took[0] < took[1], "the second waits for a process that works and hears nothing"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("start", ["postgresql"], indirect=True)
+def test_a_process_that_cannot_know_whether_it_rests_notes_that_it_works_before_a_call(
+    stage: Any, start: Any, ask: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = start(stage.engine.base_url), start(stage.engine.base_url)
+    store = deployment_of(there)._store
+    report, noted, lost = store.report, [], []
+
+    def unconfirmed(writer: str, seen: int, note: dict[str, Any]) -> None:
+        report(writer, seen, note)
+        noted.append(bool(note.get(RESTING)))
+        if note.get(RESTING):
+            lost.append(note)
+            raise StoreUnavailable("the answer was lost")
+
+    monkeypatch.setattr(store, "report", unconfirmed)
+    until(lambda: bool(lost))
+    deaf(there)
+    assert http.put(policy(here), json={"version": 5}).status_code == 200
+    assert ask_named(there, "after", ask).status_code == 200
+    assert noted[-1] is False, "the call noted that the process works"
+    with Reader(there.settings.store_url) as reader:
+        session = reader.session_by_name("after")
+        assert session is not None
+        assert [call.version_start for call in reader.calls(session.id)] == [5]
 
 
 @pytest.mark.parametrize("way", ["name", "key"])

@@ -12,12 +12,13 @@ import json
 import sqlite3
 import tempfile
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from sqlalchemy import JSON, Boolean, Dialect, Float, MetaData, insert
+from sqlalchemy import JSON, Boolean, DateTime, Dialect, Float, MetaData, insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -199,6 +200,8 @@ def _plain(value: Any, kind: Any) -> Any:
         return json.loads(value)
     if isinstance(kind, Float) and value is not None:
         return float(value)
+    if isinstance(kind, DateTime) and value is not None:
+        return datetime.fromtimestamp(value, UTC)
     return bool(value) if isinstance(kind, Boolean) and value is not None else value
 
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
@@ -16,6 +17,7 @@ from bridle.run.attempts import attempt, attempt_figures
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.run_states import run_state
 from bridle.store.records import RunRecord
+from bridle.store.schema.tables import writers
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
@@ -110,7 +112,7 @@ def test_an_attempt_whose_lease_ran_out_while_it_lived_goes_on(url, reader):
         slow.begin_run(RunRecord("r", "train", 1.0))
         slow._engine.dispose()
         with Writer(url) as other, other._engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE writers SET seen_at = seen_at - 100")
+            connection.execute(update(writers).values(seen_at=time.time() - 100))
         with Writer(url):
             pass
         assert reader.run("r").status == "failed"

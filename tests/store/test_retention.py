@@ -5,6 +5,7 @@ import time
 
 import pytest
 from sqlalchemy import func, select, text
+from tests.conftest import now
 
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.operations.copying import NotEmpty, backup, copy_store
@@ -37,7 +38,7 @@ def record(writer, calls, turns=3, marker=b"", **session):
         writer.end_call_sync(ended)
         made_calls.append((begun, ended))
         prompt, parent = [*prompt, turn, 7, 9], begun.id
-    writer.add_sync(Reward(made.id, "solved", 1.0, time.time()))
+    writer.add_sync(Reward(made.id, "solved", 1.0, now()))
     return made, made_calls
 
 

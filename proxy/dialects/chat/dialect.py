@@ -49,6 +49,7 @@ CHAT: Final = Dialect(
         ApiPath("/v1/models/(?P<model>.+)", Action.MODELS, "GET"),
     ),
     parse=request.parse,
+    parse_on=request.parse_on,
     emitter=ChatEmitter,
     reply=reply.write,
     error=openai_error,

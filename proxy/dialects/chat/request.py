@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,7 +20,8 @@ from bridle.proxy.dialects.body import (
 )
 from bridle.proxy.dialects.chat.history import ChatMessage, canonical
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
-from bridle.proxy.wire.canonical import Request, Wants
+from bridle.proxy.wire.canonical import ApiError, Message, Request, Wants
+from bridle.proxy.wire.histories import Cut, History, cut, extended, is_marked
 from bridle.store.records import Note
 
 FORWARDED: Final = frozenset(
@@ -132,7 +134,41 @@ Tools = tuple[Json, ...]
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """See :data:`bridle.proxy.wire.canonical.Parse`."""
-    fields = decode(body)
+    return _request(decode(body))[0]
+
+
+def parse_on(body: bytes, known: Sequence[History]) -> tuple[Request, History | None]:
+    """See :data:`bridle.proxy.wire.histories.ParseOn`."""
+    if (found := cut(body, b"messages", known)) is not None:
+        with suppress(ApiError):  # the whole body shows where the fault is
+            fields = decode(found.rest)
+            before = found.history
+            if is_marked(fields, "messages") and (
+                not before.notes or found.count == len(before.ends)
+            ):
+                request, noted = _request(fields, before.messages[: found.count], before.notes)
+                return request, _remembered(body, request, noted, found)
+    request, noted = _request(decode(body))
+    return request, _remembered(body, request, noted, None)
+
+
+def _remembered(
+    body: bytes, request: Request, noted: tuple[Note, ...], found: Cut | None
+) -> History | None:
+    history = extended(body, "messages", found)
+    if history is None or len(history.ends) != len(request.messages):
+        return None
+    return msgspec.structs.replace(history, messages=request.messages, notes=noted)
+
+
+def _request(
+    fields: Json, before: tuple[Message, ...] = (), noted: tuple[Note, ...] = ()
+) -> tuple[Request, tuple[Note, ...]]:
+    """Return the request of a body with these ``fields``, and the notes on its messages.
+
+    ``before`` are the messages that stand before those of the body, and ``noted`` the notes on
+    them. Raise :class:`ApiError` (400).
+    """
     refuse(fields, REFUSED)
     wire = convert(fields, _Body)
     extra, notes = beyond(fields, _KNOWN, _FORWARDED)
@@ -146,10 +182,12 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
     names: Mapping[str, str] = {}
     if wire.max_completion_tokens is not None:
         wire.max_tokens, names = wire.max_completion_tokens, _LATER_NAMES
-    return Request(
+    converted = dict.fromkeys(noted)
+    messages = (*before, *canonical(wire.messages, converted))
+    request = Request(
         dialect="chat",
         model=wire.model,
-        messages=canonical(wire.messages, notes),
+        messages=messages,
         tools=tools,
         tool_choice=tool_choice,
         parallel_tool_calls=wire.parallel_tool_calls,
@@ -166,8 +204,9 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         template_kwargs=wire.chat_template_kwargs,
         extra=extra,
         names=names,
-        notes=tuple(notes),
+        notes=tuple(notes | converted),
     )
+    return request, tuple(converted)
 
 
 def beyond(

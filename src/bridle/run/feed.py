@@ -3,8 +3,9 @@
 ``POST /bridle/v1/trajectories/{consumer}/lease`` answers with trajectories as NDJSON (a session per
 line) or as an Arrow stream (a sample per row) and names the lease in ``x-bridle-lease``. It answers
 204 if there are none. ``…/leases/{lease}/ack`` reports that they have been trained, and ``DELETE``
-gives them up. ``GET /bridle/v1/trajectories?cursor=`` pages through the same sessions and keeps no
-account.
+gives them up. Sessions come from the proxy's store and from its ``feed_stores``
+(``feed_stores.py``). ``GET /bridle/v1/trajectories?cursor=`` pages through the sessions of the
+proxy's own store and keeps no account.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import SAMPLE_COLUMNS, sample_row, sample_schema
 from bridle.reconstruct.tree import BrokenTree
-from bridle.store.operations.leases import SETTLE_S, Leases, UnknownLease
+from bridle.run.feed_stores import FeedStores
+from bridle.store.operations.leases import SETTLE_S, Lease, Leases, UnknownLease
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 
@@ -60,8 +62,8 @@ def feed() -> APIRouter:
     return _routes
 
 
-def _leases(services: Services) -> Leases:
-    return Leases(services.reader.engine)
+def _stores(services: Services) -> FeedStores:
+    return FeedStores(services.reader, services.feed_readers)
 
 
 @_routes.post(f"{_V1}/{{consumer}}/lease")
@@ -82,13 +84,16 @@ async def lease(
     states; without a run, of the verifier or the operator.
     """
 
+    def take(reader: Reader, leases: Leases) -> Lease | None:
+        sources = CountedRewards(reader).sources(run) if rewarded else None
+        return leases.lease(consumer, limit, lease_s, run=run, rewarded_by=sources)
+
     def work() -> Response:
-        sources = CountedRewards(services.reader).sources(run) if rewarded else None
-        held = _leases(services).lease(consumer, limit, lease_s, run=run, rewarded_by=sources)
+        held = _stores(services).lease(take)
         if held is None:
             return Response(status_code=204)
-        sessions = [services.reader.session(one) for one in held.sessions]
-        return _told(services.reader, sessions, form, builder, {LEASE_HEADER: held.id})
+        sessions = [held.reader.session(one) for one in held.sessions]
+        return _told(held.reader, sessions, form, builder, {LEASE_HEADER: held.id})
 
     return await asyncio.to_thread(work)
 
@@ -97,7 +102,8 @@ async def lease(
 async def acknowledge(consumer: Name, lease_id: str, services: Running, _: Admin) -> dict[str, Any]:
     """Mark the lease's sessions as done, so that this consumer does not get them again."""
     try:
-        done = await asyncio.to_thread(_leases(services).acknowledge, consumer, lease_id)
+        leases, own_id = _stores(services).leases(lease_id)
+        done = await asyncio.to_thread(leases.acknowledge, consumer, own_id)
     except UnknownLease:
         raise _no_lease(lease_id) from None
     return {"acknowledged": list(done)}
@@ -107,7 +113,8 @@ async def acknowledge(consumer: Name, lease_id: str, services: Running, _: Admin
 async def release(consumer: Name, lease_id: str, services: Running, _: Admin) -> Response:
     """Give the lease's sessions back at once."""
     try:
-        await asyncio.to_thread(_leases(services).release, consumer, lease_id)
+        leases, own_id = _stores(services).leases(lease_id)
+        await asyncio.to_thread(leases.release, consumer, own_id)
     except UnknownLease:
         raise _no_lease(lease_id) from None
     return Response(status_code=204)

@@ -79,6 +79,7 @@ def plan(
     sizes and the device's rates.
     """
     from bridle.run.plan.cost import recording_cost
+    from bridle.run.plan.database import database
     from bridle.run.plan.estimate import engines, trainers
     from bridle.run.plan.model import model_size
     from bridle.run.plan.workload import recorded_run
@@ -106,7 +107,7 @@ def plan(
     one = engines(workload, size, machine, parallel or (measured.parallel if measured else 64))
     learning = trainers(workload, size, machine, lora=lora, reference=reference)
     daily = 24 * workload.sessions_per_hour * cost.bytes_per_session
-    busy = workload.calls_per_s * cost.cpu_s_per_call
+    processes = max(1, ceil(workload.calls_per_s * cost.cpu_s_per_call / _BUSY))
     found |= {
         "calls_per_s": workload.calls_per_s,
         "sampled_tokens_per_s": workload.calls_per_s * workload.sampled,
@@ -114,7 +115,8 @@ def plan(
         "device": asdict(machine),
         "efficiency": share,
         "recording": asdict(cost),
-        "proxy_processes": max(1, ceil(busy / _BUSY)),
+        "proxy_processes": processes,
+        "store": asdict(database(processes)),
         "disk_bytes_per_day": daily,
         "engines": asdict(one) | {"needed": one.needed(workload, share)},
         "trainers": asdict(learning) | {"needed": learning.needed(workload, share)},
@@ -147,11 +149,20 @@ def _device(name: str) -> Device:
     return DATA_SHEETS[name]
 
 
+def _store_line(store: dict[str, Any]) -> str:
+    if not store["connections"]:
+        return f"{store['name']}, a file of this one process"
+    return (
+        f"{store['name']}: {store['connections']} connections, and up to "
+        f"{store['idle_transactions_per_s']:.1f} transactions/s while no call runs; `bridle bench "
+        "store --postgresql URL` measures the calls/s that one server records"
+    )
+
+
 def _print(found: dict[str, Any], machine: Device) -> None:
     work, size, cost = found["workload"], found["model"], found["recording"]
     one, learning = found["engines"], found["trainers"]
-    processes = found["proxy_processes"]
-    database = "SQLite" if processes == 1 else "PostgreSQL"
+    processes, store = found["proxy_processes"], found["store"]
     lines = [
         f"{work['sessions_per_hour']:.0f} sessions/h of {work['turns']:.1f} turns: "
         f"{found['calls_per_s']:.2f} calls/s, {found['sampled_tokens_per_s']:.0f} sampled tokens/s",
@@ -160,7 +171,8 @@ def _print(found: dict[str, Any], machine: Device) -> None:
         f"device     {machine.name}: {machine.memory / 1e9:.0f} GB, {machine.flops / 1e12:.2f} "
         f"TFLOP/s, {machine.bandwidth / 1e9:.0f} GB/s; {found['efficiency']:.1%} of that reached",
         f"proxies    {processes} (processor time {1000 * cost['cpu_s_per_call']:.2f} ms a call, "
-        f"measured in {cost['sessions']} sessions); {database}",
+        f"measured in {cost['sessions']} sessions)",
+        f"store      {_store_line(store)}",
         f"disk       {found['disk_bytes_per_day'] / 1e9:.2f} GB a day "
         f"({cost['bytes_per_session'] / 1e3:.1f} kB a session)",
         f"engines    {one['needed']} of {one['devices_per_engine']} device(s), "
