@@ -5,53 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    Text,
-    and_,
-    case,
-    cast,
-    exists,
-    func,
-    select,
-)
+from sqlalchemy import Connection, Select, Text, and_, case, cast, exists, func, select
 
-from bridle.diagnosis.pages import Placed, SessionNumber, placed_sessions
+from bridle.diagnosis.call_facts import EXAMPLES, CallFacts, Counted, count_calls
+from bridle.diagnosis.pages import Placed, SessionNumber, newest, placed_sessions
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.accounts import TokenAccount, stored_account
-from bridle.store.reading.damage import json_value
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import SessionFilter, judged, matching
-from bridle.store.records import BreakReason, CallKind, CallStatus, Metric, PolicyRecord, RunRecord
+from bridle.store.reading.session_filter import SessionFilter, matching
+from bridle.store.reading.totals import CALLS, OWN
+from bridle.store.records import BreakReason, Metric, PolicyRecord, RunRecord
 from bridle.store.reward import RewardKind
-from bridle.store.schema.columns import seconds_between
-from bridle.store.schema.tables import calls, rewards, sessions, tasks
-
-EXAMPLES: Final = 5
-"""Maximum calls or sessions named as evidence."""
-_COMPLETE: Final = calls.c.status == CallStatus.COMPLETE
-_NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
-    "complete": _COMPLETE,
-    "failed": calls.c.status.in_([CallStatus.FAILED, CallStatus.INTERRUPTED]),
-    "quarantined": calls.c.status == CallStatus.QUARANTINED,
-    "without_ids": _COMPLETE & (func.coalesce(calls.c.sampled_tokens, 0) == 0),
-    "length": _COMPLETE & (calls.c.finish_reason == "length"),
-    "greedy": _COMPLETE & (json_value(calls.c.sampling, "temperature").as_float() == 0),
-    "broken": calls.c.break_reason.is_not(None),
-}
-"""Conditions on calls, which are counted in one pass over them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A number, and examples of the things that were counted."""
-
-    number: int
-    examples: tuple[str, ...]
+from bridle.store.schema.derived import session_totals
+from bridle.store.schema.tables import rewards, sessions, tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,116 +76,120 @@ def read_facts(
     *,
     run: RunRecord | None = None,
     session: str | None = None,
+    most: int | None = None,
 ) -> Facts:
     """Return the facts of a run's sessions, or of one session.
 
-    ``number`` computes a session's one number from its rewards.
+    ``number`` computes a session's one number from its rewards. With ``most``, the facts are those
+    of the newest sessions, about so many.
     """
     wanted = SessionFilter(run=None if run is None else run.id, session=session)
+    if most is not None:
+        wanted = newest(reader, wanted, most)
     chosen = matching(wanted, select(sessions.c.id))
-    own = and_(calls.c.session_id.in_(chosen), calls.c.kind != CallKind.COUNT)
-    any_call = exists(select(calls.c.id).where(calls.c.session_id == sessions.c.id))
-    of_session = select(rewards.c.id).where(rewards.c.session_id == sessions.c.id)
-    any_score = exists(of_session.where(rewards.c.kind == RewardKind.SCORE))
-    sealed = matching(wanted, select(sessions.c.id)).where(sessions.c.sealed_at.is_not(None))
-    outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
+    placed = placed_sessions(reader, wanted, number)
     with reader.engine.connect() as connection:
-        totals = connection.execute(
-            select(
-                func.count().label("calls"),
-                func.count(calls.c.parent_call_id).label("later"),
-                func.avg(seconds_between(calls.c.started_at, calls.c.first_token_at)).label("wait"),
-                func.avg(seconds_between(calls.c.first_token_at, calls.c.ended_at)).label("reply"),
-                *(func.sum(case((of, 1), else_=0)).label(name) for name, of in _NOTED.items()),
-            ).where(own)
-        ).one()
-
-        def noted(name: str) -> int:
-            return int(getattr(totals, name) or 0)  # NULL where there is no call
-
-        def first(query: Select[Any], column: Any) -> tuple[str, ...]:
-            shown = query.order_by(column).limit(EXAMPLES)
-            return tuple(connection.execute(shown).scalars())
-
-        def of_calls(name: str) -> Counted:
-            if not noted(name):
-                return Counted(0, ())
-            examples = first(select(calls.c.id).where(own, _NOTED[name]), calls.c.id)
-            return Counted(noted(name), examples)
-
-        def of_sessions(query: Select[Any]) -> Counted:
-            counted = connection.execute(select(func.count()).select_from(query.subquery()))
-            found = counted.scalar_one()
-            return Counted(found, first(query, sessions.c.id) if found else ())
-
-        def by(column: Any, *conditions: Any) -> dict[str, int]:
-            named = select(column.label("name")).where(*conditions).subquery()
-            query = select(named.c.name, func.count()).group_by(named.c.name)
-            ordered = query.order_by(func.count().desc())
-            return {str(name): counted for name, counted in connection.execute(ordered)}
-
-        def calls_by(column: Any, name: str) -> dict[str, int]:
-            return by(column, own, _NOTED[name]) if noted(name) else {}
-
-        found = select(rewards.c.name, rewards.c.mode).distinct().order_by(rewards.c.name)
-        kinds = connection.execute(
-            found.where(rewards.c.kind == RewardKind.FINDING, rewards.c.session_id.in_(chosen))
-        ).all()
-
-        def with_finding(name: str, mode: str) -> Counted:
-            own = of_session.where(
-                rewards.c.kind == RewardKind.FINDING,
-                rewards.c.name == name,
-                rewards.c.mode == mode,
-            )
-            return of_sessions(matching(wanted, select(sessions.c.id)).where(exists(own)))
-
+        of = count_calls(connection, wanted)
+        of_sessions = _SessionFacts(connection, wanted)
         return Facts(
             run=run,
             scored=run is not None or _is_scored(connection, chosen),
-            sessions=placed_sessions(reader, wanted, number),
-            outcomes=by(outcome, sessions.c.id.in_(chosen)),
-            without_calls=of_sessions(sealed.where(~any_call)),
-            without_reward=of_sessions(sealed.where(any_call, ~any_score)),
-            findings={(name, mode): with_finding(name, mode) for name, mode in kinds},
-            calls=totals.calls,
-            complete=noted("complete"),
-            failed=of_calls("failed"),
-            failures=calls_by(calls.c.reason, "failed"),
-            quarantined=of_calls("quarantined"),
-            quarantines=calls_by(calls.c.reason, "quarantined"),
-            without_ids=of_calls("without_ids"),
-            length=of_calls("length"),
-            greedy=of_calls("greedy"),
-            breaks=_explained(
-                reader,
-                calls_by(judged(calls.c.break_reason), "broken"),
-                select(calls.c.session_id, calls.c.id).where(
-                    own, judged(calls.c.break_reason) == BreakReason.UNEXPLAINED
-                ),
-            ),
-            broken=of_calls("broken"),
-            continued=totals.later,
+            sessions=placed,
+            outcomes=of_sessions.outcomes(),
+            without_calls=of_sessions.without_calls(),
+            without_reward=of_sessions.without_reward(),
+            findings=of_sessions.with_findings(),
+            calls=of.calls,
+            complete=of.number("noted", "complete"),
+            failed=of.counted("failed"),
+            failures=of.by("failure"),
+            quarantined=of.counted("quarantined"),
+            quarantines=of.by("quarantine"),
+            without_ids=of.counted("without_ids"),
+            length=of.counted("length"),
+            greedy=of.counted("greedy"),
+            breaks=_explained(reader, of),
+            broken=of.counted("broken"),
+            continued=of.continued,
             account=stored_account(reader, wanted),
-            wait=totals.wait,
-            reply=totals.reply,
+            wait=of.wait,
+            reply=of.reply,
             metrics={} if run is None else _metrics(reader, run.id),
             policies=() if run is None else reader.policies(run.id),
         )
 
 
-def _explained(
-    reader: Reader, breaks: Mapping[str, int], unexplained: Select[Any]
-) -> dict[str, int]:
+class _SessionFacts:
+    """The counts of sessions that match a filter."""
+
+    def __init__(self, connection: Connection, wanted: SessionFilter) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        sealed = self._matching().where(sessions.c.sealed_at.is_not(None))
+        self._with_calls = CALLS > 0
+        self._sealed = sealed
+        of_session = select(rewards.c.id).where(rewards.c.session_id == sessions.c.id)
+        self._of_session = of_session
+
+    def _matching(self) -> Select[Any]:
+        query = select(sessions.c.id).outerjoin_from(sessions, session_totals, OWN)
+        return matching(self._wanted, query)
+
+    def outcomes(self) -> dict[str, int]:
+        """Return the number of sessions by outcome."""
+        outcome = case((sessions.c.sealed_at.is_(None), "open"), else_=sessions.c.outcome)
+        named = matching(self._wanted, select(outcome.label("name"))).subquery()
+        query = select(named.c.name, func.count()).group_by(named.c.name)
+        ordered = query.order_by(func.count().desc())
+        return {str(name): counted for name, counted in self._connection.execute(ordered)}
+
+    def without_calls(self) -> Counted:
+        return self._counted(self._sealed.where(~self._with_calls))
+
+    def without_reward(self) -> Counted:
+        scored = exists(self._of_session.where(rewards.c.kind == RewardKind.SCORE))
+        return self._counted(self._sealed.where(~scored, self._with_calls))
+
+    def with_findings(self) -> dict[tuple[str, str], Counted]:
+        """Return the sessions with a finding, by its name and mode."""
+        chosen = matching(self._wanted, select(sessions.c.id))
+        found = select(rewards.c.name, rewards.c.mode).distinct().order_by(rewards.c.name)
+        finding = rewards.c.kind == RewardKind.FINDING
+        kinds = self._connection.execute(
+            found.where(finding, rewards.c.session_id.in_(chosen))
+        ).all()
+        return {
+            (name, mode): self._counted(
+                self._matching().where(
+                    exists(
+                        self._of_session.where(
+                            finding, rewards.c.name == name, rewards.c.mode == mode
+                        )
+                    )
+                )
+            )
+            for name, mode in kinds
+        }
+
+    def _counted(self, query: Select[Any]) -> Counted:
+        number = self._connection.execute(
+            select(func.count()).select_from(query.subquery())
+        ).scalar_one()
+        if not number:
+            return Counted(0, ())
+        shown = query.order_by(sessions.c.id).limit(EXAMPLES)
+        return Counted(number, tuple(self._connection.execute(shown).scalars()))
+
+
+def _explained(reader: Reader, of: CallFacts) -> dict[str, int]:
     """Return the number of breaks by reason, also of sessions without stored verdicts.
 
-    An open session has none. ``unexplained`` selects the session and the id of each call whose
-    reason is to be found.
+    An open session has none.
     """
+    breaks = of.by("break")
     if BreakReason.UNEXPLAINED not in breaks:
-        return dict(breaks)
-    with reader.engine.connect() as connection:
-        wanted = {tuple(row) for row in connection.execute(unexplained)}
+        return breaks
+    wanted = of.unexplained()
     found = Counter(breaks)
     for session_id in {session_id for session_id, _ in wanted}:
         for call in LoadedSession.load(reader, session_id).calls:

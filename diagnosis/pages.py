@@ -8,7 +8,7 @@ raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -17,16 +17,19 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
+    literal,
     select,
 )
 
 from bridle.diagnosis.titles import title
+from bridle.store.reading.call_conditions import UNUSABLE
 from bridle.store.reading.damage import json_value, number_or_none
 from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
+from bridle.store.reading.totals import CALLS, OLDEST_VERSION, OWN, SECONDS, TOKENS
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward
-from bridle.store.schema.columns import seconds_between
+from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import (
     call_messages,
     calls,
@@ -48,6 +51,9 @@ class SessionOrder(StrEnum):
     CALLS = "calls"
     TOKENS = "tokens"
     DURATION = "duration"
+
+
+BY_REWARD: Final = frozenset({SessionOrder.REWARD, SessionOrder.LOWEST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +88,13 @@ class SessionLine:
         return self.ended_at - self.started_at
 
 
-_OF: Final = calls.c.session_id == sessions.c.id
-_CALLS: Final = select(func.count()).where(_OF).correlate(sessions).scalar_subquery()
-_TOKENS: Final = (
-    select(func.coalesce(func.sum(calls.c.sampled_tokens), 0))
-    .where(_OF)
-    .correlate(sessions)
-    .scalar_subquery()
-)
-_SECONDS: Final = (
-    select(seconds_between(func.min(calls.c.started_at), func.max(calls.c.ended_at)))
-    .where(_OF)
-    .correlate(sessions)
-    .scalar_subquery()
-)
+_SUMMED: Final = SESSIONS.outerjoin_from(sessions, session_totals, OWN)
 _ORDERS: Final[Mapping[SessionOrder, tuple[Any, ...]]] = {
     SessionOrder.NEWEST: (sessions.c.created_at.desc(), sessions.c.id.desc()),
     SessionOrder.OLDEST: (sessions.c.created_at, sessions.c.id),
-    SessionOrder.CALLS: (_CALLS.desc(), sessions.c.id),
-    SessionOrder.TOKENS: (_TOKENS.desc(), sessions.c.id),
-    SessionOrder.DURATION: (_SECONDS.desc().nulls_last(), sessions.c.id),
+    SessionOrder.CALLS: (CALLS.desc(), sessions.c.id),
+    SessionOrder.TOKENS: (TOKENS.desc(), sessions.c.id),
+    SessionOrder.DURATION: (SECONDS.desc().nulls_last(), sessions.c.id),
 }
 
 
@@ -118,19 +111,27 @@ def session_lines(
 
     ``number`` gives the values that an order by reward compares.
     """
-    if order in (SessionOrder.REWARD, SessionOrder.LOWEST):
-        placed = placed_sessions(reader, wanted, number)
+    if order in BY_REWARD:
+        placed = placed_sessions(reader, wanted, number, MOST_PLACED)
         sign = -1 if order is SessionOrder.REWARD else 1
         placed.sort(key=lambda one: (one.reward is None, sign * (one.reward or 0.0), one.id))
         page = {one.id: place for place, one in enumerate(placed[offset : offset + limit])}
         query = SESSIONS.where(sessions.c.id.in_(page))
     else:
         page = {}
-        query = matching(wanted, SESSIONS).order_by(*_ORDERS[order])
+        query = matching(wanted, _SUMMED).order_by(*_ORDERS[order])
         query = query.limit(limit).offset(offset)
     with reader.engine.connect() as connection:
         records = [reader.session_record(row) for row in connection.execute(query)]
     return lines_of(reader, sorted(records, key=lambda one: page.get(one.id, 0)), number)
+
+
+def newest(reader: Reader, wanted: SessionFilter, most: int) -> SessionFilter:
+    """Return the filter for the newest of the sessions that match, ``most`` or a few more."""
+    query = matching(wanted, select(sessions.c.created_at)).order_by(sessions.c.created_at.desc())
+    with reader.engine.connect() as connection:
+        oldest = connection.execute(query.offset(most - 1).limit(1)).scalar()
+    return wanted if oldest is None else replace(wanted, since=oldest)
 
 
 def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
@@ -154,7 +155,11 @@ def lines_of(
     ids = [record.id for record in records]
     over = reader.rewards_of(ids)
     with reader.engine.connect() as connection:
-        figures = {row.session_id: row for row in connection.execute(_FIGURES, {"sessions": ids})}
+        figures = {row.session_id: row for row in connection.execute(_STORED, {"sessions": ids})}
+        others = [session_id for session_id in ids if session_id not in figures]
+        figures |= {
+            row.session_id: row for row in connection.execute(_FIGURES, {"sessions": others})
+        }
         asked: dict[str, list[str]] = {}
         for session_id, *texts in connection.execute(_ASKED, {"sessions": ids}):
             asked.setdefault(session_id, []).extend(filter(None, texts))
@@ -170,11 +175,11 @@ def lines_of(
         lines.append(
             SessionLine(
                 record,
-                calls=found.number,
-                running=int(found.running),
-                failed=int(found.failed),
-                breaks=int(found.breaks),
-                sampled=int(found.sampled or 0),
+                calls=int(number_or_none(found.number) or 0),
+                running=int(number_or_none(found.running) or 0),
+                failed=int(number_or_none(found.failed) or 0),
+                breaks=int(number_or_none(found.breaks) or 0),
+                sampled=int(number_or_none(found.sampled) or 0),
                 model=None if found.model is None else str(found.model),
                 versions=None if oldest is None or newest is None else (oldest, newest),
                 started_at=number_or_none(found.started_at),
@@ -199,9 +204,7 @@ _FIGURES: Final = (
         calls.c.session_id,
         func.count().label("number"),
         _number(calls.c.status == CallStatus.OPEN).label("running"),
-        _number(
-            calls.c.status.in_([CallStatus.FAILED, CallStatus.QUARANTINED, CallStatus.INTERRUPTED])
-        ).label("failed"),
+        _number(calls.c.status.in_(UNUSABLE)).label("failed"),
         _number(calls.c.break_reason.is_not(None)).label("breaks"),
         func.sum(calls.c.sampled_tokens).label("sampled"),
         func.max(func.coalesce(calls.c.model_served, calls.c.model_requested)).label("model"),
@@ -213,6 +216,21 @@ _FIGURES: Final = (
     .where(calls.c.session_id.in_(_SESSIONS))
     .group_by(calls.c.session_id)
 )
+_stored = session_totals.c
+_STORED: Final = select(
+    _stored.session_id,
+    _stored.calls.label("number"),
+    literal(0).label("running"),
+    _stored.failed,
+    _stored.breaks,
+    _stored.sampled_tokens.label("sampled"),
+    _stored.model,
+    _stored.version_start.label("oldest"),
+    _stored.version_end.label("newest"),
+    _stored.started_at,
+    _stored.ended_at,
+).where(_stored.session_id.in_(_SESSIONS))
+"""The figures of sessions that have stored sums, as :data:`_FIGURES` counts them."""
 _first_call = (
     select(calls.c.id)
     .where(
@@ -313,30 +331,43 @@ class Placed(NamedTuple):
     """The oldest policy version that sampled in the session."""
 
 
-def placed_sessions(reader: Reader, wanted: SessionFilter, number: SessionNumber) -> list[Placed]:
-    """Return all sessions that match, oldest first, each in a few numbers."""
-    version = select(func.min(calls.c.version_start)).where(_OF).correlate(sessions)
-    query = matching(
-        wanted,
-        select(
-            sessions.c.id,
-            sessions.c.group_id,
-            sessions.c.task_id,
-            sessions.c.created_at,
-            sessions.c.run_id,
-            version.scalar_subquery().label("version"),
-        ),
-    ).order_by(sessions.c.created_at, sessions.c.id)
-    given = reader.rewards_among(matching(wanted, select(sessions.c.id)))
+MOST_PLACED: Final = 5_000
+"""The number of sessions, the newest ones, that a page of groups or an order by reward looks at."""
+MOST_DIAGNOSED: Final = 2_000
+"""The number of a run's sessions, the newest ones, of which a page shows the findings."""
+
+
+def placed_sessions(
+    reader: Reader, wanted: SessionFilter, number: SessionNumber, most: int | None = None
+) -> list[Placed]:
+    """Return the sessions that match, oldest first, each in a few numbers.
+
+    With ``most``, only the newest ones are returned, so many at most.
+    """
+    columns = (
+        *(sessions.c.id, sessions.c.group_id, sessions.c.task_id, sessions.c.created_at),
+        sessions.c.run_id,
+        OLDEST_VERSION.label("version"),
+    )
+    summed = select(*columns).outerjoin_from(sessions, session_totals, OWN)
+    newest_first = sessions.c.created_at.desc(), sessions.c.id.desc()
+    query = matching(wanted, summed).order_by(*newest_first).limit(most)
+    ids = matching(wanted, select(sessions.c.id))
+    chosen = ids if most is None else ids.order_by(*newest_first).limit(most)
+    lone, given = reader.scores_among(chosen)
+    factors: dict[tuple[str | None, str, str], float | None] = {}
+    placed = []
     with reader.engine.connect() as connection:
-        return [
-            Placed(
-                row.id,
-                row.group_id,
-                row.task_id,
-                number_or_none(row.created_at) or 0.0,
-                number(row.run_id, given.get(row.id, ())),
-                number_or_none(row.version),
-            )
-            for row in connection.execute(query)
-        ]
+        for session_id, group, task, created, run, version in connection.execute(query).all():
+            score = lone.get(session_id)
+            if score is None:
+                value = number(run, given.get(session_id, ()))
+            else:
+                rule = (run, score.name, score.source)
+                if rule not in factors:
+                    factors[rule] = number(run, [replace(score.reward(session_id), value=1.0)])
+                factor = factors[rule]
+                value = None if factor is None else factor * score.value
+            at = number_or_none(created) or 0.0
+            placed.append(Placed(session_id, group, task, at, value, number_or_none(version)))
+    return placed[::-1]

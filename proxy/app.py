@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from bridle.proxy.calls.data_plane import DataPlane
 from bridle.proxy.control.probes import PROBES, Probe, Running
@@ -38,7 +38,18 @@ _CONTROL: Final = (_CLOSED, "/openapi.json")
 
 Routers = Sequence["Callable[[], APIRouter]"]
 """Functions that make further routers of the control API. They are called at its first request."""
-Pages = Callable[[Running], Callable[[Scope, Receive, Send], Awaitable[None]]]
+
+
+class PagesApp(Protocol):
+    """The application under ``PAGES``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def close(self) -> None:
+        """Stop what the application has started."""
+
+
+Pages = Callable[[Running], PagesApp]
 """A function that makes the application served under ``PAGES``, for people to look at. It is called
 at the first request. The application itself decides who may see a page."""
 PAGES: Final = "/bridle/viewer"
@@ -64,7 +75,7 @@ class App:
         self._routers = routers
         self._control: asyncio.Future[FastAPI] | None = None
         self._make_pages = pages
-        self._pages: asyncio.Future[Callable[[Scope, Receive, Send], Awaitable[None]]] | None = None
+        self._pages: asyncio.Future[PagesApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -193,6 +204,9 @@ class App:
         self._data_plane = DataPlane(self.services)
 
     async def stop(self) -> None:
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await (await pages).close()
         services, self.services, self._data_plane = self.services, None, None
         if services is not None:
             await services.close()

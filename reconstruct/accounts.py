@@ -22,6 +22,7 @@ from bridle.store.reading.accounts import (
     TokenAccount,
     WrittenAccount,
     stored_account,
+    uncounted_sessions,
     written_accounts,
 )
 from bridle.store.reading.queries import Reader
@@ -30,6 +31,8 @@ from bridle.store.schema.accounts import TRAINABLE, UNCOUNTED, Fate
 
 _AT_ONCE: Final = 500
 """Sessions in one query."""
+_MOST_SESSIONS: Final = 100
+"""Maximum sessions whose tokens a page counts itself."""
 _ORDER: Final = {"trained": 0, "trainable": 1, "masked": 2, "dropped": 3, "uncounted": 4}
 
 
@@ -106,8 +109,12 @@ def token_account(
     account = stored_account(reader, wanted)
     if not account.of(UNCOUNTED.fate):
         return account
-    written = written_accounts(reader, wanted)
-    left = {session_id: one.uncounted for session_id, one in written.items() if one.uncounted}
+    written: dict[str, WrittenAccount] = {}
+    ids = uncounted_sessions(reader, wanted, None if most is None else _MOST_SESSIONS)
+    for start in range(0, len(ids), _AT_ONCE):
+        some = SessionFilter(run=wanted.run, sessions=ids[start : start + _AT_ONCE])
+        written |= written_accounts(reader, some)
+    left = {session_id: written[session_id].uncounted for session_id in ids}
     fates = Counter(dict(account.fates))
     stated = StatedRules(reader)
     for session in LoadedSession.stream(reader, map(reader.session, _first(left, most))):

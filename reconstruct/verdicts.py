@@ -17,6 +17,7 @@ from bridle.store.schema.accounts import BY_RULES, Fate
 from bridle.store.schema.database import transaction
 from bridle.store.schema.tables import call_kinds, calls, token_fates
 from bridle.store.writing.fates import fate_rows
+from bridle.store.writing.sums import resummarize
 
 _COLUMNS = tuple(call_kinds.c.keys())
 
@@ -56,6 +57,7 @@ def store_judgement(session: LoadedSession, account: Mapping[Fate, int] | None =
         if account:
             rows = fate_rows(account.items(), session_id=session.id, run_id=BY_RULES)
             connection.execute(insert(token_fates), rows)
+        resummarize(connection, session.id)
     return True
 
 

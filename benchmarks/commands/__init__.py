@@ -11,6 +11,7 @@ from bridle.bench.commands import harnesses as bench_harnesses
 from bridle.bench.commands import learning as bench_learning
 from bridle.bench.commands import matrix as bench_matrix
 from bridle.bench.commands import models as bench_models
+from bridle.bench.commands import pages as bench_pages
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import staleness as bench_staleness
@@ -36,6 +37,7 @@ app.command("harnesses")(bench_harnesses.harnesses)
 app.command("learning")(bench_learning.learning)
 app.command("matrix")(bench_matrix.matrix)
 app.command("models")(bench_models.models)
+app.command("pages")(bench_pages.pages)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("reconstruct")(bench_store.reconstruct)

@@ -61,12 +61,13 @@ def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
     return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
 
 
-def findings_of_run(reader: Reader, run_id: str) -> list[Finding]:
-    """Return the findings of a run.
+def findings_of_run(reader: Reader, run_id: str, most: int | None = None) -> list[Finding]:
+    """Return the findings of a run, or of its newest sessions, about ``most``.
 
     Raise :class:`bridle.store.errors.NotFound` if there is none.
     """
-    return findings(read_facts(reader, CountedRewards(reader).number, run=reader.run(run_id)))
+    run, number = reader.run(run_id), CountedRewards(reader).number
+    return findings(read_facts(reader, number, run=run, most=most))
 
 
 def findings_of(reader: Reader, name: str) -> list[Finding]:

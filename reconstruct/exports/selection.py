@@ -17,6 +17,7 @@ from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import SessionRecord
 from bridle.store.reward import Reward
+from bridle.store.schema.database import in_pieces
 
 ExportPart = Literal["train", "eval"]
 
@@ -134,16 +135,7 @@ class ExportReport:
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
     """Yield the sessions to export; refused ones are counted in the report."""
-    found = reader.sessions(
-        run=selection.run,
-        harness=selection.harness,
-        split=selection.split,
-        outcome=selection.outcome,
-        where=selection.sql,
-    )
-    named = frozenset(selection.sessions)
-    records = (record for record in found if not named or record.id in named)
-
+    records = _records(reader, selection)
     counted = CountedRewards(reader, selection.reward_sources)
 
     def wanted(record: SessionRecord, rewards: Sequence[Reward]) -> bool:
@@ -165,6 +157,26 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
             yield session
         else:
             report.leave_out("session_without_calls")
+
+
+def _records(reader: Reader, selection: Selection) -> Iterator[SessionRecord]:
+    """Yield the sessions that meet the conditions on columns, oldest first.
+
+    Sessions that are named are read by their ids.
+    """
+    conditions: dict[str, Any] = {
+        "run": selection.run,
+        "harness": selection.harness,
+        "split": selection.split,
+        "outcome": selection.outcome,
+        "where": selection.sql,
+    }
+    if not selection.sessions:
+        yield from reader.sessions(**conditions)
+        return
+    pieces = in_pieces(sorted(set(selection.sessions)))
+    found = [one for some in pieces for one in reader.sessions(sessions=some, **conditions)]
+    yield from sorted(found, key=lambda one: (one.created_at, one.id))
 
 
 def part_of(session: SessionRecord, eval_share: float) -> ExportPart:

@@ -31,6 +31,7 @@ from bridle.store.schema.database import (
     snapshot,
     transaction,
 )
+from bridle.store.schema.derived import DERIVED
 from bridle.store.schema.files import make_private_file
 from bridle.store.schema.tables import metadata, writers
 
@@ -107,7 +108,9 @@ def backup(source: str, target: Path) -> int:
 
 
 def _tables() -> list[Table]:
-    return [table for table in metadata.sorted_tables if table is not writers]
+    """Return the tables that are copied. Derived rows are made again, in the copy's own form."""
+    left = {writers, *DERIVED}
+    return [table for table in metadata.sorted_tables if table not in left]
 
 
 def _copy(reading: Connection, writing: Connection, table: Table) -> int:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, delete, func, select
 from bridle.store.records import CallStatus
 from bridle.store.schema.database import in_pieces, make_whole, transaction
 from bridle.store.schema.tables import calls, metadata, sessions
+from bridle.store.writing.search_index import purge_words, remove_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ def forget(engine: Engine, session_ids: Sequence[str]) -> Forgotten:
             gone_calls += _delete_owned(connection, some)
             gone = connection.execute(delete(sessions).where(sessions.c.id.in_(some)))
             gone_sessions += gone.rowcount
+    purge_words(engine)
     make_whole(engine)
     return Forgotten(gone_sessions, gone_calls)
 
@@ -59,6 +61,7 @@ def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
     """
     count = select(func.count()).where(calls.c.session_id.in_(session_ids))
     number = connection.execute(count).scalar_one()
+    remove_documents(connection, session_ids)
     theirs = select(calls.c.id).where(calls.c.session_id.in_(session_ids))
     for table in reversed(metadata.sorted_tables):
         if "call_id" in table.c and "session_id" not in table.c:

@@ -15,9 +15,11 @@ from sqlalchemy import Select, func, select
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
+from bridle.store.reading.totals import IS_SUMMED, is_of_another
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows
-from bridle.store.schema.tables import calls, sessions, token_fates
+from bridle.store.schema.derived import session_fates
+from bridle.store.schema.tables import sessions, token_fates
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +89,53 @@ class TokenAccount:
 
 
 def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
-    """Return the account of the sessions that match, as far as the store has it."""
-    rows = account_rows(_chosen(wanted), wanted.run).subquery()
-    tokens = func.sum(rows.c.tokens).label("tokens")
-    query = select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
+    """Return the account of the sessions that match, as far as the store has it.
+
+    It is the sum of the stored accounts of digested sessions, and of the accounts of the others.
+    """
     chosen = _chosen(wanted).subquery()
-    inside = calls.c.session_id.in_(select(chosen.c.id))
     with reader.engine.connect() as connection:
         number = connection.execute(select(func.count()).select_from(chosen)).scalar_one()
-        captured = connection.execute(select(func.sum(calls.c.sampled_tokens)).where(inside))
-        sampled = int(captured.scalar() or 0)
-        fates = {_fate(row): int(row.tokens) for row in connection.execute(query)}
-    return TokenAccount(number, sampled, fates, frozenset(fates) - {UNCOUNTED})
+        fates: Counter[Fate] = Counter()
+        for query in (_sums(wanted), _sums_of_others(wanted)):
+            for row in connection.execute(query):
+                fates[_fate(row)] += int(number_or_none(row.tokens) or 0)
+    return TokenAccount(number, fates.total(), dict(fates), frozenset(fates) - {UNCOUNTED})
+
+
+def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None) -> list[str]:
+    """Return the sessions that match and have uncounted tokens, oldest first, at most ``limit``."""
+    rows = account_rows(_others(wanted), wanted.run).subquery()
+    live = select(rows.c.session_id).where(rows.c.fate == UNCOUNTED.fate)
+    own = session_fates.c
+    stored = select(own.session_id).where(own.fate == UNCOUNTED.fate)
+    counted = IS_SUMMED & sessions.c.id.in_(stored) & ~is_of_another(wanted.run)
+    query = _chosen(wanted).where(counted | sessions.c.id.in_(live))
+    with reader.engine.connect() as connection:
+        ordered = query.order_by(sessions.c.created_at, sessions.c.id).limit(limit)
+        return list(connection.execute(ordered).scalars())
+
+
+def _sums(wanted: SessionFilter) -> Select[Any]:
+    """Return the sums of the stored accounts."""
+    own = session_fates.c
+    chosen = _chosen(wanted).where(IS_SUMMED, ~is_of_another(wanted.run))
+    return (
+        select(own.fate, own.reason, func.sum(own.tokens).label("tokens"))
+        .where(own.session_id.in_(chosen))
+        .group_by(own.fate, own.reason)
+    )
+
+
+def _sums_of_others(wanted: SessionFilter) -> Select[Any]:
+    """Return the sums of the accounts that are not stored."""
+    rows = account_rows(_others(wanted), wanted.run).subquery()
+    tokens = func.sum(rows.c.tokens).label("tokens")
+    return select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
+
+
+def _others(wanted: SessionFilter) -> Select[Any]:
+    return _chosen(wanted).where(~IS_SUMMED | is_of_another(wanted.run))
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:

@@ -8,6 +8,7 @@ are read as they are; if that fails, :func:`damage_of` names the rows and column
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -141,8 +142,10 @@ def _sqlite(element: Any, compiler: Any, **given: Any) -> str:
 def number_or_none(value: Any) -> Any:
     """Return ``value`` if it is a number, else ``None``.
 
-    An aggregate over damaged rows may be a text.
+    An aggregate over damaged rows may be a text. PostgreSQL's sums of whole numbers are decimals.
     """
+    if isinstance(value, Decimal):
+        return int(value)
     return value if isinstance(value, int | float) else None
 
 

@@ -46,7 +46,13 @@ from bridle.store.reading.damage import (
     mended,
     number_or_none,
 )
-from bridle.store.reading.reward_rows import REWARDS, REWARDS_OF, SCORE_NAMES, read_rewards
+from bridle.store.reading.reward_rows import (
+    REWARDS_OF,
+    SCORE_NAMES,
+    LoneScore,
+    read_lone_scores,
+    read_rewards,
+)
 from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.records import (
     OBSERVED,
@@ -70,7 +76,6 @@ from bridle.store.schema.tables import (
     calls,
     metrics,
     policies,
-    rewards,
     runs,
     sessions,
     spans,
@@ -210,14 +215,17 @@ class Reader:
             found = read_rewards(connection, rows, damage)
         return {session_id: found.get(session_id, []) for session_id in session_ids}
 
-    def rewards_among(self, session_ids: Select[Any]) -> dict[str, list[Reward]]:
-        """Return the rewards of the sessions whose ids a query selects, as :meth:`rewards_of`.
+    def scores_among(
+        self, session_ids: Select[Any]
+    ) -> tuple[dict[str, LoneScore], dict[str, list[Reward]]]:
+        """Return the rewards of the sessions whose ids a query selects, by session.
 
-        Sessions without rewards are left out.
+        A session whose only reward is a score of the session as a whole is in the first result, any
+        other with rewards in the second, as :meth:`rewards_of` returns them.
         """
         with self.engine.connect() as connection:
-            rows = connection.execute(REWARDS.where(rewards.c.session_id.in_(session_ids)))
-            return read_rewards(connection, rows.all())
+            lone, others = read_lone_scores(connection, session_ids)
+        return lone, self.rewards_of(others)
 
     def reward_names(self) -> list[str]:
         """Return the names of all scores in the store, sorted."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, select
+from sqlalchemy import BindParameter, Connection, Row, Select, and_, bindparam, func, select
 
 from bridle.store.reading.damage import RowDamage, as_stored, mended
-from bridle.store.reward import Reward, RewardKind
+from bridle.store.reward import Reward, RewardKind, RewardSource
 from bridle.store.schema.tables import calls, rewards
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ SCORE_NAMES: Final = (
     .distinct()
     .order_by(rewards.c.name)
 )
+_LARGEST: Final = 1e300
+"""The bound of the values that are read without a check."""
 _CALL_IDS: Final = (
     select(calls.c.id)
     .where(calls.c.session_id == bindparam("session"))
@@ -62,6 +64,52 @@ def read_rewards(
         ids = list(connection.execute(_CALL_IDS, {"session": session_id}).scalars())
         found[session_id] = [_at_its_call(reward, ids) for reward in found[session_id]]
     return found
+
+
+class LoneScore(NamedTuple):
+    """The only reward of a session: a score of the session as a whole."""
+
+    name: str
+    value: float
+    source: str
+
+    def reward(self, session_id: str) -> Reward:
+        return Reward(session_id, self.name, self.value, 0.0, source=RewardSource(self.source))
+
+
+def read_lone_scores(
+    connection: Connection, session_ids: Select[Any]
+) -> tuple[dict[str, LoneScore], list[str]]:
+    """Return the only reward of sessions by session, and the sessions that have others.
+
+    Damaged rewards are among the others.
+    """
+    own = rewards.c
+    is_lone = and_(
+        func.count() == 1,
+        func.count(own.call_id) + func.count(own.turn) == 0,
+        func.min(own.kind) == RewardKind.SCORE,
+        func.min(own.source).in_(list(RewardSource)),
+        # SQLite sorts texts after numbers.
+        func.min(own.value).between(-_LARGEST, _LARGEST),
+    )
+    query: Select[Any] = (
+        select(
+            own.session_id,
+            *(func.min(column) for column in (own.name, own.value, own.source)),
+            is_lone,
+        )
+        .where(own.session_id.in_(session_ids))
+        .group_by(own.session_id)
+    )
+    lone: dict[str, LoneScore] = {}
+    others = []
+    for session_id, name, value, source, alone in connection.execute(query).all():
+        if alone:
+            lone[session_id] = LoneScore(name, value, source)
+        else:
+            others.append(session_id)
+    return lone, others
 
 
 def _at_its_call(reward: Reward, call_ids: list[str]) -> Reward:

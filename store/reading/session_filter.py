@@ -8,22 +8,22 @@ from typing import Any, Final
 
 from sqlalchemy import (
     Boolean,
-    Column,
     ColumnElement,
     Select,
-    Text,
     and_,
-    cast,
     exists,
-    func,
     literal_column,
     or_,
     select,
 )
 
+from bridle.store.reading.call_conditions import judged, kind_of
+from bridle.store.reading.search import says
+from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, is_of_another
 from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, in_account
-from bridle.store.schema.tables import call_kinds, call_messages, calls, rewards, sessions
+from bridle.store.schema.derived import session_fates
+from bridle.store.schema.tables import calls, rewards, sessions
 
 OPEN: Final = "open"
 """The outcome by which a condition names sessions that are not sealed; the store has none for
@@ -64,7 +64,8 @@ class SessionFilter:
     reason: str | None = None
     """The reason why these tokens were masked or dropped."""
     text: str | None = None
-    """Text in a message of the session. Upper and lower case are the same."""
+    """Words that follow each other in a text of the session, the last of them whole or its
+    beginning (``store/reading/search.py``). Upper and lower case are the same."""
     sessions: Sequence[str] | None = None
     """Ids of sessions. Databases take some hundreds at once."""
     since: float | None = None
@@ -130,32 +131,35 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     return found
 
 
-def judged(column: Column[Any]) -> ColumnElement[Any]:
-    """Return a column of ``calls`` as it was judged from the record.
-
-    The column is ``kind`` or ``break_reason``. It is as recorded if the call has not been judged.
-    """
-    verdict = select(call_kinds.c[column.name]).where(call_kinds.c.call_id == calls.c.id)
-    return func.coalesce(verdict.scalar_subquery(), column)
-
-
 def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    """Return the conditions on the calls of the session.
+
+    If there are several, one call must meet them all. The sums show which sessions have a call that
+    meets each of them.
+    """
+    own: list[ColumnElement[bool]] = []
+    summed: list[ColumnElement[bool]] = []
     if wanted.version is not None:
-        found.append(
-            and_(calls.c.version_start <= wanted.version, calls.c.version_end >= wanted.version)
-        )
+        own += calls.c.version_start <= wanted.version, calls.c.version_end >= wanted.version
+        summed.append(in_versions(wanted.version))
     if wanted.broke == "any":
-        found.append(calls.c.break_reason.is_not(None))
+        own.append(calls.c.break_reason.is_not(None))
+        summed.append(counted("break"))
     elif wanted.broke is not None:
-        found.append(judged(calls.c.break_reason) == wanted.broke)
+        own.append(judged(calls.c.break_reason) == wanted.broke)
+        summed.append(counted("break", wanted.broke))
     if wanted.status is not None:
-        found.append(calls.c.status == wanted.status)
+        own.append(calls.c.status == wanted.status)
+        summed.append(counted("status", wanted.status))
     if wanted.kind is not None:
-        found.append(func.coalesce(calls.c.kind_set, judged(calls.c.kind)) == wanted.kind)
-    if not found:
+        own.append(kind_of() == wanted.kind)
+        summed.append(counted("kind", wanted.kind))
+    if not own:
         return []
-    return [exists(select(calls.c.id).where(_OF, *found))]
+    counted_now = exists(select(calls.c.id).where(_OF, *own))
+    if len(summed) == 1 and wanted.version is None:
+        return [or_(and_(IS_SUMMED, *summed), and_(~IS_SUMMED, counted_now))]
+    return [*(or_(one, ~IS_SUMMED) for one in summed), counted_now]
 
 
 def _reward_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
@@ -177,18 +181,22 @@ def _content_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     """Return the conditions on the session's tokens and messages."""
     found: list[ColumnElement[bool]] = []
     if wanted.fate is not None:
-        rows = account_rows(run_id=wanted.run).subquery()
-        fated = select(rows.c.session_id).where(rows.c.fate == wanted.fate)
-        if wanted.reason:
-            fated = fated.where(rows.c.reason == wanted.reason)
-        found.append(sessions.c.id.in_(fated))
+        found.append(_has_fate(wanted))
     if wanted.text:
-        said = select(calls.c.session_id).join(call_messages, call_messages.c.call_id == calls.c.id)
-        contains = or_(
-            call_messages.c.content.icontains(wanted.text, autoescape=True),
-            cast(call_messages.c.content_json, Text).icontains(wanted.text, autoescape=True),
-            cast(call_messages.c.tool_calls, Text).icontains(wanted.text, autoescape=True),
-            call_messages.c.reasoning.icontains(wanted.text, autoescape=True),
-        )
-        found.append(exists(said.where(_OF, contains)))
+        found.append(says(wanted.text))
     return found
+
+
+def _has_fate(wanted: SessionFilter) -> ColumnElement[bool]:
+    """Return the condition that tokens of a session have the fate, by its stored account if any."""
+    another = is_of_another(wanted.run)
+    others = select(sessions.c.id).where(or_(~IS_SUMMED, another))
+    rows = account_rows(others, wanted.run).subquery()
+
+    def fated(of: Any) -> ColumnElement[bool]:
+        query = select(of.session_id).where(of.fate == wanted.fate)
+        if wanted.reason:
+            query = query.where(of.reason == wanted.reason)
+        return sessions.c.id.in_(query)
+
+    return or_(and_(IS_SUMMED, ~another, fated(session_fates.c)), fated(rows.c))

@@ -18,21 +18,22 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     CompoundSelect,
     Connection,
     Select,
     and_,
     case,
-    exists,
+    cast,
     func,
     literal_column,
     null,
-    or_,
     select,
     union_all,
 )
 
+from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import calls, runs, sessions, token_fates
 
 BY_RULES: Final = ""
@@ -68,11 +69,10 @@ def in_account(run_id: str) -> ColumnElement[bool]:
 
     It is a session of the run, one of the run's evaluation, or one that the run has trained on.
     """
-    own = token_fates.c.session_id == sessions.c.id
-    return or_(
-        sessions.c.run_id.in_([run_id, evaluation_of(run_id)]),
-        exists(select(token_fates.c.tokens).where(own, token_fates.c.run_id == run_id)),
-    )
+    of_run = sessions.alias()
+    own = select(of_run.c.id).where(of_run.c.run_id.in_([run_id, evaluation_of(run_id)]))
+    trained = select(token_fates.c.session_id).where(token_fates.c.run_id == run_id)
+    return sessions.c.id.in_(own.union(trained))
 
 
 def account_rows(
@@ -116,13 +116,18 @@ def account_rows(
         )
         .label("place"),
     ).subquery("ranked")
-    sampled = (
-        select(calls.c.session_id, func.sum(calls.c.sampled_tokens).label("tokens"))
-        .where(*inside(calls.c.session_id))
-        .group_by(calls.c.session_id)
-        .subquery("sampled")
+    counted = (
+        select(func.sum(calls.c.sampled_tokens))
+        .where(calls.c.session_id == sessions.c.id)
+        .correlate(sessions)
+        .scalar_subquery()
     )
-    captured = func.coalesce(sampled.c.tokens, 0)
+    is_summed = session_totals.c.session_id.is_not(None)
+    captured = func.coalesce(
+        # Cast, because a damaged value must not spoil the sums of other sessions.
+        case((is_summed, cast(session_totals.c.sampled_tokens, BigInteger)), else_=counted),
+        literal_column("0"),
+    )
     source = case(
         (ranked.c.run_id != literal_column("''"), literal_column("'training'")),
         (runs.c.kind == literal_column(f"'{EVALUATION}'"), literal_column("'evaluation'")),
@@ -139,7 +144,7 @@ def account_rows(
         )
         .select_from(
             sessions.outerjoin(runs, runs.c.id == sessions.c.run_id)
-            .outerjoin(sampled, sampled.c.session_id == sessions.c.id)
+            .outerjoin(session_totals, session_totals.c.session_id == sessions.c.id)
             .outerjoin(
                 ranked,
                 and_(ranked.c.session_id == sessions.c.id, ranked.c.place == literal_column("1")),

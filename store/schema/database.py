@@ -32,6 +32,7 @@ from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.columns import decoded
 from bridle.store.schema.comments import comment_views
 from bridle.store.schema.connections import postgres_engine, translate
+from bridle.store.schema.derived import METADATA as metadata
 from bridle.store.schema.files import (
     APPLICATION_ID,
     check_file,
@@ -39,7 +40,6 @@ from bridle.store.schema.files import (
     checkpoint,
     make_private_file,
 )
-from bridle.store.schema.tables import metadata
 from bridle.store.schema.views import create_views, drop_views
 
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]

@@ -118,7 +118,7 @@ sessions = Table(
     ForeignKeyConstraint(
         ["task_suite", "task_split", "task_id"], ["tasks.suite", "tasks.split", "tasks.id"]
     ),
-    Index(None, "run_id"),
+    Index(None, "run_id", "created_at"),
     Index(None, "group_id"),
     Index(None, "created_at"),
     Index(None, "sealed_at"),
@@ -251,6 +251,7 @@ token_fates = Table(
     Column("step", Integer),
     Column("version", BigInteger),
     Column("at", Time),
+    Index(None, "run_id", "session_id"),
 )
 """The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
 the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from msgspec import structs
-from sqlalchemy import Connection, Insert, Table, insert, update
+from sqlalchemy import Connection, Insert, Table, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bridle.store.call import CallBegun, CallEnded
@@ -135,6 +135,12 @@ class Batch:
         self._attempts: list[AttemptBegun | AttemptEnded] = []
         self._patches: list[Patch] = []
         self._rows: dict[Table, list[dict[str, Any]]] = defaultdict(list)
+        self.sealed: list[str] = []
+        """The sessions that the batch seals."""
+        self.changed: set[str] = set()
+        """The sessions of which a call begins, ends or is changed."""
+        self.resummed = False
+        """Whether any of the changed sessions had sums."""
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Errors of a malformed record are raised as they are."""
@@ -145,6 +151,8 @@ class Batch:
                 self._end(record)
             case Patch():
                 self._patches.append(record)
+                if record.fields.get("sealed_at") is not None:
+                    self.sealed.append(record.id)
             case SessionFates():
                 self._fates.append(record)
             case AttemptBegun() | AttemptEnded():
@@ -153,6 +161,8 @@ class Batch:
                 self._rows[_OWN_TABLE[type(record)]].append(_columns(record))
                 if isinstance(record, SessionRecord):
                     self._open(record.id)
+                    if record.sealed_at is not None:
+                        self.sealed.append(record.id)
 
     def write(self) -> None:
         """Write all rows, owners before the rows that they own."""
@@ -191,6 +201,13 @@ class Batch:
             hot.add_bodies.run(connection, self._bodies)
         if self._spans:
             hot.add_spans.run(connection, self._spans)
+        self._withdraw_sums(self.changed)
+
+    def _withdraw_sums(self, session_ids: Collection[str]) -> None:
+        """Let readers count the calls of sessions whose calls have changed."""
+        withdraw = statements(self._connection.dialect.name).withdraw_sums
+        if withdraw.run(self._connection, [(each,) for each in sorted(session_ids)]):
+            self.resummed = True
 
     def settle(self) -> None:
         """Update the cache's sizes after the commit, so that it can make room."""
@@ -203,6 +220,7 @@ class Batch:
             self._cache.forget(session_id)
 
     def _begin(self, begun: CallBegun) -> None:
+        self.changed.add(begun.session_id)
         state = self._state(begun.session_id)
         said, tools_id, texts = begun.conversation, None, b""
         if said is not None:
@@ -227,6 +245,7 @@ class Batch:
         self._new_calls[begun.id] = begun_row(begun, self._writer_id, digest, tools_id)
 
     def _end(self, ended: CallEnded) -> None:
+        self.changed.add(ended.session_id)
         state = self._state(ended.session_id)
         growth = self._grow(ended)
         for span in growth.spans:
@@ -300,6 +319,11 @@ class Batch:
             statement = statement.where(table.c[patch.once].is_(None))
         if self._connection.execute(statement).rowcount != 1 and patch.once is None:
             raise RecordRejected(f"no row {patch.id} in {patch.table}")
+        if table is calls:
+            of = select(calls.c.session_id).where(calls.c.id == patch.id)
+            own = list(self._connection.execute(of).scalars())
+            self._withdraw_sums(own)
+            self.changed.update(own)
 
     def _write_rows(self, *tables: Table) -> None:
         """Add the rows of these tables.

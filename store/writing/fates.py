@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select
 from bridle.store.records import SessionFates
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.tables import sessions, token_fates
+from bridle.store.writing.sums import account_again
 
 
 def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
@@ -44,6 +45,7 @@ def replace(connection: Connection, accounts: Sequence[SessionFates]) -> None:
     ]
     if rows:
         connection.execute(insert(token_fates), rows)
+    account_again(connection, known)
 
 
 def fate_rows(tokens: Iterable[tuple[tuple[str, str], int]], **place: Any) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Dialect, Executable, bindparam, insert, update
+from sqlalchemy import Connection, Dialect, Executable, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import psycopg
 
@@ -43,6 +43,7 @@ from bridle.store.records import (
 )
 from bridle.store.schema.columns import storable_json
 from bridle.store.schema.database import driver_error
+from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import bodies, call_messages, calls, spans, tool_sets
 from bridle.store.writing.integrity import contradiction, has_ids, span_checksum
 from bridle.store.writing.liveness import RENEW
@@ -228,7 +229,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements that write calls, and the one that renews the writer's lease."""
+    """The statements that write calls, withdraw their sessions' sums, and renew the lease."""
 
     begin_calls: Statement
     end_calls: Statement
@@ -236,6 +237,7 @@ class Statements:
     add_messages: Statement
     add_bodies: Statement
     add_spans: Statement
+    withdraw_sums: Statement
     renew: Statement
 
 
@@ -252,6 +254,7 @@ def statements(backend: str) -> Statements:
         dialect = sqlite.dialect(paramstyle="qmark")
         add_tool_sets = sqlite.insert(tool_sets).on_conflict_do_nothing()
     end_calls = update(calls).where(calls.c.id == bindparam("_id")).values(_set(_END.names))
+    withdraw = delete(session_totals).where(session_totals.c.session_id == bindparam("session"))
     return Statements(
         begin_calls=_compile(insert(calls).values(_set(_BEGINNING.names + _END.names)), dialect),
         end_calls=_compile(end_calls, dialect),
@@ -259,6 +262,7 @@ def statements(backend: str) -> Statements:
         add_messages=_compile(insert(call_messages), dialect),
         add_bodies=_compile(insert(bodies), dialect),
         add_spans=_compile(insert(spans), dialect),
+        withdraw_sums=_compile(withdraw, dialect),
         renew=_compile(RENEW, dialect),
     )
 

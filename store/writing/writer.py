@@ -51,6 +51,7 @@ from bridle.store.schema.tables import sessions, writers
 from bridle.store.writing import liveness
 from bridle.store.writing.batch import Batch, Patch, Record
 from bridle.store.writing.cache import SessionCache
+from bridle.store.writing.digest import Digester, lacking
 from bridle.store.writing.job_queue import JobQueue, WriteJob, WriteResult, deliver
 from bridle.store.writing.redaction import Redactor
 from bridle.store.writing.rows import statements
@@ -65,6 +66,10 @@ and must check the time meanwhile."""
 
 _QUIET_S = 1.0
 """Seconds without a write until the content of SQLite's log is moved into the file."""
+
+_REST = 3.0
+"""The multiple of the time of a digest's step for which the next one waits, so that digests take a
+quarter of a core at most."""
 
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE for a full disk."""
@@ -131,6 +136,8 @@ class Writer:
         """The calls whose ends could not be written. The tokens of calls that hang on theirs are
         stored whole."""
         self._queue = JobQueue(queue_limit, patience)
+        self._digester = Digester()
+        self._in_digest = False
         self._begun: dict[str, Stopwatch] = {}
         """The times of the attempts that run, by run."""
         self._number = 0
@@ -143,6 +150,8 @@ class Writer:
             self._writer_id = liveness.register(connection, self._lease)
         self._file = file_id(self._engine)
         self.mark_interrupted()
+        with self._engine.connect() as connection:
+            self._digester.add(lacking(connection))
         self._queue.open()
         self._thread.start()
         return self
@@ -177,6 +186,11 @@ class Writer:
     def waiting(self) -> int:
         """Number of jobs that are queued and not yet in a transaction."""
         return len(self._queue)
+
+    @property
+    def digesting(self) -> int:
+        """Number of sealed sessions whose derived rows this process has yet to make."""
+        return len(self._digester) + self._in_digest
 
     def mark_interrupted(self) -> int:
         """Mark calls that died with their process as interrupted. Return the number of these calls.
@@ -312,8 +326,10 @@ class Writer:
         beat = time.monotonic() + self._lease / 3
         quiet = math.inf
         """The time at which the log is moved into the file, unless more is written before."""
+        rested = 0.0
+        """The time from which the next step of a digest may be taken."""
         while True:
-            jobs = self._queue.take(min(beat, quiet))
+            jobs = self._queue.take(min(beat, quiet, rested if self._digester else math.inf))
             if jobs:
                 quiet = time.monotonic() + _QUIET_S
                 if self._redactor is not None:
@@ -321,6 +337,9 @@ class Writer:
                 deliver(self._write(jobs))
             elif not self._queue.is_open and not len(self._queue):  # in this order
                 return
+            if self._digester and not len(self._queue) and time.monotonic() >= rested:
+                rested = self._digest()
+                quiet = time.monotonic() + _QUIET_S
             if time.monotonic() >= quiet:
                 self._make_whole(wait=False)
                 quiet = math.inf
@@ -418,6 +437,27 @@ class Writer:
                 time.sleep(max(0.0, min(pause, next_due - now)))
                 pause = min(1.0, pause * 2)
 
+    def _digest(self) -> float:
+        """Make some derived rows. Return the time from which more of them may be made."""
+        start = time.monotonic()
+        if file_id(self._engine) != self._file:
+            return start + self._lease
+        self._in_digest = True
+        try:
+            with self._transaction() as connection:
+                self._digester.step(connection)
+        except _DATABASES_FAULT as error:
+            self._digester.restart()
+            log.warning("sessions_not_digested: %s", error.orig)
+            return time.monotonic() + self._lease
+        except Exception as error:  # noqa: BLE001 - the thread writes for all calls
+            self._digester.abandon()
+            log.warning("session_not_digested: %s", _cause(error))
+        finally:
+            self._in_digest = False
+        now = time.monotonic()
+        return now + _REST * (now - start)
+
     def _write_once(self, jobs: Sequence[WriteJob], again: bool) -> None:
         """Write the jobs in one transaction.
 
@@ -451,6 +491,8 @@ class Writer:
                 batch.undo()
             raise RecordRejected(_cause(error)) from error
         batch.settle()
+        self._digester.changed(batch.changed)
+        self._digester.add([*batch.sealed, *(batch.changed if batch.resummed else ())])
         self.stats.transactions += 1
 
     def _batch(self, connection: Connection) -> Batch:

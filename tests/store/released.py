@@ -39,6 +39,8 @@ from bridle.store.records import (
 )
 from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, migrate, newest_revision, transaction
+from bridle.store.schema.derived import CREATE_INDEX, INDEX
+from bridle.store.schema.derived import DERIVED as DERIVED_TABLES
 from bridle.store.schema.tables import metadata
 from bridle.store.tree import TokenTree
 from bridle.store.writing.writer import Writer
@@ -132,6 +134,9 @@ def read(url: str) -> dict[str, Any]:
     return found
 
 
+DERIVED = frozenset(table.name for table in DERIVED_TABLES)
+
+
 def rows(path: str) -> dict[str, list[dict[str, Any]]]:
     """Every row of an SQLite store as it is, bytes as hex."""
     with closing(sqlite3.connect(path)) as connection:
@@ -139,7 +144,7 @@ def rows(path: str) -> dict[str, list[dict[str, Any]]]:
         tables = [row["name"] for row in connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table'"
             " AND name NOT IN ('writers', 'sqlite_sequence')"
-        )]  # fmt: skip
+        ) if row["name"] not in DERIVED and not row["name"].startswith(INDEX)]  # fmt: skip
         return {
             name: [{key: _kept(row[key]) for key in row.keys()} for row in connection.execute(  # noqa: SIM118
                 f"SELECT * FROM {name}"  # noqa: S608
@@ -155,6 +160,7 @@ def schema(dialect: Dialect) -> list[str]:
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
         statements.append(str(CreateTable(table).compile(dialect=dialect)))
         statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in indexes]
+    statements.append(CREATE_INDEX[dialect.name])
     revisions = (
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL,"
         " CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"

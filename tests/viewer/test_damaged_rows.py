@@ -23,7 +23,13 @@ from bridle.store.schema.tables import metadata
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
 
-COLUMNS = [(table.name, column.name) for table in metadata.sorted_tables for column in table.c]
+COLUMNS = [
+    (table.name, column.name)
+    for table in metadata.sorted_tables
+    for column in table.c
+    # SQLite takes nothing but numbers there.
+    if not (column.primary_key and table.name in ("search_documents", "search_words"))
+]
 NO_TEXT = "CAST(x'ff7bfe' AS TEXT)"
 A_WORD = "'{word'"
 OF_A_SESSION = {

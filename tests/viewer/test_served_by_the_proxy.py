@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -174,3 +179,55 @@ def test_a_proxy_without_pages_has_none(served: Any) -> None:
         headers = {"authorization": f"Bearer {KEY}"}
         reply = httpx.get(f"{proxy.base_url}{PAGES}/sessions", headers=headers, trust_env=False)
     assert reply.status_code == 404
+
+
+def _pages_pids(parent: int) -> list[int]:
+    """The processes below this one that make pages."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            argv = (path / "cmdline").read_bytes().split(b"\0")
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            if b"bridle.viewer.process" in argv and int(stat[1]) == parent and stat[0] != "Z":
+                found.append(int(path.name))
+    return found
+
+
+def test_pages_are_made_by_a_process_without_keys(served: Any, signed_in: httpx.Client) -> None:
+    assert signed_in.get(f"{PAGES}/sessions").status_code == 200
+    (pid,) = _pages_pids(os.getpid())
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+    for secret in (KEY.encode(), b"_KEY=", b"TOKEN", b"PGPASSWORD"):
+        assert secret not in environment + argv
+
+
+def test_the_end_of_the_process_costs_one_page(served: Any, signed_in: httpx.Client) -> None:
+    assert signed_in.get(f"{PAGES}/runs").status_code == 200
+    (pid,) = _pages_pids(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    failed = []
+    while (page := signed_in.get(f"{PAGES}/runs")).status_code != 200:
+        failed.append(page)
+        assert time.monotonic() < deadline
+    assert len(failed) <= 1, [page.text for page in failed]
+    assert _pages_pids(os.getpid()) != [pid]
+
+
+def test_the_process_answers_its_proxy_alone(served: Any, signed_in: httpx.Client) -> None:
+    assert signed_in.get(f"{PAGES}/runs").status_code == 200
+    (pid,) = _pages_pids(os.getpid())
+    inodes = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (port,) = {
+        int(line[1].rpartition(":")[2], 16)
+        for line in lines
+        if line[3] == "0A" and f"socket:[{line[9]}]" in inodes
+    }
+    for headers in ({}, {"x-bridle-pages": "guess"}, {"authorization": f"Bearer {KEY}"}):
+        reply = httpx.get(
+            f"http://127.0.0.1:{port}{PAGES}/sessions", headers=headers, trust_env=False
+        )
+        assert reply.status_code == 404
+        assert "gallery" not in reply.text

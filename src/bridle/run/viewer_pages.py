@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
 
 from bridle.errors import BridleError
 from bridle.proxy.app import PAGES
@@ -29,9 +30,9 @@ from bridle.proxy.services import Services
 from bridle.proxy.session.keys import same
 from bridle.proxy.session.registry import Caller
 from bridle.proxy.wire.canonical import ApiError
-from bridle.store.schema.database import shown
-from bridle.viewer.app import pages_app
-from bridle.viewer.rendering import Source, failure, render, token_text
+from bridle.run.pages_process import PagesProcess
+from bridle.viewer.app import bare_app
+from bridle.viewer.rendering import failure, render
 
 COOKIE: Final = "bridle_viewer"
 SIGNED_IN_S: Final = 12 * 3600
@@ -44,17 +45,29 @@ class SignInNeeded(BridleError):
     """The request has neither the admin key nor a valid cookie."""
 
 
-def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
+class ViewerPages:
+    """The pages over the store of a proxy, as an application.
+
+    This process answers the form and records what the pages send. A process of its own makes the
+    pages (:class:`PagesProcess`), so that they do not delay calls.
+    """
+
+    def __init__(self, app: FastAPI, process: PagesProcess) -> None:
+        self.process = process
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def close(self) -> None:
+        """End the process that makes the pages."""
+        await self.process.close()
+
+
+def viewer_pages(tokenizer: Path | None, running: Running) -> ViewerPages:
     """Return the pages over the store of the proxy whose services ``running`` returns."""
-    text = token_text(tokenizer)
-
-    async def provide(request: Request) -> Source:
-        services = running()
-        await _require_admin(request, services)
-        store = shown(services.settings.store_url)
-        return Source(services.reader, store, text, annotates=True)
-
-    app = pages_app(provide, "", PAGES)
+    process = PagesProcess(running().settings.store_url, PAGES, tokenizer)
+    app = bare_app("", PAGES)
 
     @app.get(f"{PAGES}/login")
     def login(request: Request) -> Response:
@@ -92,6 +105,16 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
         part = "" if new.turn is None else f"#turn-{new.turn}"
         return RedirectResponse(f"{PAGES}/sessions/{record.id}{part}", 303)
 
+    @app.get(f"{PAGES}/sessions/{{session_id}}/rewards")
+    def sent_alone(session_id: str) -> Response:
+        return Response(status_code=405, headers={"allow": "POST"})
+
+    @app.get(PAGES)
+    @app.get(f"{PAGES}/{{path:path}}")
+    async def page(request: Request) -> Response:
+        await _require_admin(request, running())
+        return await process.answer(request)
+
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: Exception) -> Response:
         page = failure(request, error)
@@ -104,7 +127,7 @@ def viewer_pages(tokenizer: Path | None, running: Running) -> FastAPI:
             return Response(status_code=401, headers={"hx-redirect": f"{PAGES}/login"})
         return RedirectResponse(f"{PAGES}/login", 303)
 
-    return app
+    return ViewerPages(app, process)
 
 
 async def _require_admin(request: Request, services: Services) -> None:

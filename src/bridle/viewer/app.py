@@ -17,6 +17,10 @@ from fastapi.staticfiles import StaticFiles
 
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
+    BY_REWARD,
+    MOST_DIAGNOSED,
+    MOST_PLACED,
+    Placed,
     SessionNumber,
     SessionOrder,
     choices,
@@ -33,6 +37,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound, StoreUnavailable
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.reading.run_states import run_state
+from bridle.store.reading.search import TAIL
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import BreakReason, CallKind, CallStatus, RunRecord
 from bridle.store.schema.accounts import Fate
@@ -56,7 +61,7 @@ PAGE: Final = 50
 """The number of lines on a page of a list."""
 LANES: Final = 64
 """The number of a run's sessions that are drawn over time."""
-COUNTED_TOKENS: Final = 200_000
+COUNTED_TOKENS: Final = 10_000
 """Maximum number of sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
 """The number of turns that are sent at once."""
@@ -82,13 +87,19 @@ def pages_app(
     ``provide`` returns the source from which a request is answered, or raises. ``store`` is the
     name on pages of requests that got no source.
     """
-    app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.root, app.state.store = root, store
+    app = bare_app(store, root)
 
     async def provided(request: Request) -> None:
         request.state.source = await provide(request)
 
     app.include_router(pages, prefix=root, dependencies=[Depends(provided)])
+    return app
+
+
+def bare_app(store: str, root: str) -> FastAPI:
+    """Return an application below ``root`` without pages: static files, and pages of errors."""
+    app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.root, app.state.store = root, store
     app.mount(f"{root}/static", static_files(), name="static")
 
     @app.exception_handler(NotFound)
@@ -147,6 +158,8 @@ def sessions(
         total=total,
         page=page,
         order=order,
+        most=MOST_PLACED if order in BY_REWARD else None,
+        tail=TAIL if wanted.text else None,
         orders=list(SessionOrder),
         wanted=wanted,
         filled=filled(wanted),
@@ -265,12 +278,14 @@ def session_audit(request: Request, source: From, session_id: str) -> Response:
 
 @pages.get("/groups")
 def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1) -> Response:
-    found = groups_of(placed_sessions(source.reader, wanted, number_of(source.reader)))
+    placed = placed_sessions(source.reader, wanted, number_of(source.reader), MOST_PLACED)
+    found = groups_of(placed)
     start = PAGE * (page - 1)
     return render(
         "groups.html",
         request,
         groups=found[start : start + PAGE],
+        most=most_shown(placed),
         total=len(found),
         more=len(found) > start + PAGE,
         page=page,
@@ -315,7 +330,8 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
     if compare:
         series[reader.run(compare).id] = by_name(reader.metrics(compare))
     wanted = SessionFilter(run=run_id)
-    found = groups_of(placed_sessions(reader, wanted, number_of(reader)))
+    placed = placed_sessions(reader, wanted, number_of(reader), MOST_PLACED)
+    found = groups_of(placed)
     account = token_account(reader, wanted, most=COUNTED_TOKENS)
     stages, lanes = stage_lanes(series[run_id])
     return render(
@@ -329,6 +345,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
         charts=charts(series),
         bars=outcome_bars(found),
         groups=found,
+        most=most_shown(placed),
         account=account,
         fates=_fate_bars(account.fates),
         changes=task_changes(found)[:PAGE],
@@ -351,8 +368,8 @@ def run_lanes(request: Request, source: From, run_id: str) -> Response:
 
 @pages.get("/runs/{run_id}/findings")
 def run_findings(request: Request, source: From, run_id: str) -> Response:
-    found = findings_of_run(source.reader, run_id)
-    return render("findings.html", request, findings=found)
+    found = findings_of_run(source.reader, run_id, MOST_DIAGNOSED)
+    return render("findings.html", request, findings=found, most=MOST_DIAGNOSED)
 
 
 @pages.get("/audit")
@@ -367,6 +384,11 @@ def audit(request: Request, source: From, wanted: Filter) -> Response:
         filled=filled(wanted),
         runs=source.reader.runs()[::-1],
     )
+
+
+def most_shown(placed: Sequence[Placed]) -> int | None:
+    """Return the number of sessions that a page looks at, if it leaves out older ones."""
+    return MOST_PLACED if len(placed) == MOST_PLACED else None
 
 
 def number_of(reader: Reader) -> SessionNumber:

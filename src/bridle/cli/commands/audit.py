@@ -8,20 +8,20 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import counted, out, print_json
+from bridle.cli.terminal import counted, err, out, print_json
 from bridle.reconstruct.accounts import account_lines
 from bridle.reconstruct.audit import SamplerTokens, SessionAudit, audit_session
-from bridle.reconstruct.audit import audit as audit_sessions
-from bridle.reconstruct.samples.rules import SampleRules
-from bridle.store.reading.queries import Reader
+from bridle.reconstruct.audit_batches import BatchedAudit
 from bridle.store.reading.run_states import run_state
 from bridle.store.schema.accounts import Fate
+from bridle.threads import usable_cores
 
 
 def audit(
@@ -30,6 +30,9 @@ def audit(
     run: RunOption = None,
     bodies: Annotated[bool, typer.Option(help="Verify every recorded body as well.")] = False,
     rules: RulesOption = "",
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the sessions. Default: cores.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Print where sampled tokens went; exit with 1 when they do not add up.
@@ -41,8 +44,13 @@ def audit(
     with reader(store) as source:
         require_run(source, run)
         total = _Total()
-        for audited in _audited(source, session, run, chosen, bodies):
-            total.add(audited)
+        if session is not None:
+            found = one_session(source, session).id
+            total.add(audit_session(source, found, chosen, bodies=bodies))
+        else:
+            batched = BatchedAudit(source, run, chosen, bodies)
+            for audited in _followed(batched, processes or usable_cores()):
+                total.add(audited)
         none = None if total.sessions else nothing_found(source)
         state = None if run is None else run_state(source, source.run(run))
     if json:
@@ -58,13 +66,13 @@ def audit(
         raise typer.Exit(1)
 
 
-def _audited(
-    source: Reader, session: str | None, run: str | None, rules: SampleRules | None, bodies: bool
-) -> Iterator[SessionAudit]:
-    if session is not None:
-        yield audit_session(source, one_session(source, session).id, rules, bodies=bodies)
-    else:
-        yield from audit_sessions(source, rules, bodies=bodies, run=run)
+def _followed(batched: BatchedAudit, processes: int) -> Iterator[SessionAudit]:
+    """Yield the audits of all sessions, and show on a terminal how many are done."""
+    ids = batched.session_ids()
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield from progress.track(
+            batched.results(ids, processes), total=len(ids), description="Auditing sessions"
+        )
 
 
 class _Total:

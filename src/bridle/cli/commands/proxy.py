@@ -23,10 +23,11 @@ from bridle.store.records import Continuation
 from bridle.store.schema.database import migrate, shown
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter, FastAPI
+    from fastapi import APIRouter
 
     from bridle.proxy.control.probes import Running
     from bridle.proxy.dialects.dialect import Provider
+    from bridle.run.viewer_pages import ViewerPages
     from bridle.store.reading.queries import Reader
 
 _PATIENCE_S: Final = 10.0
@@ -170,7 +171,7 @@ def _judge(reader: Reader, session_id: str) -> None:
     judge(reader, session_id)
 
 
-def _viewer(tokenizer: Path | None, running: Running) -> FastAPI:
+def _viewer(tokenizer: Path | None, running: Running) -> ViewerPages:
     """Import and return the viewer's pages, when a page is first asked for."""
     from bridle.run.viewer_pages import viewer_pages
 
