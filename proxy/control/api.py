@@ -7,7 +7,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
@@ -78,6 +78,8 @@ from bridle.store.records import (
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import database_url
 
+_METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
     """Return the FastAPI application; ``running`` returns the services or raises 503."""
@@ -147,8 +149,12 @@ async def _unrouted(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> list[str]:
     """Return all methods of the path; the framework reports only those of its first route."""
-    routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in route.methods})
+    asked = [(method, {**request.scope, "method": method}) for method in _METHODS]
+    return [
+        method
+        for method, scope in asked
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+    ]
 
 
 def _services(request: Request) -> Services:

@@ -6,7 +6,17 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.pool import EngineState
@@ -27,6 +37,15 @@ class _Documented(BaseModel):
 
 class _Body(_Documented):
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a boolean where a number belongs, for which pydantic takes it."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise PydanticCustomError("number", "a number is needed, not a boolean")
+        return value
 
 
 def _declared(base: type[BaseModel], owner: type, without: Collection[str] = ()) -> Any:

@@ -253,3 +253,23 @@ def test_the_feed_is_not_for_a_sessions_own_key(settings: ProxySettings) -> None
         assert api.get("/bridle/v1/trajectories", headers=admin).status_code == 204
         paths = api.get("/openapi.json").json()["paths"]
         assert "/bridle/v1/trajectories/{consumer}/lease" in paths
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [("/{}", "GET"), ("/{}/a/lease", "POST"), ("/{}/a/leases/b", "DELETE")],
+)
+def test_a_method_that_the_feed_does_not_serve_is_refused(api: Api, path: str, allow: str) -> None:
+    refused = api.put(f"/bridle/v1{path.format('trajectories')}")
+    assert (refused.status_code, refused.headers["allow"]) == (405, allow)
+    assert "PUT is not served at" in refused.json()["error"]["message"]
+
+
+def test_the_openapi_names_the_forms_of_the_feed_and_that_there_may_be_none(api: Api) -> None:
+    paths = api.get("/openapi.json").json()["paths"]
+    lease = paths["/bridle/v1/trajectories/{consumer}/lease"]["post"]["responses"]
+    assert set(lease["200"]["content"]) == {
+        "application/x-ndjson",
+        "application/vnd.apache.arrow.stream",
+    }
+    assert "204" in lease

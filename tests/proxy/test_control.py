@@ -408,6 +408,22 @@ def test_what_the_control_api_does_not_serve_is_told_in_its_own_shape(
     assert response.headers.get("allow") == allow
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/sessions/{}/rewards", {"name": "a", "value": True}, "value"),
+        ("/sessions/{}/rewards", {"name": "a", "value": 1, "turn": True}, "turn"),
+        ("/pause", {"timeout_s": False}, "timeout_s"),
+    ],
+)
+def test_a_boolean_is_no_number(bench: Any, path: str, body: dict[str, object], param: str) -> None:
+    session = httpx.post(f"{bench.url}/bridle/v1/sessions", json={}).json()["id"]
+    refused = httpx.post(f"{bench.url}/bridle/v1{path.format(session)}", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (422, param)
+    assert error["message"] == "a number is needed, not a boolean"
+
+
 def test_a_body_that_is_no_json_is_told_so_and_not_its_offset(bench: Any) -> None:
     said = {"content-type": "application/json"}
     response = httpx.post(bench.url + "/bridle/v1/sessions", content=b'{"name":', headers=said)

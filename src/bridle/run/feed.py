@@ -54,6 +54,17 @@ Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
 _V1: Final = "/bridle/v1/trajectories"
 
 
+_STREAMS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "Trajectories: a session per line, or an Arrow stream of samples",
+        "content": {
+            NDJSON: {"schema": {"type": "string"}},
+            ARROW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    },
+    204: {"description": "There are none now"},
+}
+
 _routes: Final = APIRouter(tags=["trajectories"])
 
 
@@ -66,7 +77,7 @@ def _stores(services: Services) -> FeedStores:
     return FeedStores(services.reader, services.feed_readers)
 
 
-@_routes.post(f"{_V1}/{{consumer}}/lease")
+@_routes.post(f"{_V1}/{{consumer}}/lease", response_class=Response, responses=_STREAMS)
 async def lease(
     consumer: Name,
     services: Running,
@@ -120,7 +131,7 @@ async def release(consumer: Name, lease_id: str, services: Running, _: Admin) ->
     return Response(status_code=204)
 
 
-@_routes.get(_V1)
+@_routes.get(_V1, response_class=Response, responses=_STREAMS)
 async def page(
     services: Running,
     _: Admin,
