@@ -205,7 +205,9 @@ def rewards_in(folder: Path) -> Scores:
         found: Any = msgspec.json.decode(data) if file is table else {"reward": float(data)}
     except (ValueError, RecursionError) as error:
         raise NoVerdict(f"{file.name} cannot be read: {error}") from error
-    named = found if isinstance(found, dict) else {"reward": found}
+    if not isinstance(found, dict):
+        raise NoVerdict(f'{file.name} is no object of rewards, such as {{"reward": 1.0}}')
+    named: dict[str, Any] = found
     if len(named) > _MOST_REWARDS or any(not 0 < len(name) <= SHORT_TEXT for name in named):
         raise NoVerdict(
             f"{file.name} has {len(named)} rewards: at most {_MOST_REWARDS}, with names of 1 to "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bridle.harnesses.permissions import Permissions
-from bridle.harnesses.tasks.harbor.loader import harbor_task
+from bridle.harnesses.tasks.harbor.loader import harbor_task, harbor_tasks
 from bridle.harnesses.tasks.task import TaskError
 
 CONFIG = """
@@ -97,3 +98,23 @@ def test_an_instruction_of_many_megabytes_is_refused(folder: Path) -> None:
     (folder / "instruction.md").write_bytes(b"a" * ((1 << 20) + 1))
     with pytest.raises(TaskError, match="at most 1 MiB"):
         harbor_task(folder, "suite")
+
+
+def test_a_task_that_cannot_be_run_is_left_out_of_its_dataset_by_name(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = folder.parent / "several"
+    shutil.copytree(folder, several)
+    (several / "environment" / "docker-compose.yaml").write_text("services: {}\n")
+
+    (only,) = harbor_tasks(str(folder.parent))
+
+    assert only.id == "one"
+    (logged,) = caplog.messages
+    assert logged.startswith("task_left_out: ")
+    assert str(several) in logged
+    for path in (several, folder.parent):
+        if path == folder.parent:
+            shutil.rmtree(folder)
+        with pytest.raises(TaskError, match="several services"):
+            list(harbor_tasks(str(path)))

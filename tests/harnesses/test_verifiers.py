@@ -232,6 +232,14 @@ def test_a_result_file_that_is_none_is_no_verdict(tmp_path: Path, kind: str, nam
         rewards_in(tmp_path)
 
 
+def test_a_bare_number_is_a_verdict_as_text_alone(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").write_text("0.5")
+    assert rewards_in(tmp_path) == {"reward": 0.5}
+    (tmp_path / "reward.json").write_text("0.5")
+    with pytest.raises(NoVerdict, match="no object of rewards"):
+        rewards_in(tmp_path)
+
+
 @pytest.mark.parametrize(
     "played", ["", "[]", "[" * 100_000, '{"rewards": {"reward": "x"}}', '{"rewards": {"r": 1e999}}']
 )

@@ -5,6 +5,7 @@ It loads one folder, a dataset of them, or a ``dataset.toml`` that names them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -22,11 +23,17 @@ from bridle.harnesses.tasks.harbor.config import (
 )
 from bridle.harnesses.tasks.task import Identity, Step, Task, TaskError, remember
 
+log = logging.getLogger(__name__)
+
 _CANARY: Final = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
 def harbor_tasks(reference: str) -> Iterator[Task]:
-    """Yield the tasks at a path. Raise :class:`TaskError`."""
+    """Yield the tasks at a path. Raise :class:`TaskError`.
+
+    A task of a dataset that cannot be run is left out, which is logged with the reason. If none can
+    be run, or if the path is one task, the error is raised.
+    """
     path = Path(reference).expanduser()
     if path.name == "dataset.toml":
         suite, folders = path.parent.resolve().name, list(_named(path))
@@ -39,10 +46,18 @@ def harbor_tasks(reference: str) -> Iterator[Task]:
         if not folders:
             raise TaskError(f"{path} has no task.toml, and no folder in it has one")
     known: set[Identity] = set()
+    left_out: TaskError | None = None
     for folder in folders:
-        task = harbor_task(folder.resolve(), suite)
+        try:
+            task = harbor_task(folder.resolve(), suite)
+        except TaskError as error:
+            log.warning("task_left_out: %s", error)
+            left_out = left_out or error
+            continue
         remember(known, task)
         yield task
+    if left_out is not None and not known:
+        raise left_out
 
 
 def harbor_task(folder: Path, suite: str) -> Task:
