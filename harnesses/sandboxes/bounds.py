@@ -78,12 +78,14 @@ class Watch:
             self._running.cancel()
 
     async def _measure(self, group: Hashable) -> None:
+        began = time.monotonic()
         while self.exceeded is None:
-            members = await _CENSUS.members(group)
+            # Walls of an earlier session may have had the same number.
+            members = await _CENSUS.members(group, since=began)
             self.exceeded = self._of_processes(members) or await self._of_disk()
             if self.exceeded is None:
                 await asyncio.sleep(_EVERY_S)
-        while members := await _CENSUS.members(group, fresh=True):
+        while members := await _CENSUS.members(group, since=time.monotonic()):
             for process in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -121,10 +123,12 @@ class _Census:
         self._groups: dict[Hashable, list[int]] = {}
         self._read_at = 0.0
 
-    async def members(self, group: Hashable, *, fresh: bool = False) -> list[int]:
-        if fresh or time.monotonic() - self._read_at > _EVERY_S / 2:
+    async def members(self, group: Hashable, *, since: float) -> list[int]:
+        """Return the processes of a group, as they were found at ``since`` or later."""
+        now = time.monotonic()
+        if self._read_at < max(since, now - _EVERY_S / 2):
             self._groups = await asyncio.to_thread(_grouped_processes)
-            self._read_at = time.monotonic()
+            self._read_at = now
         return self._groups.get(group, [])
 
 

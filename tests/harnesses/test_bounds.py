@@ -6,13 +6,20 @@ import asyncio
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridle.harnesses.sandboxes import ForkedProvider, Launch, ProcessProvider, SandboxRequest
+from bridle.harnesses.sandboxes import (
+    ForkedProvider,
+    Launch,
+    ProcessProvider,
+    SandboxRequest,
+    bounds,
+)
 from bridle.harnesses.sandboxes.bounds import Bounds, Watch, disk_bytes
 from bridle.harnesses.sandboxes.walls import missing
 
@@ -84,6 +91,18 @@ async def test_a_session_below_its_bounds_is_left_alone(
         finished = await sandbox.exec(launch)
 
     assert (finished.exit_code, finished.exceeded) == (0, None)
+
+
+async def test_processes_that_were_found_before_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"walls": [1, 2, 3]}
+    monkeypatch.setattr(bounds, "_grouped_processes", lambda: dict(found))
+    census = bounds._Census()
+    assert await census.members("walls", since=time.monotonic()) == [1, 2, 3]
+    found["walls"] = [4]
+    assert await census.members("walls", since=0.0) == [1, 2, 3], "it is read once for all"
+    assert await census.members("walls", since=time.monotonic()) == [4]
 
 
 def test_the_sum_of_a_folder_follows_no_link_and_stops_when_it_is_enough(tmp_path: Path) -> None:
