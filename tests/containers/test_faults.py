@@ -101,6 +101,17 @@ async def test_an_agent_without_memory_has_failed(stage: Any, tmp_path: Path) ->
     assert (result.outcome, result.exit_code) == (Outcome.AGENT_ERROR, 137)
 
 
+async def test_root_in_a_container_neither_ends_nor_traces_what_serves_it(
+    stage: Any, tmp_path: Path
+) -> None:
+    reads = " || ".join(f"ls -l /proc/{one}/fd/" for one in ("1", "$PPID"))
+    attack = f"for s in INT TERM QUIT HUP KILL; do kill -s $s 1; done; {reads} || touch done"
+
+    result = await run(stage(POLICY).url, tmp_path, attack, ContainerSpec())
+
+    assert (result.outcome, result.scores) == (Outcome.COMPLETED, {"reward": 1.0})
+
+
 async def test_a_hanging_test_scores_nothing(stage: Any, tmp_path: Path) -> None:
     hanging = "printf 'sleep 60' > /usr/local/bin/test; chmod +x /usr/local/bin/test; touch done"
     sandboxes = ContainerProvider()
