@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from click.testing import Result
 from bridle.extras import install_command
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import Budget, ProxySettings
+
+
+@pytest.fixture(autouse=True)
+def signals_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.cli.commands.proxy.stop_signals", threading.Event)
 
 
 @pytest.mark.parametrize(("given", "level"), [((), 1), (("--set", "synchronous=FULL"), 2)])
@@ -31,13 +37,13 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
             super().__init__(settings, **options)
             seen.append(self)
 
-    def look() -> None:
+    def look(_: threading.Event) -> None:
         services = seen[0]._server.config.app.services
         with services.writer._engine.connect() as connection:
             seen.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
 
     monkeypatch.setattr("bridle.proxy.server.ProxyServer", Looked)
-    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", look)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for", look)
     argv = ("--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0")
     done = bridle("proxy", *argv, *given)
     assert done.exit_code == 0, done.output
@@ -47,7 +53,7 @@ def test_a_commit_waits_for_the_disk_when_that_is_asked(
 def test_an_engine_that_is_not_there_is_told_at_the_start(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for", lambda _: None)
     monkeypatch.setattr("bridle.cli.commands.proxy._PATIENCE_S", 0.0)
     argv = ("--engine", "http://127.0.0.1:9/v1", "--store", str(tmp_path / "s.db"))
     done = bridle("proxy", *argv, "--port", "0")
@@ -107,7 +113,7 @@ def test_a_role_is_sent_only_to_a_model_that_is_named(
 def test_further_policies_are_announced_and_a_role_may_be_sent_to_one(
     bridle: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for", lambda _: None)
     monkeypatch.setattr("bridle.cli.commands.proxy._PATIENCE_S", 0.0)
     argv = ["--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0"]
     argv += ["--set", 'policies.worker=["http://127.0.0.1:7", "http://127.0.0.1:8"]']
@@ -143,7 +149,7 @@ def test_settings_of_a_file_reach_the_proxy(
             super().__init__(settings, **options)
 
     monkeypatch.setattr("bridle.proxy.server.ProxyServer", Looked)
-    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for_signal", lambda: None)
+    monkeypatch.setattr("bridle.cli.commands.proxy.wait_for", lambda _: None)
     monkeypatch.setenv("JUDGES_KEY", "a key that is long enough")
     file = tmp_path / "proxy.toml"
     file.write_text(

@@ -33,16 +33,24 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
         out.print(line, highlight=False, soft_wrap=True)
 
 
-def wait_for_signal(ended: Callable[[], bool] | None = None) -> None:
-    """Return on SIGINT or SIGTERM, or when ``ended`` returns true.
+def stop_signals() -> threading.Event:
+    """Make SIGINT and SIGTERM set the returned event from now on.
+
+    It is called before a service is announced, because the reader may stop the service at once.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def wait_for(stop: threading.Event, ended: Callable[[], bool] | None = None) -> None:
+    """Return when ``stop`` is set, or when ``ended`` returns true.
 
     A service that another command started (``LAUNCHER_VARIABLE`` holds its process id) also returns
     when that process is gone, because a process that is killed cannot stop its services.
     """
     launcher = os.environ.get(LAUNCHER_VARIABLE)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     # Python's handler of a signal that comes just before a wait runs only after it.
     while not stop.wait(POLL_S):
         if ended is not None and ended():

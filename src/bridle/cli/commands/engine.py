@@ -9,7 +9,7 @@ import typer
 
 from bridle.cli.commands import engine_vllm
 from bridle.cli.options import JsonOption, model_path, tokenizer_path
-from bridle.cli.serving import announce, listening_on, wait_for_signal
+from bridle.cli.serving import announce, listening_on, stop_signals, wait_for
 from bridle.cli.settings import settable
 from bridle.cli.terminal import fail
 from bridle.extras import needs_extra
@@ -87,8 +87,9 @@ def embedded(
             port=port,
         )
     with serving:
+        stop = stop_signals()
         announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
-        wait_for_signal()
+        wait_for(stop)
 
 
 @app.command()
@@ -133,8 +134,9 @@ def scripted(
             port=port,
         )
     with serving:
+        stop = stop_signals()
         announce(serving.base_url, json, f"Scripted engine on {serving.base_url}")
-        wait_for_signal()
+        wait_for(stop)
 
 
 def _small_tokenizer(directory: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.cli.options import JsonOption, base_urls, model_path
-from bridle.cli.serving import announce, leave_on_sigterm, wait_for_signal
+from bridle.cli.serving import announce, leave_on_sigterm, stop_signals, wait_for
 from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.engine.vllm.flags import VllmOptions
@@ -118,8 +118,9 @@ def _serve(server: VllmServer, checks: list[Check], json: bool, line: str) -> No
 
     End the command if vLLM is not started again.
     """
+    stop = stop_signals()
     announce(server.base_url, json, f"{line}, log in {server.log}", checks=_as_data(checks))
-    wait_for_signal(lambda: server.refusal is not None)
+    wait_for(stop, lambda: server.refusal is not None)
     if server.refusal is not None:
         raise typer.Exit(NOT_SERVING)
 

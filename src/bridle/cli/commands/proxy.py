@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bridle.cli.options import JsonOption, StoreOption, base_urls, tokenizer_path
-from bridle.cli.serving import announce, listening_on, wait_for_signal
+from bridle.cli.serving import announce, listening_on, stop_signals, wait_for
 from bridle.cli.settings import configured
 from bridle.cli.terminal import fail
 from bridle.keys import ADMIN_KEY_VARIABLE, UPSTREAM_KEY_VARIABLE
@@ -142,8 +142,9 @@ def proxy(
     with listening_on(host, port):
         single = ProxyServer(settings, routers=[_feed], pages=pages)
     with single as server:
+        stop = stop_signals()
         _announce(server.base_url, json, settings, spoken, found, viewer)
-        wait_for_signal()
+        wait_for(stop)
 
 
 def _with_provider(config: ProxyConfig, engines: Sequence[str], key: str | None) -> ProxyConfig:
