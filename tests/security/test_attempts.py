@@ -1,17 +1,19 @@
 """The agent plays for its reward: no attempt changes one, reaches a neighbour or ends the run.
 
-The default suite has two cells of the matrix; ``make test-loop`` has
-all but containers. ``test_controls.py`` shows that each attempt can succeed.
+The default suite has two cells of the matrix, ``make test-loop`` a sample and ``make
+test-attacks`` the others. ``test_controls.py`` shows that each attempt can succeed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from security.stage.play import Cell, every_user, python_for
@@ -52,12 +54,25 @@ def test_no_attempt_from_inside_a_rollout_succeeds(
     play(Cell(sandbox, "rollout", user, attack_policy, attack_engine))
 
 
+SAMPLE = {
+    ("process", "rollout", "ordinary"),
+    ("forked", "train", "root"),
+    ("users", "rollout", "root"),
+}
+"""The cells that run with the other loops; `make test-attacks` runs all others."""
+
+
+def cells() -> list[Any]:
+    every = itertools.product(
+        ("process", "forked", "users"), ("rollout", "train"), ("root", "ordinary")
+    )
+    marks = {True: pytest.mark.loop, False: pytest.mark.attacks}
+    return [pytest.param(*cell, marks=marks[cell in SAMPLE]) for cell in every]
+
+
 @WALLS
-@pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
-@pytest.mark.parametrize("user", ["root", "ordinary"])
-@pytest.mark.parametrize("entry", ["rollout", "train"])
-@pytest.mark.parametrize("sandbox", ["process", "forked", "users"])
+@pytest.mark.parametrize(("sandbox", "entry", "user"), cells())
 def test_no_attempt_succeeds(
     attack_policy: Path, attack_engine: str, sandbox: str, entry: str, user: str
 ) -> None:
@@ -69,9 +84,14 @@ def test_no_attempt_succeeds(
 
 
 @WALLS
-@pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
-@pytest.mark.parametrize("sandbox", ["process", "forked"])
+@pytest.mark.parametrize(
+    "sandbox",
+    [
+        pytest.param("process", marks=pytest.mark.attacks),
+        pytest.param("forked", marks=pytest.mark.loop),
+    ],
+)
 def test_no_attempt_succeeds_in_a_training_that_starts_engine_and_proxy(
     attack_policy: Path, sandbox: str
 ) -> None:
