@@ -51,12 +51,27 @@ def named_by(argv: Iterable[str], environment: Mapping[str, str]) -> tuple[str, 
         if number == 0:
             path = shutil.which(part, path=environment.get("PATH", os.defpath)) or part
         if os.path.isabs(path) and os.path.exists(path):
-            found += [place for name in (path, os.path.realpath(path)) for place in _house(name)]
+            found += [
+                place
+                for name in (*_spellings(path), os.path.realpath(path))
+                for place in _house(name)
+            ]
     for name in SEARCH_PATHS:
         for folder in environment.get(name, "").split(os.pathsep):
             if os.path.isabs(folder) and os.path.isdir(folder):
-                found += _house(os.path.join(folder, "any")) if name == "PATH" else [folder]
+                file = os.path.join(folder, "any")
+                for one in _spellings(file):
+                    found += _house(one) if name == "PATH" else [os.path.dirname(one)]
     return tuple(dict.fromkeys(path for path in found if not _is_home(path)))
+
+
+def _spellings(path: str) -> tuple[str, str]:
+    """Return the path of a file, as it is and without links in its folder.
+
+    Inside walls, a link in the folder leads nowhere unless the folder itself is shown.
+    """
+    folder, name = os.path.split(path)
+    return path, os.path.join(os.path.realpath(folder), name)
 
 
 def _house(path: str) -> list[str]:
