@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridle.bench.families import FAMILIES, model_directory
-from bridle.bench.harness_cases import HarnessCase
+from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.harnesses import Figures, measured
 from bridle.bench.packages import PackageNotFetched
 from bridle.bench.played_family import PlayedFamily, app_of
@@ -28,13 +28,15 @@ from bridle.harnesses.client import Client
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
 from bridle.harnesses.sandboxes import ProcessProvider
+from bridle.proxy.continuation.continuation import Continuer
+from bridle.proxy.continuation.roles import FOR_TEMPLATES
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
 TURNS: Final = 6
-SAMPLE: Final = ("qwen3.5", "llama3.3", "gpt-oss", "gemma3")
+SAMPLE: Final = ("qwen3.5", "llama3.3", "gemma3")
 """The families of the sample that is run where all of them would take too long."""
 
 
@@ -44,7 +46,7 @@ class Cell:
 
     figures: Figures
     refused: str = ""
-    """The proxy's message for a harness that it refused at its first call."""
+    """The reason why the proxy refused the harness at its first call."""
     changed: frozenset[str] = frozenset()
     """The names of the notes on what was changed for the template."""
     engine_refusals: tuple[str, ...] = ()
@@ -144,20 +146,20 @@ async def bench_matrix(
                     figures = measured(reader, results, settings.directory)
                     (result,) = results
                     calls = list(reader.calls(result.session_id)) if result.session_id else []
-                    row[name] = _cell(figures, calls, model.refusals)
+                    row[name] = _cell(figures, calls, model)
                     progress(family, name, row[name])
     return matrix
 
 
-def _cell(figures: Figures, calls: Sequence[CallRow], refusals: Sequence[str]) -> Cell:
-    kept = [call for call in calls if call.status is CallStatus.COMPLETE]
-    refused = "" if kept or not calls else _reason(calls[0])
-    changed = frozenset(note.name for call in calls for note in call.notes)
-    return Cell(figures, refused, changed, tuple(dict.fromkeys(refusals)))
-
-
-def _reason(call: CallRow) -> str:
-    return f"{call.status}: {call.reason}"
+def _cell(figures: Figures, calls: Sequence[CallRow], model: PlayedFamily) -> Cell:
+    refused = ""
+    if calls and not any(call.status is CallStatus.COMPLETE for call in calls):
+        rules = Continuer(model.tokenizer).roles
+        refused = calls[0].reason or calls[0].status
+        if not rules.results:
+            refused += ": the template raises on tool calls and their results"
+    changed = {note.name for call in calls for note in call.notes} & FOR_TEMPLATES
+    return Cell(figures, refused, frozenset(changed), tuple(dict.fromkeys(model.refusals)))
 
 
 @contextmanager
@@ -176,7 +178,8 @@ Each harness ran unmodified through the proxy on the genuine chat template and t
 family, with a scripted policy that thinks and asks for two shell commands at once, {turns} turns
 long. A cell shows the rows per session and the number of breaks, all of them explained; *refused*
 is a harness that the proxy refused at its first call. Small numbers name what the proxy changed in
-the conversation for the template. Made by `bridle bench matrix --table docs/matrix.md`.
+the conversation for the template. Made by
+`{command} --table docs/matrix.md`.
 """
 
 
@@ -184,7 +187,9 @@ def markdown(matrix: Matrix) -> str:
     """Return the matrix as the published page."""
     names = list(dict.fromkeys(name for row in matrix.cells.values() for name in row))
     notes: dict[str, int] = {}
-    lines = [_INTRODUCTION.format(turns=TURNS)]
+    only = [] if {*CASES} == {*names} else [f" --only {name}" for name in names]
+    command = f"bridle bench matrix{''.join(only)}"
+    lines = [_INTRODUCTION.format(turns=TURNS, command=command)]
     lines += [f"| family | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for family, row in matrix.cells.items():
         shown = (_shown(row[name], notes) if name in row else "–" for name in names)

@@ -44,7 +44,18 @@ USER_TURN_ADDED: Final = "user_turn_added"
 TOOLS_NOT_SHOWN: Final = "tools_not_shown"
 CALLS_SPLIT: Final = "parallel_calls_split"
 TEXT_ADDED: Final = "text_added"
-"""Names of the notes on a call whose messages were shaped."""
+FOR_TEMPLATES: Final = frozenset(
+    {
+        SYSTEMS_MERGED,
+        SYSTEM_AS_USER,
+        MESSAGES_COMBINED,
+        USER_TURN_ADDED,
+        TOOLS_NOT_SHOWN,
+        CALLS_SPLIT,
+        TEXT_ADDED,
+    }
+)
+"""Names of the notes on a call whose messages were shaped, or whose tools are not rendered."""
 
 NO_TEXT: Final = "(no text)"
 NO_USER_TURN: Final = "(The conversation begins without a user's message.)"
