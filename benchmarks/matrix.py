@@ -32,6 +32,7 @@ from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.roles import FOR_TEMPLATES
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.reconstruct.conversation import tools
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
 
@@ -46,7 +47,7 @@ class Cell:
 
     figures: Figures
     refused: str = ""
-    """The reason why the proxy refused the harness at its first call."""
+    """The reason why the proxy refused the harness at its first call with tools."""
     changed: frozenset[str] = frozenset()
     """The names of the notes on what was changed for the template."""
     engine_refusals: tuple[str, ...] = ()
@@ -153,9 +154,11 @@ async def bench_matrix(
 
 def _cell(figures: Figures, calls: Sequence[CallRow], model: PlayedFamily) -> Cell:
     refused = ""
-    if calls and not any(call.status is CallStatus.COMPLETE for call in calls):
+    # Some harnesses ask for a title first, without tools.
+    work = [call for call in calls if tools(call)]
+    if work and not any(call.status is CallStatus.COMPLETE for call in work):
         rules = Continuer(model.tokenizer).roles
-        refused = calls[0].reason or calls[0].status
+        refused = work[0].reason or work[0].status
         if not rules.results:
             refused += ": the template raises on tool calls and their results"
     changed = {note.name for call in calls for note in call.notes} & FOR_TEMPLATES
