@@ -307,7 +307,7 @@ print(*Walls((), "/tmp").command(), sep="\\n")
 async def test_a_program_runs_whose_folder_is_reached_through_a_link(
     make_launch: MakeLaunch, tmp_path: Path, by_path: bool
 ) -> None:
-    """As a virtual environment is whose Python lies elsewhere."""
+    """The Python of a virtual environment is such a program: a link to another folder."""
     package, elsewhere = tmp_path / "package", tmp_path / "elsewhere" / "tool"
     for folder in (package, tmp_path / "real" / "bin", elsewhere.parent):
         folder.mkdir(parents=True)
