@@ -20,7 +20,8 @@ from bridle.bench.families import FAMILIES, model_directory
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.harnesses import Figures, measured
 from bridle.bench.packages import PackageNotFetched
-from bridle.bench.played_family import PlayedFamily, app_of
+from bridle.bench.played_engine import app_of
+from bridle.bench.played_family import PlayedFamily
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.transport import ServerThread

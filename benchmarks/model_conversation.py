@@ -1,6 +1,6 @@
-"""The conversation in which a family is tested, and an engine that plays the model in it.
+"""The conversation in which a family is tested, and the model that is played in it.
 
-The engine renders messages as vLLM does, with the family's own template. For an exactly continued
+The model renders messages as vLLM does, with the family's own template. For an exactly continued
 prompt, it takes the given ids. A reply is sampled as the family writes one: its text comes from the
 template, its arguments are formatted unlike any serialiser's, and it ends with the family's own
 token. Every exact prompt is compared with the whole conversation rendered at once.
@@ -13,12 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 from bridle.bench.families import Family
+from bridle.bench.played_engine import Answer
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 
@@ -206,11 +202,13 @@ class PlayedModel:
         step = self.steps[at]
         return [*step.words(at), *([step.says(at)] if step.text else [])]
 
-    def reply(self, messages: Sequence[Mapping[str, Any]], given: list[int] | None) -> Any:
-        """Return the prompt's ids, the reply's ids, the message, and whether it has tool calls.
+    def answer(self, body: Mapping[str, Any]) -> Answer:
+        """Return the reply to a chat request.
 
-        Raise :class:`TemplateError` if the template refuses the messages.
+        Raise :class:`TemplateError` if the template refuses its messages.
         """
+        messages = body["messages"]
+        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         at = sum(message["role"] == "assistant" for message in messages)
         ids = self.tokenizer.encode(self.render(messages)) if given is None else given
         sampled = self.sampled(at, self.tokenizer.decode(ids[-40:]))
@@ -219,7 +217,7 @@ class PlayedModel:
             if objection:
                 self.differences.append(f"call {at + 1}: {objection}")
         self._last = (ids, sampled)
-        return ids, sampled, self.message(at), bool(self.steps[at].calls)
+        return Answer(ids, sampled, self.message(at))
 
     def _native(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with the ids that the engine itself gave to its calls."""
@@ -295,59 +293,3 @@ def _without_special(tokenizer: Tokenizer, text: str) -> str:
     added = tokenizer.backend.get_added_tokens_decoder().values()
     ends = [token.content for token in added if text.rstrip().endswith(token.content)]
     return text.rstrip().removesuffix(max(ends, key=len)) if ends else text.rstrip()
-
-
-def app_of(model: PlayedModel) -> Starlette:
-    """Return an app with the routes of vLLM that the proxy uses."""
-
-    async def chat(request: Request) -> Response:
-        body = await request.json()
-        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-        try:
-            ids, sampled, message, calls = model.reply(body["messages"], given)
-        except TemplateError as error:
-            model.refusals.append(str(error))
-            return JSONResponse({"error": {"message": str(error), "code": 400}}, 400)
-        entries = [{"token": "", "logprob": -0.5, "bytes": None, "top_logprobs": []}]
-        choice = {
-            "index": 0,
-            "message": message,
-            "token_ids": sampled,
-            "logprobs": {"content": entries * len(sampled)},
-            "finish_reason": "tool_calls" if calls else "stop",
-            "stop_reason": None,
-        }
-        usage = {"prompt_tokens": len(ids), "completion_tokens": len(sampled)}
-        usage["total_tokens"] = len(ids) + len(sampled)
-        return JSONResponse(
-            {
-                "id": "chatcmpl-1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": "policy",
-                "choices": [choice],
-                "usage": usage,
-                "prompt_token_ids": ids,
-            }
-        )
-
-    async def tokenize(request: Request) -> Response:
-        body = await request.json()
-        ids = model.tokenizer.encode(model.tokenizer.render(body["messages"]))
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": 1 << 20})
-
-    async def models(request: Request) -> Response:
-        card = {"id": "policy", "object": "model", "max_model_len": 1 << 20, "root": "policy"}
-        return JSONResponse({"object": "list", "data": [card]})
-
-    async def health(request: Request) -> Response:
-        return Response()
-
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/v1/models", models),
-            Route("/health", health),
-        ]
-    )

@@ -22,11 +22,11 @@ from bridle.bench.model_clients import CLIENTS, ClientRefused
 from bridle.bench.model_conversation import (
     SYSTEM,
     PlayedModel,
-    app_of,
     result,
     steps_for,
 )
 from bridle.bench.packages import PackageNotFetched
+from bridle.bench.played_engine import app_of
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.transport import ServerThread

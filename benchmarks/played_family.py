@@ -1,56 +1,25 @@
-"""An engine that replies to any harness as a model of a family writes.
+"""A model that replies to any harness as a family writes.
 
-It has vLLM's routes and shapes. It renders a request by the family's own template, or takes the
-given ids of an exactly continued prompt. A scripted policy decides the reply; its ids are those of
-the text that the template writes for it, and of the family's end token. The parsed reply goes out
-beside the ids, as from an engine that has a parser for the family.
+It renders a request by the family's own template, or takes the given ids of an exactly continued
+prompt. A scripted policy decides the reply; its ids are those of the text that the template writes
+for it, and of the family's end token.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from typing import Any
 
 from bridle.bench.families import Family
+from bridle.bench.played_engine import LONGEST, Answer
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.scripted import ScriptedReply, ScriptedRequest
 from bridle.engine.serve.backend import SamplingParams
-from bridle.engine.serve.wire import DONE, event, usage
-
-LONGEST: Final = 1 << 20
-_HEAD: Final = {"id": "chatcmpl-1", "created": 1, "model": "policy"}
 
 Policy = Callable[[ScriptedRequest], ScriptedReply]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply in the engine's shape: the message, and the ids before and in it."""
-
-    prompt_ids: Sequence[int]
-    sampled: Sequence[int]
-    message: dict[str, Any]
-
-    @property
-    def finish(self) -> str:
-        return "tool_calls" if self.message.get("tool_calls") else "stop"
-
-    @property
-    def logprobs(self) -> dict[str, Any]:
-        entry = {"token": "", "logprob": -0.5, "bytes": None, "top_logprobs": []}
-        return {"content": [entry] * len(self.sampled)}
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        return usage(len(self.prompt_ids), len(self.sampled), 0)
 
 
 @dataclass(slots=True)
@@ -154,93 +123,6 @@ class PlayedFamily:
         names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
         # A template that shows no calls leaves the policy to write some all the same.
         return text if all(name in text for name in names) else _in_hermes(message)
-
-
-def app_of(model: PlayedFamily) -> Starlette:
-    """Return an app with the routes of vLLM that the proxy uses."""
-
-    async def chat(request: Request) -> Response:
-        body = await request.json()
-        try:
-            answer = model.answer(body)
-        except TemplateError as error:
-            model.refusals.append(str(error))
-            return JSONResponse({"error": {"message": str(error), "code": 400}}, 400)
-        if body.get("stream"):
-            return StreamingResponse(_events(answer), media_type="text/event-stream")
-        return JSONResponse(_whole(answer))
-
-    async def tokenize(request: Request) -> Response:
-        body = await request.json()
-        if body.get("messages") is None:
-            ids = model.tokenizer.encode(body["prompt"])
-        else:
-            try:
-                text = model.tokenizer.render(body["messages"], body.get("tools"))
-            except TemplateError as error:
-                return JSONResponse({"error": {"message": str(error), "code": 400}}, 400)
-            ids = model.tokenizer.encode(text)
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": LONGEST})
-
-    async def models(request: Request) -> Response:
-        card = {"id": "policy", "object": "model", "max_model_len": LONGEST, "root": "policy"}
-        return JSONResponse({"object": "list", "data": [card]})
-
-    async def health(request: Request) -> Response:
-        return Response()
-
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/v1/models", models),
-            Route("/health", health),
-        ]
-    )
-
-
-def _whole(answer: Answer) -> dict[str, Any]:
-    choice = {
-        "index": 0,
-        "message": answer.message,
-        "token_ids": list(answer.sampled),
-        "logprobs": answer.logprobs,
-        "finish_reason": answer.finish,
-        "stop_reason": None,
-    }
-    return {
-        **_HEAD,
-        "object": "chat.completion",
-        "choices": [choice],
-        "usage": answer.usage,
-        "prompt_token_ids": list(answer.prompt_ids),
-    }
-
-
-async def _events(answer: Answer) -> AsyncGenerator[bytes]:
-    head = {**_HEAD, "object": "chat.completion.chunk"}
-    for delta in _deltas(answer.message):
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        first = {"prompt_token_ids": list(answer.prompt_ids)} if "role" in delta else {}
-        yield event({**head, "choices": [choice], **first})
-    last = {
-        "index": 0,
-        "delta": {},
-        "logprobs": answer.logprobs,
-        "finish_reason": answer.finish,
-        "stop_reason": None,
-        "token_ids": list(answer.sampled),
-    }
-    yield event({**head, "choices": [last]})
-    yield event({**head, "choices": [], "usage": answer.usage})
-    yield DONE
-
-
-def _deltas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{key: message[key]} for key in ("reasoning", "content") if message.get(key)]
-    calls = message.get("tool_calls") or ()
-    return deltas + [{"tool_calls": [{"index": n, **call}]} for n, call in enumerate(calls)]
 
 
 def _in_hermes(message: Mapping[str, Any]) -> str:
