@@ -104,8 +104,10 @@ class DataPlane:
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         dialect = route.dialect
-        caller, body, request, history = await self._parsed(route, client, held, dialect.parse)
         identity = identify(client.headers)
+        caller, body, request, history = await self._parsed(
+            route, client, identity, held, dialect.parse
+        )
         session, link = await self._admit(caller, route, identity, request, history)
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
@@ -150,7 +152,7 @@ class DataPlane:
             await call.serve()
 
     async def _parsed(
-        self, route: Route, client: Client, held: Held, parse: Parse
+        self, route: Route, client: Client, identity: Identity, held: Held, parse: Parse
     ) -> tuple[Caller, bytes, Request, History | None]:
         """Return who asks, the request's body, the request, and its history.
 
@@ -162,7 +164,7 @@ class DataPlane:
         body = await client.body(services.settings.limits, held)
         history = None
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
-            request, history = parse_on(body, self._known(caller, route, client))
+            request, history = parse_on(body, self._known(caller, route, identity))
         else:
             query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
             request = parse(body, dict(route.parameters), query)
@@ -174,13 +176,13 @@ class DataPlane:
             request = await services.stored[route.dialect.name].expand(request, body, readable)
         return caller, body, request, history
 
-    def _known(self, caller: Caller, route: Route, client: Client) -> list[History]:
+    def _known(self, caller: Caller, route: Route, identity: Identity) -> list[History]:
         """Return the bodies that a body of this client may go on from.
 
         They are those of its own session, and of the anonymous ones if it names none.
         """
         services = self._services
-        named, session = services.sessions.named_by(caller, route.session, identify(client.headers))
+        named, session = services.sessions.named_by(caller, route.session, identity)
         if session is not None:
             return session.trails.histories()
         return [] if named else services.memory.anonymous_trails.histories()
@@ -213,8 +215,8 @@ class DataPlane:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        caller, body, request, _ = await self._parsed(route, client, held, counting.parse)
         identity = identify(client.headers)
+        caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
             _, session = await services.memory.find_anonymous(request)
