@@ -66,6 +66,8 @@ class PreparedStep:
     staleness: NDArray[np.int64]
     """``int64[M]``: number of versions by which each trained token lags behind the one in
     training."""
+    unplaced_rewards: int = 0
+    """Number of rewards of turns that their sessions do not have, which therefore count nowhere."""
     teacher_gap: TeacherGap | None = None
     """The difference between the teacher and the policy, or ``None`` without a teacher."""
 
@@ -109,7 +111,8 @@ def prepare(
 
     memory = {} if memory is None else memory
     stated = config.advantages
-    given = [compared_by(numbers_of(episode, stated), stated) for episode in episodes]
+    numbers = [numbers_of(episode, stated) for episode in episodes]
+    given = [compared_by(one, stated) for one in numbers]
     punished = [_punishment(episode, stated) for episode in episodes]
     rewards = [
         None if reward is None else reward + less
@@ -171,6 +174,7 @@ def prepare(
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
+        unplaced_rewards=sum(len(one.unplaced) for one in numbers),
         teacher_gap=teacher_gap,
     )
 

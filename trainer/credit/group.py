@@ -21,7 +21,7 @@ from bridle.reconstruct.rewards import Numbers
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.registry import Registry
 from bridle.trainer.config import AdvantageConfig
-from bridle.trainer.credit.rewards import aggregation, numbers_of
+from bridle.trainer.credit.rewards import aggregation, calls_in_order, numbers_of
 
 STD_EPSILON: Final = 1e-6
 
@@ -48,7 +48,7 @@ class CreditGroup:
 
     episodes: Sequence[Episode]
     rewards: NDArray[np.float64]
-    """``float64[G]``: the number of each session. It is 0 for a session that has rewards of calls
+    """``float64[G]``: the number of each session. It is 0 for a session that has rewards of parts
     alone; only :func:`stepwise` estimators receive such sessions."""
     config: AdvantageConfig
     memory: dict[str, float] = field(default_factory=dict)
@@ -113,55 +113,77 @@ class CreditGroup:
         return tuple(numbers_of(episode, self.config) for episode in self.episodes)
 
     @cached_property
-    def call_rewards(self) -> dict[tuple[int, str], float]:
-        """Reward of each call itself, by episode and call.
+    def step_rewards(self) -> dict[tuple[int, str], float]:
+        """The reward of each call itself, by episode and call.
 
-        It is the sum over names; of several rewards with one name, the latest counts.
+        It is the sum over names; of several rewards with one name, the latest counts. A branch's
+        reward is that of the call that ends it, and a role's that of its last step.
         """
-        return {
-            (number, call_id): value
-            for number, one in enumerate(self.numbers)
-            for call_id, value in one.calls.items()
-        }
+        found: dict[tuple[int, str], float] = {}
+        for number, one in enumerate(self.numbers):
+            last = self.last_steps(number)
+            at_roles = {last[role]: value for role, value in one.roles.items() if role in last}
+            for place in (one.calls, at_roles):
+                for call_id, value in place.items():
+                    found[number, call_id] = found.get((number, call_id), 0.0) + value
+        return found
+
+    def last_steps(self, episode: int) -> dict[str | None, str]:
+        """Return the last step of each role of a session, as its call."""
+        acted = {step.call_id: step.role for step in self.steps if step.episode == episode}
+        return {acted[one]: one for one in calls_in_order(self.episodes[episode]) if one in acted}
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
         """The number of each session without the part that ``reward_turns`` adds, ``float64[G]``.
 
-        The part is added from the session's calls.
+        The part is added from the session's calls and roles. Rewards of roles that have no step in
+        the session are included, because no step has them.
         """
         added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
         terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
+        for number, one in enumerate(self.numbers):
+            acted = self.last_steps(number) if one.roles else {}
+            terminal[number] += math.fsum(v for role, v in one.roles.items() if role not in acted)
         return terminal
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
         """``float64[G]``: the return of each episode.
 
-        With ``reward_turns`` it is ``rewards``, which includes the rewards of calls already;
+        With ``reward_turns`` it is ``rewards``, which includes the rewards of parts already;
         otherwise they are added.
         """
-        totals = self.rewards.copy()
-        if self.config.reward_turns is None:
-            for (episode, _), value in self.call_rewards.items():
-                totals[episode] += value
+        if self.config.reward_turns is not None:
+            return self.rewards
+        totals = self.terminal.copy()
+        for (episode, _), value in self.step_rewards.items():
+            totals[episode] += value
         return totals
 
-    def own_reward(self, episode: int, role: str | None) -> float:
-        """Return the reward that a session was given under the name of a role.
+    def given_to(self, episode: int, role: str | None) -> float | None:
+        """Return the reward that a session was given for a role as a whole.
 
-        Without one, return the session's number, and NaN without either.
+        It is the sum of those at the role and of the session's under the role's names
+        (``role_rewards``), or ``None`` without any.
         """
-        if role is not None:
-            mapped = self.config.role_rewards or {}
-            name, factor = mapped.get(role, role), 1.0 if role in mapped else None
-            rule = aggregation(self.config)
-            given = rule.role(self.episodes[episode].rewards, name, factor)
-            if given is not None:
-                return given
-        numbers = self.numbers[episode]
-        calls_alone = numbers.value is None and bool(numbers.calls)
-        return math.nan if calls_alone else float(self.rewards[episode])
+        if role is None:
+            return None
+        mapped = self.config.role_rewards or {}
+        stated = mapped.get(role, role)
+        names = (stated,) if isinstance(stated, str) else stated
+        factor = 1.0 if role in mapped else None
+        named = aggregation(self.config).role(self.episodes[episode].rewards, names, factor)
+        at_role = self.numbers[episode].roles.get(role)
+        values = [value for value in (named, at_role) if value is not None]
+        return math.fsum(values) if values else None
+
+    def steps_reward(self, episode: int, role: str | None) -> float | None:
+        """Return the sum of the rewards of a role's own calls, or ``None`` without any."""
+        calls = self.numbers[episode].calls
+        own = {one.call_id for one in self.steps if (one.episode, one.role) == (episode, role)}
+        values = [value for call_id, value in calls.items() if call_id in own]
+        return math.fsum(values) if values else None
 
 
 def role_of(sample: Sample, place: int) -> str | None:
@@ -197,7 +219,7 @@ STEPWISE: Final = "reads_step_rewards"
 
 
 def stepwise(advantage: Advantage) -> Advantage:
-    """Mark an estimator that reads the rewards of single calls.
+    """Mark an estimator that reads the rewards of a session's calls, branches or roles.
 
     It compares sessions by :attr:`CreditGroup.totals`, and accepts sessions that have no other
     reward.

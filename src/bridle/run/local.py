@@ -22,7 +22,7 @@ from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
 from bridle.harnesses.tasks import Task
-from bridle.reconstruct.evaluation import attempt_reward, attempts_of
+from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
@@ -259,7 +259,7 @@ def _train_agent(
     )
     with Reader(plan.store) as reader:
         finished = FinishedGroups.of(reader, plan.run_id)
-        choice.learn((one.task, one.reward) for one in attempts_of(reader, run=plan.run_id))
+        choice.learn((one.task, one.judged_by) for one in attempts_of(reader, run=plan.run_id))
     rule, notice = aggregation(config.training.advantages), RewardNotice(on_rule)
     settings = RolloutSettings(
         directory=_sessions(config, plan.directory),
@@ -278,10 +278,10 @@ def _train_agent(
 
     def on_result(result: RolloutResult) -> None:
         notice(rule, result.rewards)
-        reward = attempt_reward(result.outcome, result.rewards, rule)
-        if reward is not None:
-            choice.learn([(keys[result.task_id], reward)])
-        on_session(reward)
+        numbers = judged(result.outcome, result.rewards, rule)
+        if numbers is not None:
+            choice.learn([(keys[result.task_id], numbers.success)])
+        on_session(None if numbers is None else numbers.reward)
 
     with (
         attempt(plan.store, *runs_of(plan.run_id, work.adapter.name, work.held_out)),
