@@ -21,6 +21,7 @@ from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
+from bridle.harnesses.scorers import Scorer, scorers
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
@@ -208,6 +209,7 @@ class _Work:
     fleet: Fleet
     tasks: list[Task]
     held_out: list[Task]
+    scorers: tuple[Scorer, ...]
 
 
 def _work_of(config: RunConfig) -> _Work:
@@ -224,7 +226,9 @@ def _work_of(config: RunConfig) -> _Work:
         options={**config.tasks.options, **config.agent.options},
         permissions=permissions,
     )
-    return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
+    held_out = held_out_tasks(config.evaluation, config.tasks)
+    chosen = scorers(config.scorers.named, config.scorers.options)
+    return _Work(adapter, fleet, tasks, held_out, chosen)
 
 
 def _sessions(config: RunConfig, directory: Path) -> Path:
@@ -271,6 +275,9 @@ def _train_agent(
         hidden=(*private_in(plan.directory), *store_files(plan.store)),
         guards=config.agent.guards,
         bounds=config.agent.bounds,
+        scorers=work.scorers,
+        artefacts=config.scorers.artefacts,
+        judgements=config.scorers.judgements,
     )
     per_step = config.groups.per_step * config.groups.size
     starts = not config.services.engine_urls

@@ -19,6 +19,7 @@ _SETS: Final = (
     "bridle.harnesses.adapters:ADAPTERS",
     "bridle.run.agents:SANDBOXES",
     "bridle.run.agents:VERIFIERS",
+    "bridle.harnesses.scorers:SCORERS",
     "bridle.run.fleets:FLEETS",
     "bridle.harnesses.tasks.sources:SCHEMES",
     "bridle.trainer.credit:ADVANTAGES",
