@@ -111,8 +111,13 @@ class AdvantageConfig:
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
     or of the population (``G``)."""
+    anchor: PartName = "state"
+    """The state by which ``gigpo`` compares steps: ``prompt``, ``last_observation``, ``last_n``
+    (``options.last_n.n``) or ``state`` (:mod:`bridle.trainer.credit.anchors`), or a function as
+    ``FILE.py:NAME``. ``state`` is the prompt, or the last observation and the role where prompts
+    keep the history."""
     options: Options = field(default_factory=dict)
-    """The own options of estimators, by the estimator's name, such as ``options.gigpo.discount``.
+    """The own options of estimators and anchors, by their name, such as ``options.gigpo.discount``.
     ``bridle config --parts`` lists them."""
     role_rewards: Mapping[str, str | tuple[str, ...]] | None = None
     """Names of rewards by role: the sum of the session's rewards of these names is the role's own

@@ -95,6 +95,7 @@ configurations = st.fixed_dictionaries(
     {
         "baseline": st.sampled_from(BUILT_IN),
         "reward_turns": st.sampled_from([None, "sum", "mean"]),
+        "anchor": st.sampled_from(["prompt", "state", "last_n"]),
         "role_rewards": st.sampled_from([None, {"worker": ("tests", "worker")}]),
         "reward_weights": st.sampled_from([None, None, {"reward": 1.0, "tests": -0.5}]),
         "options": st.builds(
@@ -324,7 +325,7 @@ def test_gigpo_is_the_paper_s_when_reward_turns_is_not_set(
             own.append(reward("step", value, 2.0 + place, call_id=str(place)))
         episodes.append(session("abcd"[n], own, [None] * len(steps)))
     options = {"gigpo": {"discount": discount, "step_weight": weight}}
-    found = credit(prepared(episodes, baseline="gigpo", options=options))
+    found = credit(prepared(episodes, baseline="gigpo", anchor="prompt", options=options))
     expected = reference(*zip(*group, strict=True), discount, weight)  # type: ignore[misc]
     for n, own in enumerate(expected):
         assert found["abcd"[n]] == pytest.approx(own, abs=2e-5)

@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridle.reconstruct.rewards import Numbers
-from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.reconstruct.samples.sample import Episode, Sample, Turn
 from bridle.registry import Registry
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit.rewards import aggregation, calls_in_order, numbers_of
@@ -40,6 +41,10 @@ class CreditStep:
     role: str | None
     prompt: bytes
     """The ids before the call's first token as bytes, which are equal for equal prompts."""
+    observation: str | bytes = b""
+    """The text of the messages after the last reply, else the ids since the last sampled token."""
+    turn: Turn | None = None
+    """The call's text and result, or ``None`` if they are not known."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class CreditGroup:
     config: AdvantageConfig
     memory: dict[str, float] = field(default_factory=dict)
     """State that an estimator keeps from group to group of a run, by a key of its own."""
+    batch: Sequence[Episode] = ()
+    """All sessions that the step collected, those of other groups included."""
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
@@ -76,15 +83,33 @@ class CreditGroup:
         """The steps of all sessions, in the order of their first appearance."""
         found: dict[tuple[int, str], CreditStep] = {}
         for number, episode in enumerate(self.episodes):
+            turns = {turn.call_id: turn for turn in episode.turns}
             for sample in episode.samples:
                 for place, call_id in enumerate(sample.call_ids):
                     here = np.flatnonzero(sample.calls == place)
                     trained = len(here) > 0 and bool(sample.mask[here].any())
                     if trained and (number, call_id) not in found:
-                        prompt = sample.token_ids[: here[0]].tobytes()
-                        role = role_of(sample, place)
-                        found[number, call_id] = CreditStep(number, call_id, role, prompt)
+                        step = _step(sample, place, int(here[0]), turns.get(call_id))
+                        found[number, call_id] = CreditStep(number, call_id, *step)
         return tuple(found.values())
+
+    def steps_of(self, episode: int) -> list[CreditStep]:
+        """Return the steps of one session, in the order in which its calls started."""
+        own = {step.call_id: step for step in self.steps if step.episode == episode}
+        return [own[one] for one in calls_in_order(self.episodes[episode]) if one in own]
+
+    @cached_property
+    def keeps_history(self) -> bool:
+        """Whether a prompt of a session begins with its role's prompt before, and is longer."""
+        prompts: dict[tuple[int, str | None], list[bytes]] = {}
+        for number in range(len(self.episodes)):
+            for step in self.steps_of(number):
+                prompts.setdefault((number, step.role), []).append(step.prompt)
+        return any(
+            len(later) > len(before) and later.startswith(before)
+            for own in prompts.values()
+            for before, later in pairwise(own)
+        )
 
     def everywhere(self, advantages: NDArray[np.float64]) -> Credit:
         """Return the same credit for every token of a session; ``advantages`` is ``float64[G]``."""
@@ -130,8 +155,7 @@ class CreditGroup:
 
     def last_steps(self, episode: int) -> dict[str | None, str]:
         """Return the last step of each role of a session, as its call."""
-        acted = {step.call_id: step.role for step in self.steps if step.episode == episode}
-        return {acted[one]: one for one in calls_in_order(self.episodes[episode]) if one in acted}
+        return {step.role: step.call_id for step in self.steps_of(episode)}
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
@@ -184,6 +208,18 @@ class CreditGroup:
         own = {one.call_id for one in self.steps if (one.episode, one.role) == (episode, role)}
         values = [value for call_id, value in calls.items() if call_id in own]
         return math.fsum(values) if values else None
+
+
+def _step(
+    sample: Sample, place: int, begins: int, turn: Turn | None
+) -> tuple[str | None, bytes, str | bytes, Turn | None]:
+    """Return the facts of a call whose first token is at ``begins``, as :class:`CreditStep`."""
+    ids = sample.token_ids[:begins]
+    earlier = np.flatnonzero(sample.calls[:begins] >= 0)
+    since = ids[earlier[-1] + 1 :] if len(earlier) else ids
+    seen = None if turn is None else turn.observation
+    observation = since.tobytes() if seen is None else seen
+    return role_of(sample, place), ids.tobytes(), observation, turn
 
 
 def role_of(sample: Sample, place: int) -> str | None:

@@ -9,9 +9,9 @@ step ``t`` itself, ``T`` the last step, ``γ`` the discount and ``norm(x) = (x -
                   role in the group                           acted in one session only has no
                                                               baseline: its tokens are masked.
 ``gigpo``         ``A^E + ω A^S``: ``A^E = norm(E)`` over     GiGPO, arXiv 2505.10978, equations 3,
-                  the sessions, ``A^S = norm(G_t)`` over the  6 and 7: anchors are equal prompts
-                  steps with the same prompt                  within the group; a step whose prompt
-                                                              nobody shares has ``A^S = 0``.
+                  the sessions, ``A^S = norm(G_t)`` over the  6 and 7: steps are compared at equal
+                  steps at the same state                     states (:mod:`.anchors`); a step whose
+                                                              state nobody shares has ``A^S = 0``.
 ``turn_returns``  ``norm(G_t)`` over all steps of the group   discounted returns of turns
 ================  ==========================================  ====================================
 
@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import AtLeastZero, Share
+from bridle.trainer.credit.anchors import anchors
 from bridle.trainer.credit.group import (
     STD_EPSILON,
     Credit,
@@ -95,12 +96,10 @@ _GIGPO: Final = GigpoOptions()
 @register_advantage("gigpo")
 @stepwise
 def gigpo(group: CreditGroup, options: GigpoOptions = _GIGPO) -> Credit:
-    """Add the session's advantage and the step's among steps with the same prompt."""
+    """Add the session's advantage and the step's among steps at the same state."""
     whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
-    step = _normalized(
-        group, returns(group, options.discount), [step.prompt for step in group.steps]
-    )
+    step = _normalized(group, returns(group, options.discount), anchors(group))
     return group.by_step(episode + options.step_weight * step)
 
 

@@ -23,6 +23,7 @@ _SETS: Final = (
     "bridle.run.fleets:FLEETS",
     "bridle.harnesses.tasks.sources:SCHEMES",
     "bridle.trainer.credit:ADVANTAGES",
+    "bridle.trainer.credit.anchors:ANCHORS",
     "bridle.trainer.losses.losses:LOSSES",
     "bridle.trainer.losses.importance:CORRECTIONS",
     "bridle.trainer.losses.trust:TRUST_REGIONS",
