@@ -193,8 +193,17 @@ class Client:
         the finding costs.
         """
         source = RewardSource.VERIFIER if verifier_key else RewardSource.OPERATOR
-        facts = {"source": source, "kind": kind, "mode": mode, "detail": dict(detail or {})}
-        await self.give(Reward(session_id, name, value, 0.0, **facts), verifier_key=verifier_key)
+        reward = Reward(
+            session_id,
+            name,
+            value,
+            created_at=0.0,
+            source=source,
+            kind=kind,
+            mode=mode,
+            detail=dict(detail or {}),
+        )
+        await self.give(reward, verifier_key=verifier_key)
 
     async def give(self, reward: Reward, *, verifier_key: str | None = None) -> None:
         """Record a reward at its place.

@@ -106,8 +106,7 @@ class FinishedSession:
 
 
 def _path(by_turn: Mapping[int, Turn], last: Turn) -> tuple[Turn, ...]:
-    path, here = [last], last
-    while here.continues in by_turn and by_turn[here.continues] not in path:
-        here = by_turn[here.continues]
-        path.append(here)
+    path = [last]
+    while (before := by_turn.get(path[-1].continues or 0)) is not None and before not in path:
+        path.append(before)
     return tuple(reversed(path))
