@@ -249,13 +249,18 @@ the conversation for the template. Made by
 
 def markdown(matrix: Matrix) -> str:
     """Return the matrix as the published page."""
-    names = list(dict.fromkeys(name for row in matrix.cells.values() for name in row))
+    run = {name for row in matrix.cells.values() for name in row}
+    names = [name for name in CASES if name in run]
     notes: dict[str, int] = {}
-    only = [] if {*CASES} == {*names} else [f" --only {name}" for name in names]
-    command = f"bridle bench matrix{''.join(only)}"
+    command = "bridle bench matrix"
+    if len(names) < len(CASES):
+        command += "".join(f" --only {name}" for name in names)
+    if matrix.cells.keys() < FAMILIES.keys():
+        command += "".join(f" --family {name}" for name in matrix.cells)
     lines = [_INTRODUCTION.format(turns=TURNS, command=command)]
     lines += [f"| family | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for family, row in matrix.cells.items():
+    for family in (name for name in FAMILIES if name in matrix.cells):
+        row = matrix.cells[family]
         shown = (_shown(row[name], notes) if name in row else "–" for name in names)
         lines.append(f"| {family} | {' | '.join(shown)} |")
     lines += ["", *(f"{number}. `{note}`" for note, number in notes.items())]
