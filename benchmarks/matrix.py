@@ -203,14 +203,14 @@ class _Served:
         )
 
     def _refused(self, calls: Sequence[CallRow]) -> str:
+        """Return the error with which the proxy refused the first call with tools, or ``""``."""
+        if Continuer(self.model.tokenizer).roles.results:
+            return ""
         # Some harnesses ask for a title first, without tools.
         work = [call for call in calls if tools(call)]
         if not work or any(call.status is CallStatus.COMPLETE for call in work):
             return ""
-        reason = work[0].reason or str(work[0].status)
-        if not Continuer(self.model.tokenizer).roles.results:
-            reason += ": the template raises on tool calls and their results"
-        return reason
+        return str(work[0].error.get("message") or work[0].reason)
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def markdown(matrix: Matrix) -> str:
         lines.append(f"| {family} | {' | '.join(shown)} |")
     lines += ["", *(f"{number}. `{note}`" for note, number in notes.items())]
     refused = Counter(cell.refused for row in matrix.cells.values() for cell in row.values())
-    lines += ["", *(f"Refused ({n}): {text}" for text, n in refused.items() if text)]
+    lines += ["", *(f"Refused ({n}): *{text}*" for text, n in refused.items() if text)]
     failures = matrix.failures()
     lines += ["", "Every cell is whole." if not failures else "What fails:", ""]
     lines += [f"- {failure}" for failure in failures]
