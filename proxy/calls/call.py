@@ -17,6 +17,7 @@ from msgspec import structs
 
 from bridle.proxy.continuation.roles import refusal_hint
 from bridle.proxy.dialects.dialect import Dialect
+from bridle.proxy.dialects.errors import midway
 from bridle.proxy.engines.rendering import EngineForm
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -323,7 +324,7 @@ class Call:
     def _error_bytes(self, error: ApiError) -> HttpError:
         """Return ``error`` inside the stream if it has begun, else as a response of its own."""
         if self._emitter is not None and self._client.started:
-            return HttpError(200, self._emitter.fail(error))
+            return HttpError(200, self._emitter.fail(midway(error)))
         return self._dialect.error(error)
 
     async def _send_error(self, reply: HttpError) -> None:
