@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -134,8 +135,10 @@ class Continuer:
         if tail is not None:
             return tail
         before = _before(link, request)
+        if before is None:
+            return None
         try:
-            return before and self._tails.tail_of_whole(before, reply, link.tail, setting)
+            return self._tails.tail_of_whole(before, reply, link.tail, setting)
         except (TemplateError, SeamError):
             return None
 
@@ -152,10 +155,10 @@ class Continuer:
         if known is not None:
             return known[0]
         shape = self._prober.proven(reply, link.tail, setting)
-        try:
-            tail = shape and self._tails.tail(reply, link.tail, setting, shape)
-        except (TemplateError, SeamError):
-            tail = None
+        tail = None
+        if shape is not None:
+            with suppress(TemplateError, SeamError):
+                tail = self._tails.tail(reply, link.tail, setting, shape)
         if len(key) < _LONGEST_KEY:
             if len(self._latest) >= _TAILS_KEPT:
                 self._latest.clear()
