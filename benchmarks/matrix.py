@@ -63,8 +63,12 @@ class Cell:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Cell:
         """Return the cell of :meth:`as_data`."""
-        values = {one.name: data[one.name] for one in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        given = {one.name: data[one.name] for one in fields(cls)}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        return cls(**values)
 
     @property
     def failures(self) -> list[str]:
