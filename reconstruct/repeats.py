@@ -12,6 +12,8 @@ from bridle.store.reading.conversation import ReplyId, base, completes_prompt, l
 from bridle.store.records import CallStatus, Note
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
+REPETITIONS: Final = frozenset({"retry", "asked_again", "reply_dropped"})
+"""Names of the notes on calls that repeat an earlier one's question."""
 _REPLIED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 
 

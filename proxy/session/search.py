@@ -36,9 +36,9 @@ from bridle.proxy.session.match import (
     own_head,
     same_call,
 )
-from bridle.proxy.session.rewritten import Rewritten
+from bridle.proxy.session.rewritten import Reworded, Rewritten
 from bridle.proxy.session.trails import Step, Trail, Trails, Ways
-from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex
+from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex, chained
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.minting import call_id_of
@@ -46,6 +46,9 @@ from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
 """The share of its former steps below which a rewritten history counts as a compaction."""
+
+_FEW = 8
+"""Number of calls at one place above which those are looked up that were asked the same."""
 
 _digest, _form, _minted = attrgetter("digest"), attrgetter("form"), attrgetter("minted")
 _end = attrgetter("end")
@@ -137,15 +140,19 @@ class Search:
         """Return the request's link to its session."""
         base = self._deepest()
         link = self._unbroken(base)
-        echoes, named = False, None
-        for unit in self.units[0 if base is None else base.end :]:
-            if unit.message is not None:
-                echoes, named = True, self._rewritten().echoed_last(base)
-                break
+        rewritten = self._rewritten()
+        reworded, named = rewritten.asked_before(base, link), None
+        end = 0 if base is None else base.end
+        echoes = any(unit.message is not None for unit in self.units[end:])
+        if echoes:
+            named = rewritten.echoed_last(base, end if reworded is None else reworded.at)
         if named is not None:
             link = self._broken(link, named)
-        elif base is None:
-            link = self._compacted(link)
+        elif base is None and (summariser := rewritten.summariser()) is not None:
+            link = self._compacted(link, summariser)
+        elif reworded is not None:
+            link = self._reworded(link, reworded)
+            echoes = any(unit.message is not None for unit in self.units[reworded.at + 1 :])
         if link.parent is not None and not link.parent.choices:
             link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
         turns = self.index.turns
@@ -217,13 +224,13 @@ class Search:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            reach, before, cut = start + 1, len(found), len(self.cut)
+            before, cut = len(found), len(self.cut)
             keys = ("next", below, digests[start]), ("next", below, b"")
-            for turn in (*index.get(keys[0], ()), *index.get(keys[1], ())):
-                end = start + len(turn.seen.units)
-                reach = max(reach, end + 1)
-                if end < len(digests) and digests[start:end] == turn.seen.units:
-                    self._add_places(turn, end, found, open_)
+            turns = (*index.get(keys[0], ()), *index.get(keys[1], ()))
+            longest = max([len(turn.seen.units) for turn in turns], default=0)
+            reach = start + longest + 1
+            for turn in turns if len(turns) <= _FEW else self._asked(below, start, longest):
+                self._add_places(turn, start, found, open_)
             if ways.single and len(found) == before + 1 and len(self.cut) == cut:
                 ways.add(Step(found[-1], max(reach, ways.reach)), keys)
             else:
@@ -231,16 +238,35 @@ class Search:
         ways.keep(self.index)
         return found
 
+    def _asked(self, below: Below, start: int, longest: int) -> tuple[Turn, ...]:
+        """Return the turns at a place whose requests the steps from ``start`` on begin with.
+
+        ``longest`` is the number of steps of the longest of them. The cost grows with that number
+        and not with the number of turns at the place.
+        """
+        end = min(start + longest, len(self.digests))
+        chain, found = chained(self.digests[start:end]), self.index.found
+        return tuple([turn for one in chain for turn in found.get(("asked", below, one), ())])
+
     def _add_places(
-        self, turn: Turn, end: int, found: list[Place], open_: list[tuple[Below, int]]
+        self, turn: Turn, start: int, found: list[Place], open_: list[tuple[Below, int]]
     ) -> None:
-        """Add the places of the replies of ``turn`` that step ``end`` repeats, whole or in part."""
-        unit, turns = self.units[end], self.index.turns
-        if unit.message is None:
+        """Add the places of the replies of ``turn`` that are repeated, whole or in part.
+
+        The steps from ``start`` on must be the turn's own new steps, and the one after them repeats
+        the reply.
+        """
+        end, turns = start + len(turn.seen.units), self.index.turns
+        unit = self.units[end] if end < len(self.units) else None
+        if unit is None or unit.message is None:
             return
         minted = unit.minted and [one for one in unit.minted if one in turns]
         if minted and turn.call_id not in minted:
             return
+        unlike, one = self.index.unlike, (turn.call_id, unit.form)
+        if one in unlike or self.digests[start:end] != turn.seen.units:
+            return
+        before = len(found), len(self.cut)
         for choice, reply in enumerate(turn.choices):
             same = reply.digest == unit.digest
             match = WHOLE if same else compare_step(turn, choice, unit, self.request.messages)
@@ -252,6 +278,8 @@ class Search:
                 continue
             found.append(place)
             open_.append(((turn.call_id, choice), end + 1))
+        if before == (len(found), len(self.cut)):
+            unlike.add(one)
 
     def _rank(self, place: Place) -> tuple[object, ...]:
         """Return the rank of a place.
@@ -374,17 +402,29 @@ class Search:
             break_reason=reason,
         )
 
-    def _compacted(self, link: Link) -> Link:
-        parent = self._rewritten().summariser()
-        if parent is None:
-            return link
+    def _compacted(self, link: Link, summariser: Turn) -> Link:
         return structs.replace(
             link,
-            parent=parent,
+            parent=summariser,
             rule="content",
             confidence=0.6,
             differs=("history",),
             break_reason=BreakReason.COMPACTED,
+        )
+
+    def _reworded(self, link: Link, found: Reworded) -> Link:
+        """Return the link of a request that has the latest reply in the harness's own words."""
+        turn, reason = found.turn, BreakReason.REWORDED
+        if not own_head(turn, self.seen):
+            other = turn.seen.system != self.seen.system
+            reason = BreakReason.SYSTEM_CHANGED if other else BreakReason.TOOLS_CHANGED
+        return structs.replace(
+            link,
+            parent=turn,
+            rule="position",
+            confidence=0.5 + 0.4 * found.share,
+            differs=tuple(sorted({*link.differs, "history"})),
+            break_reason=reason,
         )
 
     def _differs(self, place: Place) -> set[str]:

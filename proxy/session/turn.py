@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -41,7 +42,7 @@ Below = tuple[str, int] | None
 Key = tuple[object, ...]
 
 _ADDED_KEPT: Final = 100_000
-"""Number of additions that are remembered."""
+"""Number of additions, and of comparisons, that are remembered."""
 _BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
 """The places where a quoted text may begin: a word, or any sign that is not part of one."""
 
@@ -113,7 +114,8 @@ class Link(msgspec.Struct, frozen=True):
     choice: int = 0
     """The index of the base's reply that is continued."""
     rule: str | None = None
-    """The rule that found the parent: ``minted_id``, ``content`` or ``token_prefix``."""
+    """The rule that found the parent: ``minted_id``, ``content``, ``position`` or
+    ``token_prefix``."""
     differs: tuple[str, ...] = ()
     """The names of the differences in form between this request and the parent's request and
     reply, in order."""
@@ -166,6 +168,8 @@ class TurnIndex:
         begins again when ``removals`` grows."""
         self.removals = 0
         """A number that grows when anything but an addition changes the index."""
+        self.unlike: set[tuple[str, bytes]] = set()
+        """Calls, with the forms of steps that were compared with their replies and are others."""
         self._deepest: dict[tuple[bytes, str | None], int] = {}
         """Number of steps of the longest request so far, by instructions and agent."""
 
@@ -174,7 +178,7 @@ class TurnIndex:
         turns, found = self.turns, self.found
         if turn.call_id in turns:
             self.remove(turns[turn.call_id])
-        elif len(self.added) > _ADDED_KEPT:
+        elif max(len(self.added), len(self.unlike)) > _ADDED_KEPT:
             self._changed()
         self.added.append(_next_key(turn))
         for key in _keys(turn):
@@ -193,6 +197,7 @@ class TurnIndex:
     def _changed(self) -> None:
         self.removals += 1
         self.added.clear()
+        self.unlike.clear()
 
     def remove(self, turn: Turn) -> None:
         self._changed()
@@ -227,8 +232,31 @@ class TurnIndex:
 
         Sampling parameters do not count.
         """
-        key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
-        return self.found.get(key, ())
+        wanted = seen.system, seen.tools, seen.ask
+        return [
+            turn
+            for turn in self.found.get(("asked", below, chained(seen.units)[-1]), ())
+            if (turn.seen.system, turn.seen.tools, turn.seen.ask) == wanted
+            and turn.seen.units == seen.units
+        ]
+
+    def requested(
+        self, below: Below, chain: int, steps: Sequence[bytes], start: int, end: int
+    ) -> Sequence[Turn]:
+        """Return the turns whose new steps at this place are ``steps[start:end]``, oldest first.
+
+        Their instructions and tools do not count. ``chain`` is the item of :func:`chained` for
+        these steps.
+        """
+        turns = self.found.get(("asked", below, chain))
+        if not turns:
+            return ()
+        wanted = tuple(steps[start:end])
+        return [turn for turn in turns if turn.seen.units == wanted]
+
+    def next_after(self, below: Below, step: bytes) -> Sequence[Turn]:
+        """Return the turns whose requests go on with this step at this place, oldest first."""
+        return self.found.get(("next", below, step), ())
 
     def deepest(self, seen: RequestDigests) -> int:
         """Return the number of steps of the longest known request.
@@ -264,6 +292,18 @@ class TurnIndex:
         return False
 
 
+def chained(steps: Iterable[bytes]) -> list[int]:
+    """Return a hash of no step, of the first one, of the first two, and so on up to all.
+
+    ``steps`` are the digests of the steps' meanings. The hashes hold in this process only.
+    """
+    return list(accumulate(steps, _chain, initial=0))
+
+
+def _chain(before: int, step: bytes) -> int:
+    return hash((before, step))
+
+
 def _next_key(turn: Turn) -> Key:
     """Return the key of the place and the first new step of the turn's request."""
     seen, base = turn.seen, turn.base
@@ -274,14 +314,14 @@ def _next_key(turn: Turn) -> Key:
 def _keys(turn: Turn) -> dict[Key, None]:
     """Return the keys by which a request can recognise the turn, each once.
 
-    They are the place and first new step of its request, its whole question, the calls whose
+    They are the place and first new step of its request, all its new steps, the calls whose
     replies its request repeats, its replies, and the beginnings of long ones.
     """
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
     keys: dict[Key, None] = {
         _next_key(turn): None,
-        ("asked", below, seen.system, seen.tools, seen.ask, seen.units): None,
+        ("asked", below, chained(seen.units)[-1]): None,
     }
     if turn.parent_call_id is not None:
         keys["used", turn.parent_call_id] = None
