@@ -109,6 +109,11 @@ class DataPlane:
             route, client, identity, held, dialect.parse
         )
         session, link = await self._admit(caller, route, identity, request, history)
+        if link.unfolded is not None:
+            noted = Note("turns_unfolded", f"{len(request.messages)} messages")
+            request = structs.replace(
+                request, messages=link.unfolded, notes=(*request.notes, noted)
+            )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)

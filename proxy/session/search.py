@@ -28,6 +28,7 @@ from operator import attrgetter
 from msgspec import structs
 
 from bridle.proxy.session.digests import value_digest
+from bridle.proxy.session.folded_turns import has_folded, without_folds
 from bridle.proxy.session.match import (
     WHOLE,
     Place,
@@ -83,8 +84,13 @@ class Search:
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.head = index.digester.system(request.messages)
         prefill = _prefill(request, index) if "continue_final_message" in request.extra else ()
+        self.unfolded: tuple[Message, ...] | None = None
+        """The messages, if turns that the client folded into others were taken out of them."""
         steps = request.messages[:-1] if prefill else request.messages
         self.trail = self._read(steps, history)
+        if self.unfolded is not None:
+            self.unfolded += request.messages[len(steps) :]
+            self.request = structs.replace(request, messages=self.unfolded)
         self.units, self.digests = self.trail.units, self.trail.digests
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
@@ -114,6 +120,12 @@ class Search:
         trail = Trail(messages, history=history)
         if trails is not None:
             self._before, self._shared = trails.closest(messages)
+        if has_folded(messages[max(0, self._shared - 1) :]):
+            unfolded = without_folds(messages, self.index)
+            if unfolded != messages:
+                self.unfolded = trail.messages = messages = unfolded
+                if trails is not None:
+                    self._before, self._shared = trails.closest(messages)
         before = self._before
         if before is None or not before.units or before.units[0].start != self.head:
             trail.units = digester.units(messages, self.head)
@@ -164,6 +176,8 @@ class Search:
         if self._trails is not None and not unknown:
             self._trails.keep(self.trail, self._before, self._shared)
             link = structs.replace(link, written=self.trail.written)
+        if self.unfolded is not None:
+            link = structs.replace(link, unfolded=self.unfolded)
         if unknown or echoes:
             return structs.replace(link, unexplained=True, unknown=unknown)
         return link

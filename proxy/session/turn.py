@@ -129,6 +129,9 @@ class Link(msgspec.Struct, frozen=True):
     written: Written | None = None
     """The first of the request's messages as JSON for the engine. Whoever writes more of them adds
     them here, for the next request that begins with them. ``None`` if nothing is remembered."""
+    unfolded: tuple[Message, ...] | None = None
+    """The request's messages in the order in which they were said, if the client folded turns into
+    others (:mod:`bridle.proxy.session.folded_turns`). They take the place of its own."""
     unexplained: bool = False
     """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
