@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.reconstruct.conversation import digests, tools
+from bridle.reconstruct.conversation import digests, first_reply, tools
 from bridle.reconstruct.kinds.compaction import compactions
 from bridle.reconstruct.kinds.delegation import delegated
 from bridle.reconstruct.repeats import repetitions
@@ -187,13 +187,17 @@ def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
     """Return the calls that leave a conversation while it goes on without them.
 
-    They leave it with other tools or instructions. A reply that was cut and that nothing continues
-    does not count as going on, because such a call may resume what was interrupted.
+    They leave it with other tools or instructions. An interrupted turn does not count as going on,
+    because such a call may resume it (:func:`_goes_on_beside`).
     """
     children: dict[str, list[CallRow]] = {}
-    for call in calls:
-        if call.parent_call_id is not None:
-            children.setdefault(call.parent_call_id, []).append(call)
+    latest = {call.id: call.started_at for call in calls}
+    """The start of the latest call that continues a call, or its own."""
+    for call in reversed(calls):
+        parent = call.parent_call_id
+        if parent is not None and parent in latest:
+            children.setdefault(parent, []).append(call)
+            latest[parent] = max(latest[parent], latest[call.id])
     changed = (BreakReason.SYSTEM_CHANGED, BreakReason.TOOLS_CHANGED)
     return [
         call
@@ -203,10 +207,25 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
         and call.id not in children
         and any(
             other.break_reason not in changed
-            and (other.status in _ANSWERED or other.id in children)
+            and _goes_on_beside(call, other, latest[other.id], other.id in children)
             for other in siblings
         )
     ]
+
+
+def _goes_on_beside(call: CallRow, other: CallRow, latest: float, continued: bool) -> bool:
+    """Return whether the conversation of ``other`` goes on without ``call``.
+
+    ``latest`` is the start of the latest call of its line, and ``continued`` is whether another
+    call continues it. A turn was interrupted if its reply was cut, or if nothing answers its tool
+    calls. Then it goes on only if something of its line is later than the beginning of ``call``.
+    """
+    if latest > call.started_at:
+        return continued or other.status in _ANSWERED
+    if other.status not in _ANSWERED:
+        return False
+    at_once = other.ended_at is None or other.ended_at > call.started_at
+    return continued or at_once or not first_reply(other).tool_calls
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:
