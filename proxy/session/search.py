@@ -46,7 +46,8 @@ from bridle.proxy.wire.minting import call_id_of
 from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
-"""The share of its former steps below which a rewritten history counts as a compaction."""
+"""The share of its former steps, and of the replies in them, below which a rewritten history counts
+as a compaction."""
 
 _FEW = 8
 """Number of calls at one place above which those are looked up that were asked the same."""
@@ -403,7 +404,7 @@ class Search:
             reason = link.break_reason
         elif named.match.part == "prefix":
             reason = BreakReason.TRUNCATED
-        elif named.end - 1 < COMPACTED_BELOW * before.depth:
+        elif named.end - 1 < COMPACTED_BELOW * before.depth and self._leaves_out(named):
             reason = BreakReason.COMPACTED
         else:
             reason = BreakReason.EDITED
@@ -415,6 +416,22 @@ class Search:
             differs=tuple(sorted({*link.differs, "history", *named.match.differs})),
             break_reason=reason,
         )
+
+    def _leaves_out(self, named: Place) -> bool:
+        """Return whether replies above ``named`` are missing from the request.
+
+        Fewer steps do not show it, because a client may have joined them.
+        """
+        steps = self.units[: named.end - 1]
+        echoed = {call_id for unit in steps for call_id in unit.minted}
+        said = {unit.digest for unit in steps}
+        above = kept = 0
+        turn = self.index.above(named.turn)
+        while turn is not None:
+            above += 1
+            kept += turn.call_id in echoed or any(one.digest in said for one in turn.choices)
+            turn = self.index.above(turn)
+        return kept < COMPACTED_BELOW * above or not above
 
     def _compacted(self, link: Link, summariser: Turn) -> Link:
         return structs.replace(

@@ -291,8 +291,12 @@ class TurnIndex:
         while at is not None:
             if at.call_id == ancestor.call_id:
                 return True
-            at = at.base or self.turns.get(at.parent_call_id or "")
+            at = self.above(at)
         return False
+
+    def above(self, turn: Turn) -> Turn | None:
+        """Return the call that ``turn`` continues, by base or by parent."""
+        return turn.base or self.turns.get(turn.parent_call_id or "")
 
 
 def chained(steps: Iterable[bytes]) -> list[int]:
