@@ -12,7 +12,6 @@ and the break has a reason.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -22,7 +21,7 @@ import msgspec
 
 from bridle.proxy.session.digests import Digester, digest_of, spoken_text
 from bridle.proxy.wire.written import Written
-from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.reading.summaries import SUMMARY_LENGTH, openings, quotable
 from bridle.store.records import (
     BreakReason,
     CallStatus,
@@ -43,8 +42,6 @@ Key = tuple[object, ...]
 
 _ADDED_KEPT: Final = 100_000
 """Number of additions, and of comparisons, that are remembered."""
-_BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
-"""The places where a quoted text may begin: a word, or any sign that is not part of one."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -273,13 +270,8 @@ class TurnIndex:
 
         The cost grows with the length of the text, not with the number of turns.
         """
-        seen: set[str] = set()
-        for match in _BEGINNINGS.finditer(text):
-            at = match.start()
-            opening = text[at : at + SUMMARY_LENGTH]
-            if opening not in seen and (turns := self.found.get(("opening", opening))):
-                seen.add(opening)
-                yield from turns
+        for opening in openings(text):
+            yield from self.found.get(("opening", opening), ())
 
     def echoed(self, turn: Turn) -> bool:
         """Whether a later call was built on this one's reply."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from bridle.reconstruct.conversation import digests, first_reply, tools
 from bridle.reconstruct.kinds.compaction import compactions
-from bridle.reconstruct.kinds.delegation import delegated
+from bridle.reconstruct.kinds.delegation import awaited_by, delegated, gaps, tool_name
 from bridle.reconstruct.repeats import repetitions
 from bridle.store.reading.conversation import lineage_of
 from bridle.store.reading.queries import CallRow
@@ -76,6 +76,11 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
     for line in _side_lines(lines):
         evidence = "one call without tools, under instructions of its own"
         line.give(Verdict(CallKind.SIDE, evidence), verdicts)
+    waits = gaps(calls) if len(lines) > 1 else []
+    for line in lines:
+        if line.first.parent_call_id is None and (by := awaited_by(line.calls, waits)):
+            evidence = f"it ran while the result of {by.id} was awaited"
+            line.give(Verdict(CallKind.SUBAGENT, evidence, tool_name(by)), verdicts)
     for call in _digressions(calls):
         verdicts.setdefault(
             call.id, Verdict(CallKind.SIDE, "asked with other tools or instructions, then left")
