@@ -224,7 +224,7 @@ class DataPlane:
         caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, session = await services.memory.find_anonymous(request)
+            _, session = await services.memory.find_anonymous(request, begins=False)
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)

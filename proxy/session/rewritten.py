@@ -23,12 +23,15 @@ from bridle.proxy.session.match import (
 from bridle.proxy.session.turn import Link, Turn, TurnIndex, calls_alone, chained, summaries
 from bridle.proxy.wire.canonical import Message
 from bridle.store.reading.summaries import SUMMARY_LENGTH
-from bridle.store.records import RequestDigests
+from bridle.store.records import CallStatus, RequestDigests
 
 _MOST_ASKED: Final = 16
 """Maximum number of calls that were asked the same, the latest, whose replies are compared."""
 _MOST_WORDS: Final = 0.5
 """The share of a reply's words from which on a message is taken to be the reply in other words."""
+_QUOTED: Final = 2
+"""Number of replies that a transcript of a conversation quotes."""
+_NOT_ENDED: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
 _WORD: Final = re.compile(r"\w+")
 _ESCAPED: Final = re.compile(r"\\[bfnrt]")
 
@@ -146,6 +149,32 @@ class Rewritten:
         while end < len(self.units) and self.units[end].role == self.units[at].role:
             end += 1
         return self.units[at:end]
+
+    def failed(self) -> tuple[Turn, ...]:
+        """Return the calls that were asked the same, and of which none of a session has ended well.
+
+        Each is the last one of its session, and the latest comes first.
+        """
+        last = {turn.session_id: turn for turn in self.index.asked(None, self.seen)}
+        return tuple([turn for turn in reversed(last.values()) if turn.status in _NOT_ENDED])
+
+    def quoted(self) -> Turn | None:
+        """Return a call of the session of which the user's messages quote several replies.
+
+        They are the transcript of a conversation, such as a summariser gets. A single reply may
+        have been pasted by a person.
+        """
+        found: dict[str, dict[str, Turn]] = {}
+        for unit in self.units:
+            if unit.role != "user":
+                continue
+            for text in meaning_parts(self.messages[unit.start].content):
+                if isinstance(text, str) and len(text) >= 2 * SUMMARY_LENGTH:
+                    for turn in self.index.opened_within(text):
+                        if any(summary in text for summary in summaries(turn)):
+                            found.setdefault(turn.session_id, {})[turn.call_id] = turn
+        most = max(found.values(), key=len, default={})
+        return next(reversed(most.values())) if len(most) >= _QUOTED else None
 
     def _cut_here(self, at: int, base: Place | None) -> Place | None:
         above = base.turn if base is not None else None

@@ -151,23 +151,7 @@ class Search:
 
     def link(self) -> Link:
         """Return the request's link to its session."""
-        base = self._deepest()
-        link = self._unbroken(base)
-        rewritten = self._rewritten()
-        reworded, named = rewritten.asked_before(base, link), None
-        end = 0 if base is None else base.end
-        echoes = any(unit.message is not None for unit in self.units[end:])
-        if echoes:
-            named = rewritten.echoed_last(base, end if reworded is None else reworded.at)
-        if named is not None:
-            link = self._broken(link, named)
-        elif base is None and (summariser := rewritten.summariser()) is not None:
-            link = self._compacted(link, summariser)
-        elif reworded is not None:
-            link = self._reworded(link, reworded)
-            echoes = any(unit.message is not None for unit in self.units[reworded.at + 1 :])
-        if link.parent is not None and not link.parent.choices:
-            link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+        link, echoes = self._found()
         turns = self.index.turns
         # The ids in the steps of a trail were known, and no call has been removed since.
         ids = list(chain.from_iterable(map(_minted, self.units[self._known :])))
@@ -183,8 +167,32 @@ class Search:
             return structs.replace(link, unexplained=True, unknown=unknown)
         return link
 
-    def _rewritten(self) -> Rewritten:
-        return Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
+    def _found(self) -> tuple[Link, bool]:
+        """Return the link, and whether the request shows a reply that no turn explains."""
+        base = self._deepest()
+        link = self._unbroken(base)
+        changed = Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
+        reworded, named = changed.asked_before(base, link), None
+        echoes = self._replies_after(0 if base is None else base.end)
+        if echoes:
+            end = 0 if base is None else base.end
+            named = changed.echoed_last(base, end if reworded is None else reworded.at)
+        if named is not None:
+            link = self._broken(link, named)
+        elif base is None and (summariser := changed.summariser()) is not None:
+            link = self._compacted(link, summariser)
+        elif reworded is not None:
+            link = self._reworded(link, reworded)
+            echoes = self._replies_after(reworded.at + 1)
+        elif base is None and self.index.unrelated:
+            link = structs.replace(link, failed=changed.failed(), quoted=changed.quoted())
+        if link.parent is not None and not link.parent.choices:
+            link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+        return link, echoes
+
+    def _replies_after(self, start: int) -> bool:
+        """Return whether a step from ``start`` on is an assistant turn."""
+        return any(unit.message is not None for unit in self.units[start:])
 
     # — the base: following the request down from the roots —
 

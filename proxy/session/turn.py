@@ -120,6 +120,12 @@ class Link(msgspec.Struct, frozen=True):
     """The confidence in the parent: 1.0 if an echoed id names it, less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
+    failed: tuple[Turn, ...] = ()
+    """Calls that failed at the same question, each the last of its session to ask it, the latest
+    first. Like ``quoted``, they show the session of a request that has no parent if nothing else
+    does."""
+    quoted: Turn | None = None
+    """A call of the session of which the request quotes several replies."""
     head: int = 0
     """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None

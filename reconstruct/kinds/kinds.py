@@ -18,7 +18,7 @@ from typing import Final
 from bridle.reconstruct.conversation import digests, first_reply, tools
 from bridle.reconstruct.kinds.compaction import compactions
 from bridle.reconstruct.kinds.delegation import awaited_by, delegated, gaps, tool_name
-from bridle.reconstruct.repeats import repetitions
+from bridle.reconstruct.repeats import Repetition, repetitions
 from bridle.store.reading.conversation import lineage_of
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
@@ -56,8 +56,14 @@ def _with_kind(call: CallRow, verdict: Verdict) -> CallRow:
     return call.with_kind(verdict.kind, call.role or verdict.role)
 
 
-def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
-    """Return the verdict on every call of one session, by call id; earlier rules win."""
+def classify(
+    calls: Sequence[CallRow], repeated: Mapping[str, Repetition] | None = None
+) -> dict[str, Verdict]:
+    """Return the verdict on every call of one session, by call id; earlier rules win.
+
+    ``repeated`` are the calls' repetitions, which are found if they are not given.
+    """
+    repeated = repetitions(calls) if repeated is None else repeated
     lines = _lines(calls)
     verdicts = {call.id: stated for call in calls if (stated := _stated_kind(call)) is not None}
     tasks = delegated(_by_line(calls, lines)) if len(lines) > 1 else {}
@@ -65,10 +71,8 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.COMPACTION, "a shortened conversation begins with its reply")
         )
-    for call_id in _replaced(calls):
-        verdicts.setdefault(
-            call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
-        )
+    for call_id, evidence in _replaced(calls, repeated).items():
+        verdicts.setdefault(call_id, Verdict(CallKind.RETRY, evidence))
     for line in lines:
         if task := tasks.get(line.first.id):
             evidence = f"its task is an argument of a tool call of {task.call_id}"
@@ -161,12 +165,25 @@ def _stated_kind(call: CallRow) -> Verdict | None:
     return None
 
 
-def _replaced(calls: Sequence[CallRow]) -> set[str]:
-    """Return the ids of the calls that did not complete and that another call repeats."""
-    bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
-    if not bad:
-        return bad
-    return {one.asked.id for one in repetitions(calls).values() if one.asked is not None} & bad
+def _replaced(calls: Sequence[CallRow], repeated: Mapping[str, Repetition]) -> dict[str, str]:
+    """Return the calls in whose place another one that repeats them stands, with the evidence.
+
+    They did not complete, or the conversation goes on from the other reply and not from theirs.
+    """
+    asked_by = {one.asked.id: later for later, one in repeated.items() if one.asked}
+    if not asked_by:
+        return {}
+    continued = {call.parent_call_id for call in calls}
+    found: dict[str, str] = {}
+    for call in reversed(calls):
+        later = asked_by.get(call.id)
+        if later is None:
+            continue
+        if call.status is not CallStatus.COMPLETE:
+            found[call.id] = "it did not complete and was asked again"
+        elif call.id not in continued and (later in continued or later in found):
+            found[call.id] = "its reply was left, and the conversation goes on from another"
+    return found
 
 
 def _side_lines(lines: Sequence[_Line]) -> list[_Line]:

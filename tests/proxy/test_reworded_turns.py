@@ -6,16 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.text_turns import DIALECTS, Turns, ask
 
 from bridle.diagnosis.findings import findings_of_session
 from bridle.engine.scripted import ScriptedReply
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import BreakReason, CallKind
 
-SYSTEM = "You call a tool in code."
 TASK = "How much is one and two and four?"
-DIALECTS = ("chat", "messages", "responses", "google")
-Turns = list[tuple[str, str]]
 
 
 def code(number: int) -> str:
@@ -25,28 +23,6 @@ def code(number: int) -> str:
 
 def replies(request: Any) -> ScriptedReply:
     return ScriptedReply(code(sum("result" in str(m["content"]) for m in request.messages)))
-
-
-def ask(url: str, dialect: str, turns: Turns, *, stream: bool = False) -> None:
-    """Ask in one of the dialects, and read the reply to its end."""
-    path = {"chat": "v1/chat/completions", "messages": "v1/messages", "responses": "v1/responses"}
-    said = [{"role": role, "content": text} for role, text in turns]
-    body: dict[str, Any] = {"model": "m", "stream": stream}
-    if dialect == "chat":
-        body["messages"] = [{"role": "system", "content": SYSTEM}, *said]
-    elif dialect == "messages":
-        body |= {"system": SYSTEM, "messages": said, "max_tokens": 100}
-    elif dialect == "responses":
-        body |= {"instructions": SYSTEM, "input": said}
-    else:
-        roles = {"user": "user", "assistant": "model"}
-        body = {
-            "systemInstruction": {"parts": [{"text": SYSTEM}]},
-            "contents": [{"role": roles[role], "parts": [{"text": t}]} for role, t in turns],
-        }
-    verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
-    to = path.get(dialect, f"v1beta/models/m:{verb}")
-    assert httpx.post(f"{url}/{to}", json=body, timeout=30).status_code == 200
 
 
 def called(reply: str, number: int) -> Turns:
@@ -76,7 +52,7 @@ def run(bench: Any, stage: Any, session: str, dialect: str, rewrite: Any, stream
     turns: Turns = [("user", TASK)]
     url = bench.url if not session else f"{bench.url}/s/{session}"
     for number in range(4):
-        ask(url, dialect, turns, stream=stream)
+        assert ask(url, dialect, turns, stream=stream) == 200
         turns += rewrite(code(number), number)
 
 
@@ -136,7 +112,7 @@ def test_agents_without_keys_that_ask_the_same_are_kept_apart(bench: Any, stage:
         for one, turns in enumerate(talks):
             reply = f"Agent {'abc'[one]} adds {'xyz'[one]}{number} by tool."
             stage.play = lambda _, reply=reply: ScriptedReply(reply)
-            ask(bench.url, "chat", turns)
+            assert ask(bench.url, "chat", turns) == 200
             turns += called(reply, number)
     sessions: dict[str, set[str]] = {}
     for call in bench.calls():
@@ -151,7 +127,7 @@ def test_a_restarted_proxy_goes_on_with_a_reworded_conversation(
     stage.play = replies
     for number in range(4):
         bench = start_proxy(stage.engine.base_url)
-        ask(bench.url, "chat", turns)
+        assert ask(bench.url, "chat", turns) == 200
         turns += called(code(number), number)
         bench.server.stop()
     check_one_line(bench)
