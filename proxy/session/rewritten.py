@@ -20,13 +20,24 @@ from bridle.proxy.session.match import (
     own_head,
     same_call,
 )
-from bridle.proxy.session.turn import Link, Turn, TurnIndex, calls_alone, chained, summaries
+from bridle.proxy.session.turn import (
+    Below,
+    Link,
+    Turn,
+    TurnIndex,
+    calls_alone,
+    chained,
+    ending_text,
+    summaries,
+)
 from bridle.proxy.wire.canonical import Message
 from bridle.store.reading.summaries import SUMMARY_LENGTH
 from bridle.store.records import CallStatus, RequestDigests
 
 _MOST_ASKED: Final = 16
 """Maximum number of calls that were asked the same, the latest, whose replies are compared."""
+_MOST_BEGUN: Final = 32
+"""Maximum number of calls, the latest, whose text may be the beginning of a longer one."""
 _MOST_WORDS: Final = 0.5
 """The share of a reply's words from which on a message is taken to be the reply in other words."""
 _QUOTED: Final = 2
@@ -114,7 +125,10 @@ class Rewritten:
             least = base.end
             if link.base is not None:
                 below, start = (link.base.call_id, link.choice), base.end
-        if len(units) - start < 2 or not self.index.next_after(below, units[start].digest):
+        found = self._longer_text(below, start)
+        if found is not None or len(units) - start < 2:
+            return found
+        if not self.index.next_after(below, units[start].digest):
             return None
         digests = [unit.digest for unit in units]
         chain = chained(digests[start:-1])
@@ -122,6 +136,25 @@ class Rewritten:
             turns = self.index.requested(below, chain[at - start], digests, start, at)
             if turns and (found := self._worded_from(turns, at)) is not None:
                 return found
+        return None
+
+    def _longer_text(self, below: Below, start: int) -> Reworded | None:
+        """Return the latest call whose last text begins the request's, with its reply after it.
+
+        Agents with a scratchpad write it all into one message of the user.
+        """
+        text = ending_text(self.messages)
+        if text is None or start >= len(self.units):
+            return None
+        chain = chained([unit.digest for unit in self.units[start:-1]])[-1]
+        for turn in reversed(self.index.begun(below, chain, self.seen)[-_MOST_BEGUN:]):
+            ending = turn.ending
+            if ending is None or turn.seen.agent != self.seen.agent or not ending.begins(text):
+                continue
+            written = _words(Message("user", text[ending.length :]))
+            share = max((_share(reply.message, written) for reply in turn.choices), default=0.0)
+            if share >= _MOST_WORDS:
+                return Reworded(turn, len(self.units) - 1, share)
         return None
 
     def _worded_from(self, turns: Sequence[Turn], at: int) -> Reworded | None:

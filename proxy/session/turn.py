@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Final
 
 import msgspec
 
-from bridle.proxy.session.digests import Digester, digest_of, spoken_text
+from bridle.proxy.session.digests import Digester, digest_of, meaning_parts, spoken_text
 from bridle.proxy.wire.written import Written
 from bridle.store.reading.summaries import SUMMARY_LENGTH, openings, quotable
 from bridle.store.records import (
@@ -40,6 +41,8 @@ Below = tuple[str, int] | None
 """A place in the tree: below one reply of a call, or at the root."""
 Key = tuple[object, ...]
 
+_LAST: Final = 32
+"""Number of characters at the end of a text that are compared before the whole."""
 _ADDED_KEPT: Final = 100_000
 """Number of additions, and of comparisons, that are remembered."""
 
@@ -57,6 +60,41 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The node of its tokens; ``None`` if nothing can be built on them."""
 
 
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """The user's text that a request ended with, for a later one that it is the beginning of."""
+
+    length: int
+    """Number of characters."""
+    last: str
+    """The last of them."""
+    digest: bytes
+
+    @classmethod
+    def of(cls, text: str) -> Ending:
+        return cls(len(text), text[-_LAST:], _text_digest(text))
+
+    def begins(self, text: str) -> bool:
+        """Return whether a longer text begins with this one."""
+        length = self.length
+        return (
+            len(text) > length
+            and text.startswith(self.last, length - len(self.last))
+            and _text_digest(text[:length]) == self.digest
+        )
+
+
+def _text_digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def ending_text(messages: Sequence[Message]) -> str | None:
+    """Return the text of the last message if it is the user's, and nothing but text."""
+    if not messages or messages[-1].role != "user":
+        return None
+    parts = meaning_parts(messages[-1].content)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else None
+
+
 class Turn(msgspec.Struct, frozen=True, eq=False):
     """A recorded call that is over."""
 
@@ -68,6 +106,9 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
+    ending: Ending | None = None
+    """The text of its request's last message, if it is the user's. Calls of an earlier process have
+    none."""
     prompt: Point | None = None
     """The end of its prompt. ``None`` if the engine reported no ids, or if the record is not to be
     trusted: its echo is then recognised, but nothing is built on it."""
@@ -260,6 +301,14 @@ class TurnIndex:
         wanted = tuple(steps[start:end])
         return [turn for turn in turns if turn.seen.units == wanted]
 
+    def begun(self, below: Below, chain: int, seen: RequestDigests) -> Sequence[Turn]:
+        """Return the turns that end with a user's text after the same new steps, oldest first.
+
+        They have the instructions and tools of ``seen``. ``chain`` is the item of :func:`chained`
+        for the steps before the text.
+        """
+        return self.found.get(("begun", below, chain, seen.system, seen.tools), ())
+
     def next_after(self, below: Below, step: bytes) -> Sequence[Turn]:
         """Return the turns whose requests go on with this step at this place, oldest first."""
         return self.found.get(("next", below, step), ())
@@ -324,10 +373,10 @@ def _keys(turn: Turn) -> dict[Key, None]:
     """
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
-    keys: dict[Key, None] = {
-        _next_key(turn): None,
-        ("asked", below, chained(seen.units)[-1]): None,
-    }
+    chain = chained(seen.units)
+    keys: dict[Key, None] = {_next_key(turn): None, ("asked", below, chain[-1]): None}
+    if turn.ending is not None and seen.units:
+        keys["begun", below, chain[-2], seen.system, seen.tools] = None
     if turn.parent_call_id is not None:
         keys["used", turn.parent_call_id] = None
     if base is not None:

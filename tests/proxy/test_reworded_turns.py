@@ -73,6 +73,21 @@ def check_one_line(bench: Any) -> None:
     assert names == ["reworded"]
 
 
+@pytest.mark.parametrize("session", ["lamp", ""])
+@pytest.mark.parametrize("dialect", ["chat", "messages"])
+def test_a_scratchpad_in_one_message_is_one_session_and_one_line(
+    bench: Any, stage: Any, dialect: str, session: str
+) -> None:
+    text = f"Answer with Thought, Action and Observation.\nQuestion: {TASK}\nThought:"
+    url = bench.url if not session else f"{bench.url}/s/{session}"
+    for number in range(4):
+        reply = f" I call the tool.\nAction: add\nAction Input: {number}"
+        stage.play = lambda _, reply=reply: reply
+        assert ask(url, dialect, [("user", text)]) == 200
+        text += f"{reply}\nObservation: {number}\nThought:"
+    check_one_line(bench)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("session", ["lamp", ""])
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -147,6 +162,6 @@ def test_a_history_that_shows_no_earlier_reply_is_a_finding_and_counted(
         tuple(call.id for call in bench.calls()[1:]),
     )
     url = f"{bench.url}/bridle/v1/sessions/{session}/seal"
-    assert httpx.post(url, json={"outcome": "completed"}).is_success
+    assert httpx.post(url, json={"outcome": "completed"}, timeout=30).is_success
     (sealed,) = findings_of_session(bench.reader, session)
     assert sealed == finding
