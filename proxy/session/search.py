@@ -85,8 +85,6 @@ class Search:
         self.previous = None if named is None else call_id_of(named)
         system, system_form, self.head = index.digester.system(request.messages)
         prefill = _prefill(request, index) if "continue_final_message" in request.extra else ()
-        self.unfolded: tuple[Message, ...] | None = None
-        """The messages, if turns that the client folded into others were taken out of them."""
         steps = request.messages[:-1] if prefill else request.messages
         self.trail = self._read(steps, history)
         if self.unfolded is not None:
@@ -116,6 +114,8 @@ class Search:
     def _read(self, messages: tuple[Message, ...], history: History | None) -> Trail:
         """Cut the messages into steps, and take those that a trail shares from it."""
         digester, trails = self.index.digester, self._trails
+        self.unfolded: tuple[Message, ...] | None = None
+        """The messages, if turns that the client folded into others were taken out of them."""
         self._before: Trail | None = None
         self._shared = self._known = kept = 0
         trail = Trail(messages, history=history)
