@@ -109,6 +109,11 @@ class DataPlane:
             route, client, identity, held, dialect.parse
         )
         session, link = await self._admit(caller, route, identity, request, history)
+        if link.unfolded is not None:
+            noted = Note("turns_unfolded", f"{len(request.messages)} messages")
+            request = structs.replace(
+                request, messages=link.unfolded, notes=(*request.notes, noted)
+            )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)
@@ -219,7 +224,7 @@ class DataPlane:
         caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, session = await services.memory.find_anonymous(request)
+            _, session = await services.memory.find_anonymous(request, begins=False)
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)
