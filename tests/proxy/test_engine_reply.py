@@ -83,7 +83,11 @@ def reasoning_tokens(*payloads: Any) -> int:
 
 def test_tokens_of_reasoning_are_counted_where_the_engine_counts_none() -> None:
     thought = [chunk({}, [1]), chunk({"reasoning": "h"}, [2]), chunk({}, [3])]
-    ended = [chunk({"reasoning_content": "m"}, [4, 5]), chunk({}, [6]), chunk({"content": "a"}, [7])]
+    ended = [
+        chunk({"reasoning_content": "m"}, [4, 5]),
+        chunk({}, [6]),
+        chunk({"content": "a"}, [7]),
+    ]
     end = chunk({}, finish_reason="stop")
 
     assert reasoning_tokens(*thought, *ended, end) == 5

@@ -6,26 +6,32 @@ is mended, or ``verdicts.toml`` names the reason why it is the judge's fault.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
+from bridle.bench.packages import cache_directory
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.store.reading.queries import Reader
 
 pytestmark = pytest.mark.referees
 
 HERE = Path(__file__).parent
+TAILS = runpy.run_path(str(HERE / "tails.py"))
 JUDGES = sorted(file.stem.removeprefix("judge_") for file in HERE.glob("judges/judge_*.py"))
 VERDICTS = tomllib.loads((HERE / "verdicts.toml").read_text())["theirs"]
+MATERIAL = cache_directory()
+"""The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
 EXACTLY = "Say exactly: "
 
 
@@ -56,8 +62,13 @@ def script(request: ScriptedRequest) -> ScriptedReply:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a proxy in front of a scripted engine that thinks and calls."""
+def url(
+    tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
+) -> Iterator[str]:
+    """The address of a proxy in front of a scripted engine that thinks and calls.
+
+    What the judges leave in its store is audited, and every conversation is one line of calls.
+    """
     folder = tmp_path_factory.mktemp("referees")
     model = folder / "model"
     model.mkdir()
@@ -69,6 +80,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.start()
         yield server.base_url
         server.stop()
+    audit_store(folder / "bridle.db")
+    with Reader(store) as reader:
+        rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
+    assert not [call.break_reason for call in rows if call.break_reason]
+    assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
 
 
 def failures(judge: str, url: str, report: Path) -> dict[str, str]:
@@ -79,28 +95,29 @@ def failures(judge: str, url: str, report: Path) -> dict[str, str]:
     file = HERE / "judges" / f"judge_{judge}.py"
     alone = ["-c", os.devnull, f"--rootdir={file.parent}", f"--confcutdir={file.parent}"]
     rules = ["-q", "-W", "error", "--timeout=60", "-p", "no:cacheprovider"]
-    command = [python, "-m", "pytest", *alone, *rules, f"--junitxml={report}", file]
+    command = [python, "-m", "pytest", *alone, *rules, file]
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     environment |= {"BRIDLE_REFEREES_URL": url, "NO_PROXY": "*"}
+    environment["BRIDLE_REFEREES_REPORT"] = str(report)
+    if judge == "renderers":
+        environment["BRIDLE_REFEREES_TAILS"] = str(report.with_name("tails.json"))
+        TAILS["write"](report.with_name("tails.json"), MATERIAL)
     ran = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, cwd=report.parent
     )
     print(ran.stdout, ran.stderr)
     assert report.exists(), "the judge did not run"
-    found = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        problem = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-        found[case.attrib["name"]] = "" if problem is None else problem.get("message") or "failed"
-    return found
+    return dict(json.loads(line) for line in report.read_text().splitlines())
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("judge", JUDGES)
 def test_the_judge_fails_nothing_but_what_is_its_own_fault(
     judge: str, url: str, tmp_path: Path
 ) -> None:
     verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
     needed, ours = set(), []
-    found = failures(judge, url, tmp_path / "report.xml")
+    found = failures(judge, url, tmp_path / "report.jsonl")
     assert found, "the judge has no tests"
     for test, message in found.items():
         for line in filter(None, message.splitlines()):

@@ -10,9 +10,7 @@ from google.genai import errors, types
 from pydantic import BaseModel
 
 ASKED = "What is two and two?"
-THINKING = types.GenerateContentConfig(
-    thinking_config=types.ThinkingConfig(include_thoughts=True)
-)
+THINKING = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))
 TURNS = 6
 
 
