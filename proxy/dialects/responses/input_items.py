@@ -21,9 +21,9 @@ def given_items(body: Json, response_id: str) -> Iterator[Json]:
 
     An item that the client sent without an id gets one that is made of ``response_id``.
     """
-    given = body.get("input")
+    given: Any = body.get("input") or ()
     items: Sequence[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    for index, item in enumerate(items or ()):
+    for index, item in enumerate(items):
         kind = item.get("type") or "message"
         named = {"id": f"{kind}_{index:02d}_{response_id}", "status": "completed"}
         whole = named | {name: value for name, value in item.items() if value is not None}

@@ -246,7 +246,7 @@ def _echo(fields: Json) -> bytes:
     for name, default in _ECHOED.items():
         value = fields.get(name)
         echo[name] = default if value is None else value
-    echo["tools"] = [_echoed_tool(tool) for tool in echo["tools"]]
+    echo["tools"] = [_echoed_tool(tool) for tool in fields.get("tools") or ()]
     return json_text(echo, "the request").encode()
 
 
