@@ -171,8 +171,7 @@ class DataPlane:
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
             request, history = parse_on(body, self._known(caller, route, identity))
         else:
-            query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-            request = parse(body, dict(route.parameters), query)
+            request = parse(body, dict(route.parameters), _query(client))
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
@@ -282,6 +281,9 @@ class DataPlane:
         readable = services.sessions.readable(caller)
         if call is None or not readable(call.session_id):
             raise stored.unknown(response_id)
+        if "part" in dict(route.parameters):
+            await client.respond(200, await stored.inputs(call, _query(client)))
+            return
         whole = await stored.whole(call)
         if whole is None:
             raise stored.unknown(response_id)
@@ -305,6 +307,10 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
+
+
+def _query(client: Client) -> dict[str, str]:
+    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
 
 
 def _allowed(method: str, route: Route) -> bool:
