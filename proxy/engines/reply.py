@@ -9,7 +9,7 @@ is a note. A payload that cannot be understood, or that belongs to another reply
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ from bridle.proxy.wire.canonical import (
     Tokens,
     Usage,
 )
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, cut_prompt_ids, read_ids
+from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
 from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -93,12 +93,12 @@ class ReplyDecoder:
         choices: int,
         detail: bool,
         tool_call_prefix: str = "call",
-        read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
+        known_prompt: KnownPrompt | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Create the decoder.
 
-        ``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are those
+        ``known_prompt`` is the session's latest long prompt; ``tools`` are those
         of the request, in chat shape.
         """
         self._minted = minted
@@ -106,7 +106,7 @@ class ReplyDecoder:
         self._detail = detail
         self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
-        self._read_prompt = read_prompt
+        self._known_prompt = known_prompt
         self._tools = tools
         self._started = False
         self._prompt: Sequence[int] | TokenIds | None = None
@@ -216,7 +216,7 @@ class ReplyDecoder:
         """
         cut = None
         if len(payload) >= WORTH_CUTTING:
-            payload, cut = cut_prompt_ids(payload, self._read_prompt)
+            payload, cut = cut_prompt_ids(payload, self._known_prompt)
         # The strict decoder lets some halves of characters through.
         escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
         if escaped or (self._odd is not None and self._odd.holds):
