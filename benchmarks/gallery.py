@@ -82,8 +82,9 @@ def add_session(store: str, turns: int) -> str:
     with Reader(store) as reader:
         sessions = sum(1 for _ in reader.sessions())
         run = reader.runs()[-1].id
+    vocabulary = keep_vocabulary(store, token_bytes(corpus().tokenizer))
     with Writer(store) as writer:
-        added = _session(writer, run, sessions, sessions + 2, turns)
+        added = _session(writer, run, sessions, sessions + 2, turns, vocabulary)
     with Reader(store) as reader:
         audit_session(reader, added)
     return added

@@ -151,12 +151,12 @@ def _sums(wanted: SessionFilter) -> Select[Any]:
 def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
     """Return the query of the stored numbers by the values of a name, where any call is noted."""
     own = session_counts.c
-    # By the plain value, SQLite would group the rows of all sessions of the store.
-    value = own.value + ""
-    query = select(value, func.sum(own.number)).join_from(sessions, session_totals, OWN)
-    query = query.join(session_counts, and_(own.session_id == sessions.c.id, own.name == name))
+    # By the plain name, SQLite would read the rows of all sessions of the store.
+    of_session = and_(own.session_id == sessions.c.id, own.name + "" == name)
+    query = select(own.value, func.sum(own.number)).join_from(sessions, session_totals, OWN)
+    query = query.join(session_counts, of_session)
     query = query.where(session_totals.c[f"noted_{noted}"] > 0)
-    return matching(wanted, query).group_by(value)
+    return matching(wanted, query).group_by(own.value)
 
 
 def _live_sessions(connection: Connection, wanted: SessionFilter) -> Any:

@@ -9,7 +9,7 @@ is a note. A payload that cannot be understood, or that belongs to another reply
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -133,13 +133,17 @@ class ReplyDecoder:
         """The reason why the reply as it came cannot be the reply to the request, in the form of
         :func:`bridle.store.writing.integrity.contradiction`; ``None`` if there is none."""
 
-    def events(self, payload: bytes) -> list[Event]:
+    def events(
+        self, payload: bytes, cleaned: Callable[[bytes], bytes] | None = None
+    ) -> list[Event]:
         """Return the events of one chunk, or of a whole non-streamed body.
+
+        ``cleaned`` removes secrets from a payload; a long array of prompt ids has none.
 
         Raises :class:`ApiError` if the payload is malformed, reports an error, or belongs to
         another reply.
         """
-        body, cut = self._body(payload)
+        body, cut = self._body(payload, cleaned)
         choices: Sequence[Choice[Any]] = body.choices or ()
         if self._id is None:
             self._id = body.id or None
@@ -209,7 +213,9 @@ class ReplyDecoder:
 
     # -- what the payload is ---------------------------------------------------------------------
 
-    def _body(self, payload: bytes) -> tuple[Any, TokenIds | None]:
+    def _body(
+        self, payload: bytes, cleaned: Callable[[bytes], bytes] | None
+    ) -> tuple[Any, TokenIds | None]:
         """Return a payload as data, and the prompt ids that were cut out of it.
 
         Raises :class:`ApiError` if it is malformed or reports an error.
@@ -217,6 +223,8 @@ class ReplyDecoder:
         cut = None
         if len(payload) >= WORTH_CUTTING:
             payload, cut = cut_prompt_ids(payload, self._known_prompt)
+        if cleaned is not None:
+            payload = cleaned(payload)
         # The strict decoder lets some halves of characters through.
         escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
         if escaped or (self._odd is not None and self._odd.holds):
