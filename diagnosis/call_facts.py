@@ -140,7 +140,7 @@ def _sums(wanted: SessionFilter) -> Select[Any]:
     own = session_totals.c
     sums = {name: own[name] for name in ("continued", "waits", "waited_s", "replies", "replied_s")}
     sums |= {"calls": own.counted} | {name: own[f"noted_{name}"] for name in NOTES}
-    query = select(
+    query: Select[Any] = select(
         func.count().label("sessions"),
         func.count(own.session_id).label("summed"),
         *(func.sum(column).label(name) for name, column in sums.items()),

@@ -139,7 +139,7 @@ def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None)
         return list(connection.execute(ordered).scalars())
 
 
-def _sums(wanted: SessionFilter) -> CompoundSelect:
+def _sums(wanted: SessionFilter) -> CompoundSelect[Any]:
     """Return the sums of the stored accounts by ``part``.
 
     Sums ``of_another`` run, although ``wanted.run`` has written an account of the same session, are

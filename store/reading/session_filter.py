@@ -98,7 +98,7 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
     return query.where(*conditions)
 
 
-def account_ids(wanted: SessionFilter) -> Select[Any] | CompoundSelect:
+def account_ids(wanted: SessionFilter) -> Select[Any] | CompoundSelect[Any]:
     """Return the query of the ids of the sessions that match, with the run's whole account."""
     if wanted.run is None or _conditions(wanted):
         return matching(wanted, select(sessions.c.id), account=True)

@@ -64,7 +64,7 @@ def evaluation_of(run_id: str) -> str:
     return f"{run_id}.eval"
 
 
-def ids_in_account(run_id: str) -> CompoundSelect:
+def ids_in_account(run_id: str) -> CompoundSelect[Any]:
     """Return the query of the ids of the sessions that belong to the account of a run.
 
     They are the sessions of the run, those of its evaluation, and those that it has trained on.
