@@ -140,12 +140,12 @@ def _sums(wanted: SessionFilter) -> Select[Any]:
     own = session_totals.c
     sums = {name: own[name] for name in ("continued", "waits", "waited_s", "replies", "replied_s")}
     sums |= {"calls": own.counted} | {name: own[f"noted_{name}"] for name in NOTES}
-    query: Select[Any] = select(
+    columns: list[ColumnElement[Any]] = [
         func.count().label("sessions"),
         func.count(own.session_id).label("summed"),
         *(func.sum(column).label(name) for name, column in sums.items()),
-    )
-    return matching(wanted, query.outerjoin_from(sessions, session_totals, OWN))
+    ]
+    return matching(wanted, select(*columns).outerjoin_from(sessions, session_totals, OWN))
 
 
 def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
