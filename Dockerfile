@@ -60,7 +60,7 @@ RUN useradd --uid 10001 --create-home bridle \
  && install --directory --owner=bridle --group=bridle --mode=0711 /sessions \
  && install --directory --owner=bridle --group=bridle --mode=0700 /data /keys /hub
 ENV PATH=/opt/bridle/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/home/bridle \
-    MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=1048576
+    MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=4194304 MALLOC_MMAP_THRESHOLD_=4194304
 WORKDIR /app
 
 FROM base AS recorder

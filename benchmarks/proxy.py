@@ -36,7 +36,11 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0
-_ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+_ALLOCATOR: Final = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "4194304",
+    "MALLOC_MMAP_THRESHOLD_": "4194304",
+}
 """The environment variables that docs/deploy.md recommends for the process of a proxy."""
 _CONCURRENT: Final = (1, 16, 64)
 _STREAMS: Final = (64, 256)

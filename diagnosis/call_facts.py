@@ -10,26 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
 
 from bridle.store.reading.call_conditions import NOTED, judged
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import IS_SUMMED
+from bridle.store.reading.totals import IS_SUMMED, OWN
 from bridle.store.records import BreakReason, CallKind
 from bridle.store.schema.columns import seconds_between
-from bridle.store.schema.derived import LONGEST_VALUE, session_counts, session_totals
+from bridle.store.schema.derived import LONGEST_VALUE, NOTES, session_counts, session_totals
 from bridle.store.schema.tables import calls, sessions
 
 EXAMPLES: Final = 5
 """Maximum calls or sessions named as evidence."""
+_LIVE_LISTED: Final = 500
+"""Maximum sessions without stored sums whose ids are read before their calls are counted."""
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
-_BY: Final[Mapping[str, tuple[ColumnElement[Any], ColumnElement[bool]]]] = {
-    "failure": (func.coalesce(calls.c.reason, "None"), NOTED["failed"]),
-    "quarantine": (func.coalesce(calls.c.reason, "None"), NOTED["quarantined"]),
-    "break": (judged(calls.c.break_reason), NOTED["broken"]),
+_BY: Final[Mapping[str, tuple[str, ColumnElement[Any]]]] = {
+    "failure": ("failed", func.coalesce(calls.c.reason, "None")),
+    "quarantine": ("quarantined", func.coalesce(calls.c.reason, "None")),
+    "break": ("broken", judged(calls.c.break_reason)),
 }
-"""The values by which calls are counted, and the calls that are counted by them."""
+"""The calls that are counted by a value, as one of :data:`NOTES`, and the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class CallFacts:
     """Mean seconds from the first token to the end."""
     numbers: Mapping[tuple[str, str], int]
     """The numbers of calls by the names and values of ``session_counts``."""
+    live: Any
+    """The ids of the sessions without stored sums: a list, or the query of many."""
 
     def number(self, name: str, value: str) -> int:
         return self.numbers.get((name, value), 0)
@@ -68,7 +72,7 @@ class CallFacts:
         number = self.number("noted", noted)
         if not number:
             return Counted(0, ())
-        query = self._calls(calls.c.id, "noted", noted).where(_COUNTED, NOTED[noted])
+        query = self._calls(calls.c.id, "noted", noted, EXAMPLES).where(_COUNTED, NOTED[noted])
         first = self.connection.execute(query.limit(EXAMPLES)).scalars()
         return Counted(number, tuple(first))
 
@@ -84,44 +88,52 @@ class CallFacts:
 
         Only calls that do the work of their session count (``NOTED["root"]``).
         """
-        own = session_counts.c
-        stored = select(own.session_id).where(
-            own.name == "noted", own.value == "root", own.number > 1
-        )
-        live = select(calls.c.session_id).where(_live(self.wanted), NOTED["root"])
-        live = live.group_by(calls.c.session_id).having(func.count() > 1)
-        chosen = select(sessions.c.id).where(
-            sessions.c.id.in_(stored) & IS_SUMMED | sessions.c.id.in_(live)
-        )
-        query = matching(self.wanted, chosen).order_by(sessions.c.id).limit(most)
-        return list(self.connection.execute(query).scalars())
+        stored = select(sessions.c.id).join_from(sessions, session_totals, OWN)
+        stored = matching(self.wanted, stored).where(session_totals.c.noted_root > 1)
+        of = calls.c.session_id
+        live = select(of).where(of.in_(self.live), _COUNTED, NOTED["root"])
+        live = live.group_by(of).having(func.count() > 1)
+        queries = (stored.order_by(sessions.c.id), live.order_by(of))
+        found = {
+            one for query in queries for one in self.connection.execute(query.limit(most)).scalars()
+        }
+        return sorted(found)[:most]
 
-    def _calls(self, column: Any, name: str, value: str) -> Select[Any]:
-        """Return a query of the calls of sessions that have a call with a value."""
-        having = select(session_counts.c.session_id).where(
-            session_counts.c.name == name, session_counts.c.value == value
-        )
-        chosen = select(sessions.c.id).where(sessions.c.id.in_(having) | ~IS_SUMMED)
+    def _calls(self, column: Any, name: str, value: str, limit: int | None = None) -> Select[Any]:
+        """Return a query of the calls of sessions that have a call with a value.
+
+        With ``limit``, only so many sessions with stored sums are among them.
+        """
+        own = session_counts.c
+        having = select(own.session_id).join_from(session_counts, sessions)
+        having = having.where(own.name == name, own.value == value, IS_SUMMED)
+        having = matching(self.wanted, having).order_by(own.session_id).limit(limit)
+        of = calls.c.session_id
         return (
             select(column)
-            .where(calls.c.session_id.in_(matching(self.wanted, chosen)))
-            .order_by(calls.c.session_id, calls.c.started_at)
+            .where(of.in_(having) | of.in_(self.live))
+            .order_by(of, calls.c.started_at)
         )
 
 
 def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
     """Return the counts of the calls of the sessions that match."""
     stored = connection.execute(_sums(wanted)).one()
-    live = connection.execute(_live_sums(wanted)).one()
+    of_live = [] if stored.summed == stored.sessions else _live_sessions(connection, wanted)
+    is_live = calls.c.session_id.in_(of_live) & _COUNTED
+    live = connection.execute(_live_sums().where(is_live)).one()
     numbers: Counter[tuple[str, str]] = Counter()
-    for name, value, number in connection.execute(_counts(wanted)):
-        numbers[str(name), str(value)] += int(number_or_none(number) or 0)
-    for noted in NOTED:
-        numbers["noted", noted] += int(getattr(live, noted) or 0)
-    if live.calls:
-        for name, (value, condition) in _BY.items():
-            for reason, number in connection.execute(_live_counts(wanted, value, condition)):
-                numbers[name, str(reason)] += number
+    for noted in NOTES:
+        numbers["noted", noted] = int(_added(stored, live, noted))
+    for name, (noted, value) in _BY.items():
+        if not numbers["noted", noted]:
+            continue
+        counts = [_counts(wanted, name, noted)]
+        if of_live:
+            counts.append(_live_counts(value, is_live, NOTED[noted]))
+        for query in counts:
+            for reason, number in connection.execute(query):
+                numbers[name, str(reason)] += int(number_or_none(number) or 0)
     waits, replies = _added(stored, live, "waits"), _added(stored, live, "replies")
     return CallFacts(
         connection,
@@ -131,6 +143,7 @@ def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
         wait=_added(stored, live, "waited_s") / waits if waits else None,
         reply=_added(stored, live, "replied_s") / replies if replies else None,
         numbers=numbers,
+        live=of_live,
     )
 
 
@@ -139,29 +152,37 @@ def _added(stored: Any, live: Any, name: str) -> float:
 
 
 def _sums(wanted: SessionFilter) -> Select[Any]:
+    """Return the sums, the number of ``sessions``, and of those that have stored sums."""
     own = session_totals.c
-    names = ("continued", "waits", "waited_s", "replies", "replied_s")
-    return select(
-        func.sum(own.counted).label("calls"), *(func.sum(own[name]).label(name) for name in names)
-    ).where(own.session_id.in_(matching(wanted, select(sessions.c.id))))
+    sums = {name: own[name] for name in ("continued", "waits", "waited_s", "replies", "replied_s")}
+    sums |= {"calls": own.counted} | {name: own[f"noted_{name}"] for name in NOTES}
+    columns: list[ColumnElement[Any]] = [
+        func.count().label("sessions"),
+        func.count(own.session_id).label("summed"),
+        *(func.sum(column).label(name) for name, column in sums.items()),
+    ]
+    return matching(wanted, select(*columns).outerjoin_from(sessions, session_totals, OWN))
 
 
-def _counts(wanted: SessionFilter) -> Select[Any]:
+def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
+    """Return the query of the stored numbers by the values of a name, where any call is noted."""
     own = session_counts.c
-    chosen = matching(wanted, select(sessions.c.id).where(IS_SUMMED))
-    return (
-        select(own.name, own.value, func.sum(own.number))
-        .where(own.session_id.in_(chosen), own.name.in_(["noted", *_BY]))
-        .group_by(own.name, own.value)
-    )
+    # By the plain name, SQLite would read the rows of all sessions of the store.
+    of_session = and_(own.session_id == sessions.c.id, own.name + "" == name)
+    query = select(own.value, func.sum(own.number)).join_from(sessions, session_totals, OWN)
+    query = query.join(session_counts, of_session)
+    query = query.where(session_totals.c[f"noted_{noted}"] > 0)
+    return matching(wanted, query).group_by(own.value)
 
 
-def _live(wanted: SessionFilter) -> ColumnElement[bool]:
-    chosen = matching(wanted, select(sessions.c.id).where(~IS_SUMMED))
-    return calls.c.session_id.in_(chosen) & _COUNTED
+def _live_sessions(connection: Connection, wanted: SessionFilter) -> Any:
+    """Return the ids of the sessions without stored sums: a list, or the query if they are many."""
+    query = matching(wanted, select(sessions.c.id).where(~IS_SUMMED))
+    found = list(connection.execute(query.limit(_LIVE_LISTED + 1)).scalars())
+    return query if len(found) > _LIVE_LISTED else found
 
 
-def _live_sums(wanted: SessionFilter) -> Select[Any]:
+def _live_sums() -> Select[Any]:
     wait = seconds_between(calls.c.started_at, calls.c.first_token_at)
     reply = seconds_between(calls.c.first_token_at, calls.c.ended_at)
     columns: list[ColumnElement[Any]] = [
@@ -173,12 +194,10 @@ def _live_sums(wanted: SessionFilter) -> Select[Any]:
         func.sum(reply).label("replied_s"),
         *(func.sum(case((of, 1), else_=0)).label(name) for name, of in NOTED.items()),
     ]
-    return select(*columns).where(_live(wanted))
+    return select(*columns)
 
 
-def _live_counts(
-    wanted: SessionFilter, value: ColumnElement[Any], condition: ColumnElement[bool]
-) -> Select[Any]:
+def _live_counts(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
     named = select(func.substr(value, 1, LONGEST_VALUE).label("value"))
-    found = named.where(_live(wanted), condition).subquery()
+    found = named.where(*conditions).subquery()
     return select(found.c.value, func.count()).group_by(found.c.value)

@@ -249,7 +249,7 @@ class Client:
         """
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
-    async def calls(self, session_id: str) -> list[dict[str, Any]]:
+    async def first_calls(self, session_id: str) -> list[dict[str, Any]]:
         """Return the session's first calls, up to a hundred, as the API shows them."""
         found = await self._send("GET", f"/sessions/{session_id}/calls")
         return _read(found, list[dict[str, Any]])

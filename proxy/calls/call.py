@@ -100,7 +100,7 @@ class Call:
             choices=ask.choices,
             detail=ask.detail,
             tool_call_prefix=dialect.tool_call_prefix,
-            read_prompt=recording.session.prompt.read,
+            known_prompt=recording.session.prompt,
             tools=request.tools,
         )
         self._stream = EngineStream(

@@ -17,8 +17,8 @@ class CallPrompt:
     """The ids of the exact prompt (``uint32``), or ``None`` if the messages are sent and the engine
     renders them."""
     break_reason: BreakReason | None = None
-    text: bytes | None = None
-    """The ids as JSON text without brackets, if it is known."""
+    text: tuple[bytes, ...] | None = None
+    """The pieces of the ids as JSON text without brackets, if it is known."""
     tail_token_count: int = 0
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()

@@ -47,7 +47,7 @@ from bridle.proxy.wire.canonical import (
     Tokens,
     Usage,
 )
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, cut_prompt_ids, read_ids
+from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
 from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -94,12 +94,12 @@ class ReplyDecoder:
         choices: int,
         detail: bool,
         tool_call_prefix: str = "call",
-        read_prompt: Callable[[bytes], TokenIds | None] = read_ids,
+        known_prompt: KnownPrompt | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Create the decoder.
 
-        ``read_prompt`` turns the text of a long array of prompt ids into ids; ``tools`` are those
+        ``known_prompt`` is the session's latest long prompt; ``tools`` are those
         of the request, in chat shape.
         """
         self._minted = minted
@@ -107,7 +107,7 @@ class ReplyDecoder:
         self._detail = detail
         self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
-        self._read_prompt = read_prompt
+        self._known_prompt = known_prompt
         self._tools = tools
         self._started = False
         self._prompt: Sequence[int] | TokenIds | None = None
@@ -135,13 +135,17 @@ class ReplyDecoder:
         """The reason why the reply as it came cannot be the reply to the request, in the form of
         :func:`bridle.store.writing.integrity.contradiction`; ``None`` if there is none."""
 
-    def events(self, payload: bytes) -> list[Event]:
+    def events(
+        self, payload: bytes, cleaned: Callable[[bytes], bytes] | None = None
+    ) -> list[Event]:
         """Return the events of one chunk, or of a whole non-streamed body.
+
+        ``cleaned`` removes secrets from a payload; a long array of prompt ids has none.
 
         Raises :class:`ApiError` if the payload is malformed, reports an error, or belongs to
         another reply.
         """
-        body, cut = self._body(payload)
+        body, cut = self._body(payload, cleaned)
         choices: Sequence[Choice[Any]] = body.choices or ()
         if self._id is None:
             self._id = body.id or None
@@ -212,14 +216,18 @@ class ReplyDecoder:
 
     # -- what the payload is ---------------------------------------------------------------------
 
-    def _body(self, payload: bytes) -> tuple[Any, TokenIds | None]:
+    def _body(
+        self, payload: bytes, cleaned: Callable[[bytes], bytes] | None
+    ) -> tuple[Any, TokenIds | None]:
         """Return a payload as data, and the prompt ids that were cut out of it.
 
         Raises :class:`ApiError` if it is malformed or reports an error.
         """
         cut = None
         if len(payload) >= WORTH_CUTTING:
-            payload, cut = cut_prompt_ids(payload, self._read_prompt)
+            payload, cut = cut_prompt_ids(payload, self._known_prompt)
+        if cleaned is not None:
+            payload = cleaned(payload)
         # The strict decoder lets some halves of characters through.
         escaped = b"\\u" in payload and SURROGATE.search(payload) is not None
         if escaped or (self._odd is not None and self._odd.holds):

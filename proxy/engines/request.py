@@ -241,7 +241,7 @@ def engine_request(
             written["messages"] = messages
         _add_chat_fields(fields, request, external)
         if prompt.text is not None:
-            written[EXACT] = (b'{"prompt_token_ids":[', prompt.text, b"]}")
+            written[EXACT] = (b'{"prompt_token_ids":[', *prompt.text, b"]}")
         elif prompt.token_ids is not None:
             fields[EXACT] = {"prompt_token_ids": prompt.token_ids}
     return EngineRequest(

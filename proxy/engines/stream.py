@@ -253,7 +253,9 @@ class EngineStream:
         return ApiError("upstream_error", message, status=502)
 
     def _cleaned(self, payload: bytes) -> bytes:
-        """Remove the proxy's own keys from a payload, and note it."""
+        """Return the payload without the proxy's own keys, and note their removal."""
+        if not any([key in payload for key in self._own_keys]):
+            return payload
         if (note := Note("key_removed")) not in self._notes:
             self._notes.append(note)
         return without_keys(payload, self._own_keys)
@@ -309,16 +311,13 @@ class EngineStream:
     def _events(self, payloads: list[bytes]) -> list[Event]:
         """Return the events of ``payloads``, and the last events if they end the reply."""
         events: list[Event] = []
-        keys = self._own_keys
+        cleaned = self._cleaned if self._own_keys else None
         try:
             for payload in payloads:
                 if payload == _DONE:
                     self._over = True
                     break
-                for key in keys:
-                    if key in payload:
-                        payload = self._cleaned(payload)
-                events += self._decoder.events(payload)
+                events += self._decoder.events(payload, cleaned)
             if self._over:
                 events += self._decoder.last_events()
         except ApiError as failure:

@@ -108,18 +108,19 @@ class Client:
             raise ApiError("invalid_request", message, status=408) from None
 
     async def _rest(self, event: AsgiMessage, limit: int, held: Held) -> bytes:
-        whole = bytearray()  # pieces of many bodies would leave holes in the heap
+        pieces: list[bytes] = []
+        length = 0
         while True:
             if event["type"] == "http.disconnect":
                 raise ClientGone
-            piece = event.get("body", b"")
-            if len(whole) + len(piece) > limit:
-                raise too_large(limit)
-            if piece:
+            if piece := event.get("body", b""):
+                length += len(piece)
+                if length > limit:
+                    raise too_large(limit)
                 held.add(len(piece))
-                whole.extend(piece)
+                pieces.append(piece)
             if not event.get("more_body", False):
-                return bytes(whole)
+                return b"".join(pieces)
             event = await self._receive()
 
     async def disconnected(self) -> None:

@@ -12,7 +12,7 @@ come after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,13 @@ _MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
 _IDS_END: Final = 2**32
 _NO_IDS: Final = np.empty(0, dtype=np.uint32)
+_BLOCK: Final = 64 << 10
+"""Bytes from which on a block of a text is not added to."""
+_ROOM: Final = 4
+"""The share of the ids, as its inverse, for which there is room behind them."""
+
+Blocks = tuple[bytes, ...]
+"""Consecutive pieces of the JSON text of ids."""
 
 
 def read_ids(text: bytes) -> TokenIds | None:
@@ -47,51 +54,79 @@ def read_ids(text: bytes) -> TokenIds | None:
 
 
 class KnownPrompt:
-    """A session's latest long prompt as the engine reported it and as it was read."""
+    """A session's latest long prompt as the engine reported it and as it was read.
 
-    __slots__ = ("_expected", "_ids", "_point", "_text", "size")
+    The ids and their text grow in place: a prompt of a million ids is copied by no call.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_expected",
+        "_extending",
+        "_filled",
+        "_ids",
+        "_point",
+        "_text",
+        "size",
+    )
 
     def __init__(self) -> None:
-        self._text = b""
+        self._extending = Lock()
+        self._text: Blocks = ()
         self._ids: TokenIds = _NO_IDS
+        self._buffer: TokenIds = _NO_IDS
+        """The memory of the ids, with room behind them, if they were extended."""
+        self._filled = 0
+        """Number of ids in the buffer: those of the longest prompt that was made in it."""
         self._point: Point | None = None
         """The end of these ids in the session's tree, once they are in it."""
-        self._expected: tuple[bytes, TokenIds] | None = None
+        self._expected: tuple[Blocks, TokenIds] | None = None
         """The latest prompt that was sent, which the engine will probably report."""
         self.size = 0
         """Number of bytes held."""
 
+    def found(self, payload: bytes, start: int) -> tuple[TokenIds, int] | None:
+        """Return the ids whose text begins at ``start`` of the payload, and the index after it.
+
+        Return ``None`` unless these are the ids that were sent or read last, up to a bracket.
+        """
+        for text, ids in filter(None, (self._expected, (self._text, self._ids))):
+            end = _end_of(text, payload, start)
+            if end > start and payload.startswith(b"]", end):
+                if ids is not self._ids:
+                    self._remember(text, ids)
+                return ids, end
+        return None
+
     def read(self, text: bytes) -> TokenIds | None:
         """Return the result of :func:`read_ids` for ``text``, read-only."""
-        if text == self._text:
+        known = _end_of(self._text, text, 0)
+        if 0 < known == len(text):
             return self._ids
-        sent, self._expected = self._expected, None
-        if sent is not None and text == sent[0]:
-            self._remember(text, sent[1])
-            return sent[1]
-        before, rest = self._text, text[len(self._text) :]
         # Without the comma, the number at the end of the earlier text continues in this one.
-        if before and rest.startswith(b",") and text.startswith(before):
-            new = read_ids(rest[1:])
-            ids = None if new is None else np.concatenate([self._ids, new])
+        if known > 0 and text.startswith(b",", known):
+            new = read_ids(text[known + 1 :])
+            ids = None if new is None else self._extended(new)
         else:
             ids = read_ids(text)
         if ids is None:
             return None
         ids.flags.writeable = False
-        self._remember(text, ids)
+        self._remember((text,), ids)
         return ids
 
-    def _remember(self, text: bytes, ids: TokenIds) -> None:
-        self._text, self._ids, self._point = text, ids, None
-        self.size = len(text) + ids.nbytes
+    def _remember(self, text: Blocks, ids: TokenIds) -> None:
+        self._text, self._ids, self._point, self._expected = text, ids, None, None
+        if ids.base is not self._buffer:
+            self._buffer, self._filled = _NO_IDS, 0
+        self.size = sum(map(len, text)) + max(ids.nbytes, self._buffer.nbytes)
 
     def settle(self, ids: TokenIds, point: Point) -> None:
         """Record that these ids, if they are the ones that were read last, end at ``point``."""
         if ids is self._ids:
             self._point = point
 
-    def followed(self, point: Point | None, more: TokenIds) -> tuple[TokenIds, bytes] | None:
+    def followed(self, point: Point | None, more: TokenIds) -> tuple[TokenIds, Blocks] | None:
         """Return the ids up to ``point`` of the tree and then ``more``, and the ids' JSON text.
 
         The text has no brackets. Return ``None`` if these are not the ids that were read last.
@@ -101,15 +136,40 @@ class KnownPrompt:
             return None
         if mine.position != point.position or not len(more):
             return None
-        ids = np.concatenate([self._ids, more])
-        ids.flags.writeable = False
-        text = b"%b,%b" % (self._text, b",".join([b"%d" % one for one in more.tolist()]))
+        ids = self._extended(more)
+        added = b"," + b",".join([b"%d" % one for one in more.tolist()])
+        *before, last = self._text
+        text = (*before, last + added) if len(last) < _BLOCK else (*self._text, added)
         self._expected = text, ids
         return ids, text
 
+    def _extended(self, more: TokenIds) -> TokenIds:
+        """Return the ids and then ``more``, read-only, where there is room behind the ids."""
+        with self._extending:  # a long tail is rendered in a thread
+            known = self._ids
+            before, length = len(known), len(known) + len(more)
+            in_place = known.base is self._buffer and before == self._filled
+            if not in_place or length > len(self._buffer):
+                self._buffer = np.empty(length + length // _ROOM, dtype=np.uint32)
+                self._buffer[:before] = known
+            self._buffer[before:length] = more
+            self._filled = length
+            ids = self._buffer[:length]
+        ids.flags.writeable = False
+        return ids
+
+
+def _end_of(text: Blocks, payload: bytes, at: int) -> int:
+    """Return the index after ``text`` in the payload, which has it at ``at``, or -1."""
+    for block in text:
+        if not payload.startswith(block, at):
+            return -1
+        at += len(block)
+    return at
+
 
 def cut_prompt_ids(
-    payload: bytes, read: Callable[[bytes], TokenIds | None] = read_ids
+    payload: bytes, known: KnownPrompt | None = None
 ) -> tuple[bytes, TokenIds | None]:
     """Return ``payload`` without its first ``prompt_token_ids``, and these as ``uint32[P]``.
 
@@ -123,10 +183,17 @@ def cut_prompt_ids(
     start = key + len(_KEY)
     if payload.startswith(b" ", start):
         start += 1
+    if not payload.startswith(b"[", start):
+        return payload, None
+    if known is not None and (found := known.found(payload, start + 1)) is not None:
+        return _cut(payload, start, found[1], found[0])
     end = payload.find(b"]", start)
-    if not payload.startswith(b"[", start) or end - start <= WORTH_CUTTING:
+    if end - start <= WORTH_CUTTING:
         return payload, None
-    ids = read(payload[start + 1 : end])
-    if ids is None:
-        return payload, None
+    text = payload[start + 1 : end]
+    ids = read_ids(text) if known is None else known.read(text)
+    return (payload, None) if ids is None else _cut(payload, start, end, ids)
+
+
+def _cut(payload: bytes, start: int, end: int, ids: TokenIds) -> tuple[bytes, TokenIds]:
     return b"".join((payload[:start], _MARKED, payload[end + 1 :])), ids

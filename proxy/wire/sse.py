@@ -50,11 +50,25 @@ class SseParser:
             raise EventTooLarge(f"an event has more than {self._limit} bytes")
         if self._pending:
             ended = b"\n" in chunk or b"\r" in chunk or self._pending[-1].endswith(b"\r")
-            self._pending.append(chunk)
             if not ended:
+                self._pending.append(chunk)
                 return []
-            chunk = b"".join(self._pending)
+            chunk = self._with_pending(chunk)
         return self._lines(self._normalised(chunk) if b"\r" in chunk else chunk)
+
+    def _with_pending(self, chunk: bytes) -> bytes:
+        """Return ``chunk``, which ends a line, behind what came before it.
+
+        A long line of data is taken at once, so that it is copied only once.
+        """
+        pieces, self._pending = self._pending, []
+        first = pieces[0]
+        if len(first) < 6 or not first.startswith(b"data:") or b"\r" in first or b"\r" in chunk:
+            return b"".join((*pieces, chunk))
+        end = chunk.index(b"\n")
+        start = 6 if first.startswith(b" ", 5) else 5
+        self._data.append(b"".join((memoryview(first)[start:], *pieces[1:], chunk[:end])))
+        return chunk[end + 1 :]
 
     def _lines(self, pending: bytes) -> list[bytes]:
         """Return the payloads of the events that end in ``pending``, and keep its last line."""

@@ -10,15 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import IS_SUMMED, is_of_another
+from bridle.store.reading.session_filter import SessionFilter, account_ids, matching
+from bridle.store.reading.totals import IS_SUMMED, is_of_another, trained_by
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows
-from bridle.store.schema.derived import session_fates
+from bridle.store.schema.derived import session_fates, session_totals
 from bridle.store.schema.tables import sessions, token_fates
 
 
@@ -51,8 +63,9 @@ def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, Written
     With ``wanted.run`` these are the sessions of that run's account, which include those of its
     evaluation and others that it has trained on.
     """
-    rows = account_rows(_chosen(wanted), wanted.run)
-    ordered = _chosen(wanted).order_by(sessions.c.created_at, sessions.c.id)
+    chosen = matching(wanted, select(sessions.c.id), account=True)
+    rows = account_rows(chosen, wanted.run)
+    ordered = chosen.order_by(sessions.c.created_at, sessions.c.id)
     with reader.engine.connect() as connection:
         found = dict.fromkeys(connection.execute(ordered).scalars(), NO_ACCOUNT)
         for row in connection.execute(rows):
@@ -93,11 +106,19 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
 
     It is the sum of the stored accounts of digested sessions, and of the accounts of the others.
     """
-    chosen = _chosen(wanted).subquery()
+    fates: Counter[Fate] = Counter()
+    number = unsummed = of_another = 0
     with reader.engine.connect() as connection:
-        number = connection.execute(select(func.count()).select_from(chosen)).scalar_one()
-        fates: Counter[Fate] = Counter()
-        for query in (_sums(wanted), _sums_of_others(wanted)):
+        for row in connection.execute(_sums(wanted)):
+            match row.part:
+                case "sessions":
+                    number, unsummed = int(row.tokens), int(row.tokens) - int(row.summed)
+                case "of_another":
+                    of_another += 1
+                case _:
+                    fates[_fate(row)] += int(number_or_none(row.tokens) or 0)
+        if unsummed or of_another:
+            query = _sums_of_others(wanted, stored=bool(of_another))
             for row in connection.execute(query):
                 fates[_fate(row)] += int(number_or_none(row.tokens) or 0)
     return TokenAccount(number, fates.total(), dict(fates), frozenset(fates) - {UNCOUNTED})
@@ -105,37 +126,64 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
 
 def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None) -> list[str]:
     """Return the sessions that match and have uncounted tokens, oldest first, at most ``limit``."""
-    rows = account_rows(_others(wanted), wanted.run).subquery()
+    rows = account_rows(_others(wanted, stored=True), wanted.run).subquery()
     live = select(rows.c.session_id).where(rows.c.fate == UNCOUNTED.fate)
     own = session_fates.c
-    stored = select(own.session_id).where(own.fate == UNCOUNTED.fate)
-    counted = IS_SUMMED & sessions.c.id.in_(stored) & ~is_of_another(wanted.run)
-    query = _chosen(wanted).where(counted | sessions.c.id.in_(live))
+    stored = exists().where(own.session_id == sessions.c.id, own.fate == UNCOUNTED.fate)
+    counted = IS_SUMMED & stored & ~is_of_another(wanted.run)
+    account = _account(wanted)
+    query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
+    query = query.where(counted | sessions.c.id.in_(live))
     with reader.engine.connect() as connection:
         ordered = query.order_by(sessions.c.created_at, sessions.c.id).limit(limit)
         return list(connection.execute(ordered).scalars())
 
 
-def _sums(wanted: SessionFilter) -> Select[Any]:
-    """Return the sums of the stored accounts."""
-    own = session_fates.c
-    chosen = _chosen(wanted).where(IS_SUMMED, ~is_of_another(wanted.run))
-    return (
-        select(own.fate, own.reason, func.sum(own.tokens).label("tokens"))
-        .where(own.session_id.in_(chosen))
-        .group_by(own.fate, own.reason)
+def _sums(wanted: SessionFilter) -> CompoundSelect[Any]:
+    """Return the sums of the stored accounts by ``part``.
+
+    Sums ``of_another`` run, although ``wanted.run`` has written an account of the same session, are
+    a part of their own. The part ``sessions`` has the number of all sessions as its ``tokens``, and
+    of those with stored accounts as ``summed``.
+    """
+    account, own, sums = _account(wanted), session_fates.c, session_totals.c.session_id
+    known = (
+        select(account.c.id, sums.is_not(None).label("summed"))
+        .outerjoin_from(account, session_totals, sums == account.c.id)
+        .cte("known")
+        .prefix_with("MATERIALIZED")
     )
+    part: ColumnElement[str] = literal("account")
+    if wanted.run is not None:
+        is_other = and_(own.trained_by != wanted.run, trained_by(wanted.run, own.session_id))
+        part = case((is_other, "of_another"), else_="account")
+    columns = part.label("part"), own.fate, own.reason
+    stored = (
+        select(*columns, func.sum(own.tokens).label("tokens"), literal(0).label("summed"))
+        .join_from(known, session_fates, own.session_id == known.c.id)
+        .where(known.c.summed)
+        .group_by(*columns)
+    )
+    summed = func.coalesce(func.sum(case((known.c.summed, 1), else_=0)), 0)
+    numbers = select(literal("sessions"), literal(""), literal(""), func.count(), summed)
+    return union_all(stored, numbers.select_from(known))
 
 
-def _sums_of_others(wanted: SessionFilter) -> Select[Any]:
-    """Return the sums of the accounts that are not stored."""
-    rows = account_rows(_others(wanted), wanted.run).subquery()
+def _sums_of_others(wanted: SessionFilter, *, stored: bool) -> Select[Any]:
+    """Return the sums of the accounts of :func:`_others`."""
+    rows = account_rows(_others(wanted, stored=stored), wanted.run).subquery()
     tokens = func.sum(rows.c.tokens).label("tokens")
     return select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
 
 
-def _others(wanted: SessionFilter) -> Select[Any]:
-    return _chosen(wanted).where(~IS_SUMMED | is_of_another(wanted.run))
+def _others(wanted: SessionFilter, *, stored: bool) -> Select[Any]:
+    """Return the ids of the sessions without a stored account.
+
+    With ``stored``, they include those whose stored account is that of another run.
+    """
+    account = _account(wanted)
+    query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
+    return query.where(~IS_SUMMED | is_of_another(wanted.run) if stored else ~IS_SUMMED)
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
@@ -161,5 +209,6 @@ def _fate(row: Any) -> Fate:
     return Fate(str(row.fate), "" if row.reason is None else str(row.reason))
 
 
-def _chosen(wanted: SessionFilter) -> Select[Any]:
-    return matching(wanted, select(sessions.c.id), account=True)
+def _account(wanted: SessionFilter) -> CTE:
+    """Return the ids of the sessions of the account, read once for a whole query."""
+    return account_ids(wanted).cte("account").prefix_with("MATERIALIZED")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import (
     Boolean,
     ColumnElement,
+    CompoundSelect,
     Select,
     and_,
     exists,
@@ -19,9 +20,9 @@ from sqlalchemy import (
 
 from bridle.store.reading.call_conditions import judged, kind_of
 from bridle.store.reading.search import says
-from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, is_of_another
+from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, is_of_another, trained_by
 from bridle.store.reward import RewardKind
-from bridle.store.schema.accounts import account_rows, in_account
+from bridle.store.schema.accounts import account_rows, evaluation_of, ids_in_account
 from bridle.store.schema.derived import session_fates
 from bridle.store.schema.tables import calls, rewards, sessions
 
@@ -89,18 +90,41 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
     With ``account``, the condition on a run includes the sessions of its evaluation, and others
     that it has trained on.
     """
-    for condition in (
+    conditions = _conditions(wanted)
+    if wanted.run is not None:
+        whole = account or wanted.fate is not None
+        own = sessions.c.run_id == wanted.run
+        conditions.append(_in_account(wanted) if whole else own)
+    return query.where(*conditions)
+
+
+def account_ids(wanted: SessionFilter) -> Select[Any] | CompoundSelect[Any]:
+    """Return the query of the ids of the sessions that match, with the run's whole account."""
+    if wanted.run is None or _conditions(wanted):
+        return matching(wanted, select(sessions.c.id), account=True)
+    return ids_in_account(wanted.run)
+
+
+def _in_account(wanted: SessionFilter) -> ColumnElement[bool]:
+    """Return the condition that a session belongs to the account of the filter's run.
+
+    The sessions since a time are looked up one by one; else those of the account are.
+    """
+    run = str(wanted.run)
+    if wanted.since is None:
+        return sessions.c.id.in_(ids_in_account(run))
+    own = sessions.c.run_id.in_([run, evaluation_of(run)])
+    return or_(own, trained_by(run, sessions.c.id))
+
+
+def _conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
+    """Return all conditions but that on the run."""
+    return [
         *_own_conditions(wanted),
         *_call_conditions(wanted),
         *_reward_conditions(wanted),
         *_content_conditions(wanted),
-    ):
-        query = query.where(condition)
-    if wanted.run is not None:
-        whole = account or wanted.fate is not None
-        own = sessions.c.run_id == wanted.run
-        query = query.where(in_account(wanted.run) if whole else own)
-    return query
+    ]
 
 
 def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:

@@ -65,11 +65,16 @@ def in_versions(version: int) -> ColumnElement[bool]:
     return sessions.c.id.in_(query)
 
 
+def trained_by(run: str, session_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that a run has written an account of a session."""
+    own = token_fates.c
+    return exists().where(own.run_id == run, own.session_id == session_id)
+
+
 def is_of_another(run: str | None) -> ColumnElement[bool]:
     """Return whether the stored account of a session is that of a later run than ``run``."""
     if run is None:
         return false()
     own = session_fates.c
-    trained = select(token_fates.c.session_id).where(token_fates.c.run_id == run)
-    other = select(own.session_id).where(own.session_id.in_(trained), own.trained_by != run)
-    return sessions.c.id.in_(other)
+    other = exists().where(own.session_id == sessions.c.id, own.trained_by != run)
+    return and_(other, trained_by(run, sessions.c.id))

@@ -64,15 +64,14 @@ def evaluation_of(run_id: str) -> str:
     return f"{run_id}.eval"
 
 
-def in_account(run_id: str) -> ColumnElement[bool]:
-    """Return the condition that a session belongs to the account of a run.
+def ids_in_account(run_id: str) -> CompoundSelect[Any]:
+    """Return the query of the ids of the sessions that belong to the account of a run.
 
-    It is a session of the run, one of the run's evaluation, or one that the run has trained on.
+    They are the sessions of the run, those of its evaluation, and those that it has trained on.
     """
-    of_run = sessions.alias()
-    own = select(of_run.c.id).where(of_run.c.run_id.in_([run_id, evaluation_of(run_id)]))
+    own = select(sessions.c.id).where(sessions.c.run_id.in_([run_id, evaluation_of(run_id)]))
     trained = select(token_fates.c.session_id).where(token_fates.c.run_id == run_id)
-    return sessions.c.id.in_(own.union(trained))
+    return own.union(trained)
 
 
 def account_rows(

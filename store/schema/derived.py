@@ -32,6 +32,17 @@ from bridle.store.schema.tables import metadata
 
 METADATA: Final = metadata
 """All tables of a store, the derived ones among them."""
+NOTES: Final = (
+    "complete",
+    "failed",
+    "quarantined",
+    "without_ids",
+    "length",
+    "greedy",
+    "broken",
+    "root",
+)
+"""The names of the calls that findings count (``store/reading/call_conditions.py``)."""
 LONGEST_VALUE: Final = 256
 """Characters of a counted value, such as the reason of a failure, that are kept."""
 
@@ -54,11 +65,12 @@ session_totals = Table(
     Column("waited_s", Float(53), nullable=False),
     Column("replies", Integer, nullable=False),
     Column("replied_s", Float(53), nullable=False),
+    *(Column(f"noted_{name}", Integer, nullable=False) for name in NOTES),
 )
 """The sums over a sealed session's calls. ``failed`` counts those without a usable reply, and
 ``model`` is the last by name of those that were served. ``counted`` leaves out the calls that only
-count tokens, and so do all columns after it: the calls that continue another, and the number and
-the seconds of waits for a first token and of replies after it."""
+count tokens, and so do all columns after it: the calls that continue another, the number and the
+seconds of waits for a first token and of replies after it, and the numbers of :data:`NOTES`."""
 
 session_counts = Table(
     "session_counts",

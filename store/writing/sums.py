@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    and_,
     bindparam,
     case,
     delete,
@@ -33,6 +34,7 @@ from bridle.store.schema.columns import seconds_between
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.derived import (
     LONGEST_VALUE,
+    NOTES,
     session_counts,
     session_fates,
     session_totals,
@@ -68,6 +70,7 @@ _TOTALS: Final = (
         _sum(_WAIT),
         func.count(case((_COUNTED, _REPLY))),
         _sum(_REPLY),
+        *(func.count(case((and_(_COUNTED, NOTED[name]), 1))) for name in NOTES),
     )
     .where(_OWN)
     .select_from(calls)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
 from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
+from bridle.store.tree import Point, TokenTree
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
 
@@ -106,3 +107,50 @@ def test_only_what_a_prompt_adds_is_read() -> None:
     longer = known.read(told([*LONG, 5]))
     assert longer is not None
     assert longer.tolist() == [*LONG, 5]
+
+
+def reply_of(known: KnownPrompt, ids: list[int]) -> np.ndarray:
+    """Return the ids that are cut out of a reply with this prompt."""
+    payload = compact({"choices": [], "prompt_token_ids": ids, "after": 1})
+    rest, found = cut_prompt_ids(payload, known)
+    assert json.loads(rest)["prompt_token_ids"] == PLACEHOLDER
+    assert found is not None
+    assert found.tolist() == ids
+    return found
+
+
+def test_a_prompt_that_was_sent_is_neither_read_nor_copied_again() -> None:
+    known, tree = KnownPrompt(), TokenTree("s")
+    ids = [*LONG]
+    growing = reply_of(known, ids)
+    for _ in range(200):
+        growth = tree.grow("c", growing, [], None, 0)
+        point = Point(tree.nodes[growth.prompt_span_id], len(growing))
+        known.settle(growing, point)
+        sent, text = known.followed(point, np.asarray([1, 2, 3], dtype=np.uint32))
+        other, _ = known.followed(point, np.asarray([4], dtype=np.uint32))
+        assert other.tolist() == [*ids, 4]
+        ids += [1, 2, 3]
+        assert (sent.tolist(), b"".join(text)) == (ids, told(ids))
+        known.followed(point, np.asarray([1, 2, 3], dtype=np.uint32))
+        growing = reply_of(known, ids)
+        tree = TokenTree("s")
+    assert len(text) < 5
+    assert reply_of(known, ids) is growing
+    assert reply_of(known, [*ids, 9]) is not growing
+    assert not growing.flags.writeable
+
+
+def test_a_prompt_of_a_session_that_grows_stays_where_it_is() -> None:
+    known, tree = KnownPrompt(), TokenTree("s")
+    read = reply_of(known, LONG)
+    places = set()
+    for number in range(100):
+        growth = tree.grow(f"c{number}", read, [], None, 0)
+        point = Point(tree.nodes[growth.prompt_span_id], len(read))
+        known.settle(read, point)
+        sent, _ = known.followed(point, np.asarray([number], dtype=np.uint32))
+        read = reply_of(known, [*LONG, *range(number + 1)])
+        assert read is sent
+        places.add(read.ctypes.data)
+    assert len(places) == 1

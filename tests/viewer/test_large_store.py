@@ -60,3 +60,19 @@ def test_lists_are_ordered_and_filtered_by_sums(store: str, plans: dict[str, lis
     used = " ".join(line for plan in plans.values() for line in plan)
     assert "session_totals" in used
     assert "ix_session_counts_name" in used
+
+
+def test_the_pages_of_a_run_read_the_sums_of_its_own_sessions(
+    store: str, plans: dict[str, list[str]]
+) -> None:
+    with _client(store) as client:
+        pages, _ = _addresses(client)
+        plans.clear()
+        for name in ("run", "findings of the run"):
+            assert client.get(pages[name]).status_code == 200
+    used = {statement: " ".join(plan) for statement, plan in plans.items()}
+    for statement, plan in used.items():
+        assert "GROUP BY" not in statement or "ix_session_counts_name (name=?)" not in plan
+    accounts = [plan for statement, plan in used.items() if "AS MATERIALIZED" in statement]
+    assert 2 <= len(accounts) <= 4
+    assert all(plan.count("MATERIALIZE account") == 1 for plan in accounts)

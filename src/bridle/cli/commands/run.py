@@ -215,7 +215,7 @@ async def _seal(
             return f"bridle: session {session.id} could not be sealed: {problem}"
         try:
             recorded = await client.session(session.id)
-            first = await client.calls(session.id)
+            first = await client.first_calls(session.id)
         except (ProxyUnreachable, ControlError) as error:
             return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
     counts = (f"{count} {status}" for status, count in recorded["calls"].items())
