@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bridle.harnesses.install import NotLaunchable
-from bridle.harnesses.sandboxes import leftovers
 from bridle.harnesses.sandboxes.base import (
     Captured,
     DirectoryGone,
@@ -35,7 +34,6 @@ from bridle.harnesses.sandboxes.base import (
 )
 from bridle.harnesses.sandboxes.container.engine import OWNER, Engine, Finished, owner_label
 from bridle.harnesses.sandboxes.container.images import Image, Images
-from bridle.harnesses.sandboxes.container.inside.pack import MISSING
 from bridle.harnesses.sandboxes.container.layers import (
     LAYER_OF,
     MOUNTED,
@@ -49,6 +47,7 @@ from bridle.harnesses.sandboxes.spec import ContainerSpec
 log = logging.getLogger(__name__)
 
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
+_LEFTOVERS: Final = Path(__file__).resolve().parents[1] / "leftovers.py"
 SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
 SOCKETS: Final = PurePosixPath("/run/bridle")
 _SHARED: Final = ("/logs/verifier", "/logs/artifacts")
@@ -58,6 +57,8 @@ _START_S: Final = 120.0
 _DRAIN_S: Final = 0.5
 """Seconds of waiting for output when a process has ended and one that it left holds the stream."""
 _STORAGE_EVERY_S: Final = 2.0
+_MISSING: Final = 44
+"""The exit code of ``inside/pack.py`` for a path at which there is nothing that is copied."""
 _NAME_LENGTH: Final = 3000
 _TOO_LONG: Final = 7
 """The number of the error E2BIG."""
@@ -279,7 +280,7 @@ class ContainerSandbox:
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             finished = await self._pack(kind, path, most, archive)
-            if finished.code not in (0, MISSING):
+            if finished.code not in (0, _MISSING):
                 # A process in the container may have ended the packer.
                 await self._end_all(0.0, asyncio.get_running_loop().create_future())
                 archive.truncate(archive.seek(0))
@@ -292,7 +293,7 @@ class ContainerSandbox:
                 raise SandboxLost("the container is gone") from error
             raise FileNotFoundError(f"{path} cannot be read: {error}") from error
         if finished.err:
-            log.warning("%s", ascii(finished.error))
+            log.warning("%s", finished.error)
         archive.seek(0)
         return archive
 
@@ -369,7 +370,7 @@ class ContainerProvider:
                 self._sockets = Path(tempfile.mkdtemp(prefix="bridle-sandboxes-"))
                 # All that the engine mounts lies below TMPDIR, which it may share with a container.
                 scripts = Path(shutil.copytree(_INSIDE, self._sockets / _INSIDE.name))
-                shutil.copy(leftovers.__file__, scripts)
+                shutil.copy(_LEFTOVERS, scripts)
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:

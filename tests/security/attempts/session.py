@@ -55,7 +55,7 @@ def main(folder):
     targets["folders"]["library"].append(library())
     prompt = sys.argv[1]
     named = [name for name in ATTEMPTS if name in prompt.split()]
-    everything = [name for name in targets["names"] if not ATTEMPTS[name].alone]
+    everything = [name for name in targets["names"] if name not in targets["alone"]]
     if named:
         call(prompt, {"alone": named})
     report = attack(targets, named or everything)
