@@ -26,12 +26,17 @@ def viewer(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            parser=tokenizer_path, metavar="MODEL", help="Directory or Hub name: tokens get texts."
+            parser=tokenizer_path,
+            metavar="MODEL",
+            help="Directory or Hub name, if the store has no texts.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show sessions, tokens, trees and runs in a browser; reads only, on this machine only."""
+    """Show sessions, tokens, trees and runs in a browser.
+
+    It only reads, and serves this machine alone.
+    """
     import uvicorn
 
     from bridle.viewer.app import viewer_app
