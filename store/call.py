@@ -51,7 +51,10 @@ class BegunFacts:
     ] = None
     lineage_rule: Annotated[
         str | None,
-        Fact("The rule that found the parent: `minted_id`, `content`, `token_prefix` …", size=32),
+        Fact(
+            "The rule that found the parent: `minted_id`, `content`, `position`, `token_prefix`",
+            size=32,
+        ),
     ] = None
     headers: Annotated[
         Mapping[str, str], Fact("Headers that identify the harness; never credentials")

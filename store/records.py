@@ -127,6 +127,8 @@ class BreakReason(StrEnum):
     TOOLS_CHANGED = "tools_changed"
     COMPACTED = "compacted"
     EDITED = "edited"
+    REWORDED = "reworded"
+    """The harness put the parent's reply into words of its own."""
     TRUNCATED = "truncated"
     TAIL_NOT_LOCAL = "tail_not_local"
     """The template does not render a turn on its own, so the history was rendered in full."""
@@ -473,6 +475,8 @@ class Sampler(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     grammar: str = ""
     """Names of the request fields that made the engine use constrained decoding, or "" if there are
     none."""
+    unconstrained: int = 0
+    """Number of the reply's first tokens that were sampled before the grammar began."""
     others: tuple[str, ...] = ()
     """Further parameters of the request that change the distribution, such as ``logit_bias``."""
 

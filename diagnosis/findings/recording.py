@@ -79,15 +79,16 @@ def quarantined(facts: Facts) -> Finding | None:
 
 
 def greedy(facts: Facts) -> Finding | None:
-    if not facts.scored or share_of(facts.greedy.number, facts.complete) < MOST:
+    if not facts.complete or share_of(facts.greedy.number, facts.complete) < MOST:
         return None
     return Finding(
         "temperature_zero",
-        Severity.ERROR,
-        "Tokens were sampled at temperature 0, so a group's sessions do not differ",
+        Severity.ERROR if facts.scored else Severity.WARNING,
+        "Tokens were sampled at temperature 0: they cannot be trained, except to be imitated",
         f"{facts.greedy.number} of {facts.complete} complete calls have temperature 0.",
-        'Pin it when sessions are created: `"settings": {"pin": {"temperature": 1.0}}` '
-        "(docs/tasks.md) overrides what the harness asks for.",
+        "Pin the sampling, which overrides what the harness asks for: `bridle run --sampling "
+        'policy -- COMMAND`, or `"settings": {"pin": {"temperature": 1.0}}` when sessions are '
+        "created (docs/tasks.md).",
         facts.greedy.examples,
     )
 
@@ -105,6 +106,23 @@ def truncated(facts: Facts) -> Finding | None:
         "the engine's --max-model-len. A model that never stops may have been given a wrong "
         "end-of-turn token: `bridle doctor --model DIR` prints those of its template.",
         facts.length.examples,
+    )
+
+
+def unlinked_roots(facts: Facts) -> Finding | None:
+    if not facts.unlinked.number:
+        return None
+    return Finding(
+        "unlinked_roots",
+        Severity.WARNING,
+        "Calls begin conversations of their own in a session that has another",
+        f"{facts.unlinked.number} of {facts.calls} calls continue no other, and their kind does "
+        "not explain it.",
+        "Either one key serves several conversations, then give each a session of its own "
+        "(docs/record.md), or the harness writes its history anew with every call, so that it "
+        "shows no earlier reply: `bridle show SESSION` has what each call was sent. Such calls "
+        "are trained all the same, each as a row.",
+        facts.unlinked.examples,
     )
 
 
@@ -133,6 +151,7 @@ def template_rewrites(facts: Facts) -> Finding | None:
         BreakReason.ENGINE_RENDERS_OTHERWISE.value: "The engine renders otherwise than the proxy",
         BreakReason.COMPACTED.value: "The harness compacts its history",
         BreakReason.EDITED.value: "The harness edits its history",
+        BreakReason.REWORDED.value: "The harness puts replies into words of its own",
         BreakReason.TRUNCATED.value: "The harness cuts its history",
     }
     cause = causes.get(first, f"Turns do not continue each other in tokens ({first})")

@@ -109,6 +109,11 @@ class DataPlane:
             route, client, identity, held, dialect.parse
         )
         session, link = await self._admit(caller, route, identity, request, history)
+        if link.unfolded is not None:
+            noted = Note("turns_unfolded", f"{len(request.messages)} messages")
+            request = structs.replace(
+                request, messages=link.unfolded, notes=(*request.notes, noted)
+            )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request)
@@ -166,8 +171,7 @@ class DataPlane:
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
             request, history = parse_on(body, self._known(caller, route, identity))
         else:
-            query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-            request = parse(body, dict(route.parameters), query)
+            request = parse(body, dict(route.parameters), _query(client))
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
@@ -219,7 +223,7 @@ class DataPlane:
         caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, session = await services.memory.find_anonymous(request)
+            _, session = await services.memory.find_anonymous(request, begins=False)
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)
@@ -277,6 +281,9 @@ class DataPlane:
         readable = services.sessions.readable(caller)
         if call is None or not readable(call.session_id):
             raise stored.unknown(response_id)
+        if "part" in dict(route.parameters):
+            await client.respond(200, await stored.inputs(call, _query(client)))
+            return
         whole = await stored.whole(call)
         if whole is None:
             raise stored.unknown(response_id)
@@ -300,6 +307,10 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
+
+
+def _query(client: Client) -> dict[str, str]:
+    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
 
 
 def _allowed(method: str, route: Route) -> bool:
