@@ -53,7 +53,7 @@ test-loop: $(READY)  ## Whole loops in processes of their own, and what kills th
 
 test-attacks: $(READY)  ## An agent's attempts in every sandbox, entry and user that no other target has
 	$(BWRAP)
-	$(PARALLEL) -m attacks
+	eval "$$(tests/containers/setup)" && $(PARALLEL) -m attacks
 
 check: $(READY)  ## Lint, format, types, language and the walls between the rooms
 	$(BIN)/ruff check .
@@ -149,7 +149,7 @@ test-compose: $(READY)  ## docker compose up in real containers (installs Debian
 test-containers: $(READY)  ## Sessions in real containers (installs Debian's docker and podman when missing)
 	harnesses/node/install
 	eval "$$(tests/containers/setup)" && $(BIN)/bridle harness install mini-swe-agent codex claude-code && \
-		$(BIN)/python -m pytest -m containers tests/containers
+		$(BIN)/python -m pytest -m containers tests/containers tests/security/test_attempts.py
 
 test-demo: $(READY)  ## The tiny policy's demo against its bars, and the pretrained model's shortened
 	$(BWRAP)

@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -157,36 +157,90 @@ def copy_folder(source: Path, target: Path, *, trusted: bool = False) -> None:
     """
     if (source.is_symlink() and not trusted) or not source.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(source))
+    _make_folder(target)
+    for one in left_in(source, sys.maxsize if trusted else COPY_BYTES, trusted=trusted):
+        to = os.path.join(target, one.name)
+        if one.link is not None:
+            _make_way(to)
+            os.symlink(one.link, to)
+        elif one.size is None:
+            _make_folder(Path(to))
+        elif not _copy_file(one.path, to, one.size):
+            _report("not copied", [one.path])
+
+
+class Left(NamedTuple):
+    """A folder, a link or a regular file that a session left, and that is copied."""
+
+    path: str
+    name: str
+    """Its path below the folder that is copied."""
+    link: str | None
+    """The target of a link, else ``None``."""
+    size: int | None
+    """The bytes of a regular file, else ``None``. Holes in it count."""
+
+
+def left_in(source: Path, most: int, *, trusted: bool = False) -> Iterator[Left]:
+    """Yield what :func:`copy_folder` copies, of at most ``most`` bytes, folders before their files.
+
+    Warn of everything else. A caller opens files by :func:`opened_file`, as they may have changed.
+    """
     top = os.path.realpath(source)
     left_out: list[str] = []
-    remaining = sys.maxsize if trusted else COPY_BYTES
-    _make_folder(target)
-    pending = [(str(source), str(target), 0)]
+    remaining = most
+    pending = [(str(source), "", 0)]
     while pending:
-        folder, copy, depth = pending.pop()
+        folder, name, depth = pending.pop()
         for entry in _entries(folder):
-            to = os.path.join(copy, entry.name)
+            below = os.path.join(name, entry.name)
+            link, size = None, None
             if entry.is_symlink():
-                if not trusted and _leads_out(entry.path, top):
-                    left_out.append(entry.path)
-                    continue
-                _make_way(to)
-                os.symlink(os.readlink(entry.path), to)
+                link = _target(entry.path, top, trusted)
+                left = link is None
             elif entry.is_dir(follow_symlinks=False):
-                if not trusted and _too_deep(entry.path, depth + 1):
-                    left_out.append(entry.path)
-                    continue
-                _make_folder(Path(to))
-                pending.append((entry.path, to, depth + 1))
-            elif entry.is_file(follow_symlinks=False):
-                copied = _copy_file(entry.path, to, remaining)
-                if copied is None:
-                    left_out.append(entry.path)
-                else:
-                    remaining -= copied
+                left = not trusted and _too_deep(entry.path, depth + 1)
+                if not left:
+                    pending.append((entry.path, below, depth + 1))
             else:
+                size = _size(entry, remaining)
+                left = size is None
+                remaining -= size or 0
+            if left:
                 left_out.append(entry.path)
+            else:
+                yield Left(entry.path, below, link, size)
     _report("not copied", left_out)
+
+
+def _target(link: str, top: str, trusted: bool) -> str | None:
+    """Return the target of a link that is copied, else ``None``."""
+    with contextlib.suppress(OSError):
+        if trusted or not _leads_out(link, top):
+            return os.readlink(link)
+    return None
+
+
+def _size(entry: os.DirEntry[str], most: int) -> int | None:
+    """Return the size of a regular file, or ``None`` if it is larger than ``most``, or is none."""
+    with contextlib.suppress(OSError):
+        state = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(state.st_mode) and state.st_size <= most:
+            return state.st_size
+    return None
+
+
+@contextlib.contextmanager
+def opened_file(path: str, most: int) -> Iterator[tuple[IO[bytes], os.stat_result] | None]:
+    """Yield a regular file of at most ``most`` bytes and its state, or ``None`` if it is none."""
+    try:
+        number = os.open(path, _FILE)
+    except OSError:
+        yield None
+        return
+    with os.fdopen(number, "rb") as data:
+        state = os.fstat(number)
+        yield (data, state) if stat.S_ISREG(state.st_mode) and state.st_size <= most else None
 
 
 def _make_folder(path: Path) -> None:
@@ -201,23 +255,19 @@ def _make_way(path: str) -> None:
         os.unlink(path)
 
 
-def _copy_file(source: str, target: str, limit: int) -> int | None:
-    """Return the number of bytes copied, or ``None`` if the file is larger or cannot be read."""
-    try:
-        number = os.open(source, _FILE)
-    except OSError:
-        return None
-    with os.fdopen(number, "rb") as data:
-        state = os.fstat(number)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
-            return None
+def _copy_file(source: str, target: str, most: int) -> bool:
+    """Return whether the file was copied. It is not if it is larger, or cannot be read."""
+    with opened_file(source, most) as opened:
+        if opened is None:
+            return False
+        data, state = opened
         _make_way(target)
         made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
         with os.fdopen(made, "wb") as copy:
             shutil.copyfileobj(data, copy, 1 << 20)
             os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777 | 0o600)
     os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
-    return state.st_size
+    return True
 
 
 def tidy(root: Path, *, strip: bool) -> None:

@@ -27,8 +27,12 @@ from bridle.harnesses.sandboxes.mounts import mounts
 
 log = logging.getLogger(__name__)
 
-_HOLD: Final = "trap '' CHLD; echo >&2; read _"
-"""The first process of walls that are held: it lets orphans go, and ends with its input."""
+_HOLD: Final = "echo >&2; exec 2>&-; until (read _; :); do :; done"
+"""The first process of walls that are held: it waits for all orphans, and ends with its input.
+
+Shells wait for orphans only while they wait for a child of their own. The child is started again
+when a session kills it.
+"""
 
 
 class NoWalls(UsageError):

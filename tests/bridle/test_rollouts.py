@@ -20,6 +20,7 @@ from bridle.harnesses.adapters.command import Command
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, RolloutSettings
 from bridle.harnesses.sandboxes.process import ProcessProvider
+from bridle.harnesses.sandboxes.walls import missing
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import ExactAnswer
 from bridle.proxy.server import ProxyServer
@@ -137,6 +138,14 @@ def test_a_rollout_of_which_nothing_completed_fails_and_says_why_once(
     assert (
         rollout(PLAIN, "--set", f"agent.timeout_s={timeout}", "--json", agent=agent).exit_code == 1
     )
+
+
+@pytest.mark.skipif(missing() is not None, reason=f"no namespaces: {missing()}")
+def test_a_rollout_names_the_bound_that_a_session_exceeded(rollout: Bridle) -> None:
+    bound = "--set=agent.bounds.processes=1"
+    done = rollout(PLAIN, bound, agent="sh -c 'sleep 60 & sleep 60' {prompt}")
+    ended = r"the sandbox ended the agent: \d processes, and at most 1 are permitted"
+    assert re.search(rf"^\d agent_error: {ended} \(agent\.bounds\)$", done.stderr, re.MULTILINE)
 
 
 def test_a_command_that_is_not_there_is_said_and_opens_no_session(

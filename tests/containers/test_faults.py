@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -220,6 +221,58 @@ async def test_files_go_in_and_out(engine: Engine, tmp_path: Path) -> None:
 
     assert (tmp_path / "down/c").read_bytes() == b"\x00\xff"
     assert not (tmp_path / "down/link").exists()
+
+
+LEFT = """
+truncate -s 1T huge; truncate -s 64M data; ln -s /etc/passwd out; ln -s kept in; mkfifo pipe
+mknod null c 1 3; echo yes >kept; mkdir closed; echo no >closed/file; chmod 0 closed kept
+mkdir -p $(printf 'd/%.0s' $(seq 100)); (while :; do sleep 0.1 & wait; done) >/dev/null 2>&1 &
+"""
+
+
+async def test_files_are_bounded_before_they_are_copied(engine: Engine, tmp_path: Path) -> None:
+    sandboxes = ContainerProvider(engine=engine)
+    async with sandboxes.open(SandboxRequest(tmp_path / "d")) as sandbox:
+        workspace, environment = sandbox.place.workspace, sandbox.place.environment
+        await sandbox.exec(Launch(("sh", "-c", LEFT), environment, 20.0))
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read(workspace / "huge")
+        began = resource.getrusage(resource.RUSAGE_SELF)
+        await sandbox.download(workspace, tmp_path / "down")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began.ru_utime < 20
+    await sandboxes.close()
+
+    down = tmp_path / "down"
+    assert sorted(path.name for path in down.iterdir()) == ["closed", "d", "data", "in", "kept"]
+    assert (down / "in").read_text() == "yes\n"
+    assert (down / "closed/file").read_text() == "no\n"
+    assert (down / "data").stat().st_size == 64 << 20
+
+
+async def test_an_archive_larger_than_announced_ends_where_it_may(
+    engine: Engine, tmp_path: Path
+) -> None:
+    sandboxes = ContainerProvider(engine=engine)
+    async with sandboxes.open(SandboxRequest(tmp_path / "d")) as sandbox:
+        with (tmp_path / "out").open("w+b") as out:
+            with pytest.raises(OSError, match="more than 4000000 bytes"):
+                await engine.save("exec", sandbox.name, "yes", out=out, most=4_000_000)
+            assert out.tell() <= 4_000_000
+    await sandboxes.close()
+
+
+async def test_a_container_whose_processes_end_all_others_is_copied_from(
+    engine: Engine, tmp_path: Path
+) -> None:
+    sandboxes = ContainerProvider(engine=engine)
+    killing = "setsid sh -c 'while :; do kill -9 -- -1; done' &"
+    async with sandboxes.open(SandboxRequest(tmp_path / "d")) as sandbox:
+        evil = f"echo there >left; {killing} sleep 60"
+        launch = Launch(("sh", "-c", evil), sandbox.place.environment, 20.0)
+        await sandbox.exec(launch)
+        await sandbox.download(sandbox.place.workspace, tmp_path / "down")
+    await sandboxes.close()
+    assert (tmp_path / "down/left").read_text() == "there\n"
 
 
 @pytest.fixture

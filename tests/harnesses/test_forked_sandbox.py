@@ -320,7 +320,8 @@ async def test_a_session_cannot_end_the_warm_process_nor_another_session(run: Ru
     other = asyncio.ensure_future(run("import time\ntime.sleep(2)\nprint('unharmed')"))
     source = (
         "import os, signal\n"
-        "print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))\n"
+        "here = sorted(int(name) for name in os.listdir('/proc') if name.isdigit())\n"
+        "print(here[0], len(here) <= 3)\n"
         "os.kill(os.getppid() or 1, signal.SIGKILL)\n"
         "try: os.kill(-1, signal.SIGKILL)\n"
         "except ProcessLookupError: pass\n"
@@ -329,7 +330,8 @@ async def test_a_session_cannot_end_the_warm_process_nor_another_session(run: Ru
 
     finished = await run(source)
 
-    assert finished.stdout.tail == f"[1, {finished.stdout.tail.split()[1].rstrip(']')}]\nalive\n"
+    # Beside the script there are the first process and the child that it waits for.
+    assert finished.stdout.tail == "1 True\nalive\n"
     assert (await other).stdout.tail == "unharmed\n"
 
 
@@ -347,6 +349,32 @@ async def test_what_left_group_session_and_environment_ends_with_the_session(
 
     assert finished.stdout.tail == "done\n"
     await assert_gone(finished.stdout.path.parent.parent / "workspace")
+
+
+ORPHANS = """
+import contextlib, os, signal, time
+with contextlib.suppress(ProcessLookupError):
+    os.kill(-1, signal.SIGKILL)  # What holds the walls goes on.
+for _ in range(20):
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            time.sleep(0.2)
+        os._exit(0)
+    os.waitpid(child, 0)
+end, others = time.monotonic() + 30, 20
+while others > 3 and time.monotonic() < end:
+    time.sleep(0.05)
+    others = len([name for name in os.listdir("/proc") if name.isdigit()])
+print(others <= 3)
+"""
+
+
+@isolated
+async def test_orphans_inside_walls_do_not_stay_as_zombies(run: RunScript) -> None:
+    finished = await run(ORPHANS)
+
+    # The first process, the child that it waits for, and the script are left.
+    assert (finished.exit_code, finished.stdout.tail) == (0, "True\n")
 
 
 async def test_closing_kills_what_still_runs(

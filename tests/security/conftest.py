@@ -50,7 +50,7 @@ class Lab:
     def ask(self, method: str, path: str, key: str | None = None, **body: Any) -> httpx.Response:
         """A request with the key as a bearer token, or with none."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.request(method, self.url + path, headers=headers, **body)
+        return httpx.request(method, self.url + path, headers=headers, timeout=60, **body)
 
     def session(self, **fields: Any) -> dict[str, Any]:
         made = self.ask("POST", "/bridle/v1/sessions", ADMIN, json=fields)

@@ -1,11 +1,13 @@
 """The agent plays for its reward: no attempt changes one, reaches a neighbour or ends the run.
 
-The default suite has two cells of the matrix, ``make test-loop`` a sample and ``make
-test-attacks`` the others. ``test_controls.py`` shows that each attempt can succeed.
+The default suite has two cells of the matrix, ``make test-loop`` and ``make test-containers`` have
+samples, and ``make test-attacks`` has the others. ``test_controls.py`` shows that each attempt can
+succeed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -19,6 +21,7 @@ import pytest
 from security.stage.play import Cell, every_user, python_for
 from security.stage.verdict import judge
 
+from bridle.harnesses.sandboxes.container.engine import Engine
 from bridle.harnesses.sandboxes.walls import missing
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
@@ -113,16 +116,18 @@ def an_export_reads_what_training_reads(cell: Cell) -> None:
     assert report.rewards.keys() == {"reward"}
 
 
-@pytest.mark.containers
-@pytest.mark.skip(
-    reason="root in a container can end its own launcher, which ends its session as agent_error in "
-    "cells that expect it to go on, and one session takes minutes to verify"
+@pytest.mark.parametrize(
+    ("entry", "user"),
+    [
+        pytest.param("rollout", "root", marks=pytest.mark.containers),
+        pytest.param("rollout", "ordinary", marks=pytest.mark.attacks),
+        pytest.param("train", "root", marks=pytest.mark.attacks),
+        pytest.param("train", "ordinary", marks=pytest.mark.attacks),
+    ],
 )
-@pytest.mark.parametrize("user", ["root", "ordinary"])
-@pytest.mark.parametrize("entry", ["rollout", "train"])
+@pytest.mark.usefixtures("warm_start")
 def test_no_attempt_from_inside_a_container_succeeds(
     attack_policy: Path, attack_engine: str, entry: str, user: str
 ) -> None:
     play(Cell("container", entry, user, attack_policy, attack_engine))
-    listed = ["docker", "ps", "-aq", "--filter", "label=bridle.owner"]
-    assert not subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    assert asyncio.run(Engine("docker").sweep()) == [], "containers outlived their run"

@@ -26,10 +26,13 @@ CELLS = {
     "users/ordinary": "users for sessions of a process that is not root",
     "container": "containers",
 }
-"""The cells in which anything is open, as the page names them."""
+"""The cells in which an attempt succeeds or ends its own session, as the page names them."""
 
 
 def held_in(one: Attempt) -> str:
+    if one.alone_in:
+        ended = (f"in {CELLS[cell]} {why}" for cell, why in one.alone_in.items())
+        return f"all; its own session ends: {'; '.join(ended)}"
     if one.only:
         return f"`{'`, `'.join(one.only)}`: {one.why_only}"
     if one.kept_open:
@@ -75,4 +78,5 @@ def test_there_are_attempts_of_every_class_and_each_exception_has_a_reason() -> 
     for one in ATTEMPTS.values():
         assert bool(one.only) == bool(one.why_only)
         assert set(one.kept_open) <= set(CELLS), one.name
-        assert all(one.kept_open.values())
+        assert set(one.alone_in) <= set(CELLS), one.name
+        assert all((*one.kept_open.values(), *one.alone_in.values()))

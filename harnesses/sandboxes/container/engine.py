@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from typing import IO, Any, Final
 from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import SandboxLost
 
+_CHUNK: Final = 1 << 20
 VARIABLE: Final = "BRIDLE_CONTAINERS"
 OWNER: Final = "bridle.owner"
 """Label of everything that one process makes and removes, ``HOST:PID:START``."""
@@ -60,15 +62,18 @@ class Engine:
         self,
         *arguments: str,
         data: bytes | IO[bytes] | None = None,
-        out: IO[bytes] | None = None,
+        out: int | None = None,
         limit_s: float = 120.0,
     ) -> Finished:
-        """Run a command to its end. Raise :class:`SandboxLost` after ``limit_s`` seconds."""
+        """Run a command to its end. Raise :class:`SandboxLost` after ``limit_s`` seconds.
+
+        ``out`` is the descriptor of its standard output, if that is not to be returned.
+        """
         given = asyncio.subprocess.PIPE if isinstance(data, bytes) else data
         process = await self.start(
             *arguments,
             stdin=asyncio.subprocess.DEVNULL if given is None else given,
-            stdout=out or asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if out is None else out,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
@@ -85,6 +90,24 @@ class Engine:
                     process.kill()
                 await process.wait()
         return Finished(process.returncode or 0, stdout or b"", stderr)
+
+    async def save(
+        self, *arguments: str, out: IO[bytes], most: int, limit_s: float = 120.0
+    ) -> Finished:
+        """Run a command as :meth:`run` does, and write its output to a file.
+
+        Raise :class:`OSError` when it writes more than ``most`` bytes, which then ends it.
+        """
+        reading, writing = os.pipe()
+        copying = asyncio.create_task(asyncio.to_thread(_copy, reading, out, most))
+        try:
+            finished = await self.run(*arguments, out=writing, limit_s=limit_s)
+        finally:
+            os.close(writing)
+            fits = await copying
+        if not fits:
+            raise OSError(errno.EFBIG, f"more than {most} bytes")
+        return finished
 
     async def start(self, *arguments: str, **streams: Any) -> asyncio.subprocess.Process:
         try:
@@ -115,6 +138,20 @@ class Engine:
         if dead:
             await self.run("rm", "-f", "-v", *dead)
         return dead
+
+
+def _copy(source: int, target: IO[bytes], most: int) -> bool:
+    """Copy what comes from a descriptor and close it; return whether it is ``most`` bytes or less.
+
+    More is not read.
+    """
+    with os.fdopen(source, "rb", buffering=0) as stream:
+        while data := stream.read(_CHUNK):
+            most -= len(data)
+            if most < 0:
+                return False
+            target.write(data)
+    return True
 
 
 def owner_label() -> str:

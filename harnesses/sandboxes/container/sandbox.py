@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import logging
 import os
 import secrets
 import shutil
@@ -31,7 +32,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxLost,
     SandboxRequest,
 )
-from bridle.harnesses.sandboxes.container.engine import OWNER, Engine, owner_label
+from bridle.harnesses.sandboxes.container.engine import OWNER, Engine, Finished, owner_label
 from bridle.harnesses.sandboxes.container.images import Image, Images
 from bridle.harnesses.sandboxes.container.layers import (
     LAYER_OF,
@@ -43,7 +44,10 @@ from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, DEPTH, READ_BYTES
 from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
+log = logging.getLogger(__name__)
+
 _INSIDE: Final = Path(__file__).resolve().with_name("inside")
+_LEFTOVERS: Final = Path(__file__).resolve().parents[1] / "leftovers.py"
 SCRIPTS: Final = PurePosixPath("/opt/bridle-inside")
 SOCKETS: Final = PurePosixPath("/run/bridle")
 _SHARED: Final = ("/logs/verifier", "/logs/artifacts")
@@ -53,6 +57,8 @@ _START_S: Final = 120.0
 _DRAIN_S: Final = 0.5
 """Seconds of waiting for output when a process has ended and one that it left holds the stream."""
 _STORAGE_EVERY_S: Final = 2.0
+_MISSING: Final = 44
+"""The exit code of ``inside/pack.py`` for a path at which there is nothing that is copied."""
 _NAME_LENGTH: Final = 3000
 _TOO_LONG: Final = 7
 """The number of the error E2BIG."""
@@ -206,7 +212,7 @@ class ContainerSandbox:
         await asyncio.get_running_loop().create_future()
 
     async def read(self, path: PurePath) -> bytes:
-        archive = await self._archive(str(path), READ_BYTES + (1 << 16))
+        archive = await self._archive("file", path, READ_BYTES)
         with archive, _opened(archive) as tar:
             member = tar.next()
             file = tar.extractfile(member) if member and member.isreg() else None
@@ -248,7 +254,7 @@ class ContainerSandbox:
             )
 
     async def download(self, source: PurePath, target: Path) -> None:
-        archive = await self._archive(f"{source}/.", None)
+        archive = await self._archive("folder", source, COPY_BYTES)
         await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
         with archive, _opened(archive) as tar:
             await asyncio.to_thread(extract, tar, target)
@@ -266,17 +272,36 @@ class ContainerSandbox:
                 raise SandboxLost("the container is gone")
             raise LaunchRefused(f"cannot write the file {named}: {finished.error}")
 
-    async def _archive(self, path: str, most: int | None) -> Any:
+    async def _archive(self, kind: str, path: PurePath, most: int) -> Any:
+        """Return an open archive of a ``folder`` or ``file`` with at most ``most`` bytes of files.
+
+        Raise :class:`FileNotFoundError` if there is none.
+        """
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        finished = await self.engine.run("cp", f"{self.name}:{path}", "-", out=archive, limit_s=600)
-        size = archive.seek(0, 2)
-        archive.seek(0)
-        if finished.code or (most is not None and size > most):
+        try:
+            finished = await self._pack(kind, path, most, archive)
+            if finished.code not in (0, _MISSING):
+                # A process in the container may have ended the packer.
+                await self._end_all(0.0, asyncio.get_running_loop().create_future())
+                archive.truncate(archive.seek(0))
+                finished = await self._pack(kind, path, most, archive)
+            if finished.code:
+                raise FileNotFoundError(finished.error)
+        except OSError as error:
             archive.close()
             if self.relay.lost.is_set():
-                raise SandboxLost("the container is gone")
-            raise FileNotFoundError(finished.error or f"{path} is larger than is read")
+                raise SandboxLost("the container is gone") from error
+            raise FileNotFoundError(f"{path} cannot be read: {error}") from error
+        if finished.err:
+            log.warning("%s", finished.error)
+        archive.seek(0)
         return archive
+
+    async def _pack(self, kind: str, path: PurePath, most: int, archive: Any) -> Finished:
+        packer = (f"{MOUNTED}/bin/python3", "-I", "-S", str(SCRIPTS / "pack.py"))
+        named = ("exec", "--user", "0:0", self.name, *packer, kind, str(path), str(most))
+        headers = most // 4 + (1 << 16)
+        return await self.engine.save(*named, out=archive, most=most + headers, limit_s=600)
 
 
 class ContainerProvider:
@@ -344,7 +369,8 @@ class ContainerProvider:
                 await install(self._engine, self._layer)
                 self._sockets = Path(tempfile.mkdtemp(prefix="bridle-sandboxes-"))
                 # All that the engine mounts lies below TMPDIR, which it may share with a container.
-                shutil.copytree(_INSIDE, self._sockets / _INSIDE.name)
+                scripts = Path(shutil.copytree(_INSIDE, self._sockets / _INSIDE.name))
+                shutil.copy(_LEFTOVERS, scripts)
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:

@@ -45,9 +45,14 @@ class Attempt:
     """The reason why it succeeds, by cell (``SANDBOX`` or ``SANDBOX/USER``)."""
     alone: bool = False
     """Whether it ends its own session, and so has a session to itself."""
+    alone_in: Mapping[str, str] = field(default_factory=dict)
+    """The reason why it ends its own session, and that alone, by sandbox where it does."""
 
     def meant_in(self, sandbox: str) -> bool:
         return not self.only or sandbox in self.only
+
+    def ends_itself_in(self, sandbox: str) -> bool:
+        return self.alone or sandbox in self.alone_in
 
     def open_in(self, sandbox: str, user: str) -> str:
         """Return the reason why it may succeed there, or ``""``."""

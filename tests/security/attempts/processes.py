@@ -69,7 +69,9 @@ def read_memory(targets):
                 return canaries_in(memory.read(int(end, 16) - int(begin, 16)))
         return None
 
-    return first(found, others(targets))
+    # A process stays stopped at a signal while its tracer lives, and the first one reaps orphans.
+    numbers = others(targets)
+    return in_a_child(lambda: first(found, numbers))
 
 
 @attempt("Enter the namespaces of other processes, and read private files.", "secret")

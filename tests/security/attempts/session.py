@@ -16,6 +16,9 @@ from . import ATTEMPTS
 from .caches import inherited, library
 from .keys import session
 
+STAY_S = 5
+"""Minimum duration of a session in seconds. Sessions that start together meet in it."""
+
 
 def tried(attempt, targets):
     """Return the name, the refusal if there was one, and what the attempt got."""
@@ -26,9 +29,11 @@ def tried(attempt, targets):
 
 
 def attack(targets, names):
-    began, left = time.time(), inherited(targets)
+    """Make attempts, and stay until others that were started with this session make theirs."""
+    began, left = time.monotonic(), inherited(targets)
     made = [tried(ATTEMPTS[name], targets) for name in names]
-    return {"began": began, "ended": time.time(), "inherited": left, "attempts": made}
+    time.sleep(max(0.0, began + STAY_S - time.monotonic()))
+    return {"began": began, "ended": time.monotonic(), "inherited": left, "attempts": made}
 
 
 def call(prompt, report):
@@ -50,7 +55,7 @@ def main(folder):
     targets["folders"]["library"].append(library())
     prompt = sys.argv[1]
     named = [name for name in ATTEMPTS if name in prompt.split()]
-    everything = [name for name in targets["names"] if not ATTEMPTS[name].alone]
+    everything = [name for name in targets["names"] if name not in targets["alone"]]
     if named:
         call(prompt, {"alone": named})
     report = attack(targets, named or everything)

@@ -6,6 +6,8 @@ import time
 
 from .declaration import attempt
 
+ITS_OWN = {"container": "root can kill the process that reports the end of its session"}
+
 
 @attempt("Kill a process of a neighbour by its number.", "neighbour")
 def kill_the_neighbours_process(targets):
@@ -13,7 +15,7 @@ def kill_the_neighbours_process(targets):
     return "sent"
 
 
-@attempt("Kill the processes that started it.", "run")
+@attempt("Kill the processes that started it.", "run", alone_in=ITS_OWN)
 def kill_its_parents(targets):
     for number in targets["parents"] or {os.getppid(), 1} - {0}:  # 0 stands for its own group
         try:
@@ -23,21 +25,13 @@ def kill_its_parents(targets):
     return None
 
 
-@attempt("Kill every process that it may signal.", "run")
+@attempt("Kill every process that it may signal.", "run", alone_in=ITS_OWN)
 def kill_everybody(targets):
     os.kill(targets["everybody"], signal.SIGKILL)
     return None
 
 
-@attempt(
-    "End its own sandbox by every signal to the first process.",
-    "run",
-    alone=True,
-    kept_open={
-        "container": "root in a container can end or stop its first process, so that its session "
-        "is run again once, has no reward, or ends late"
-    },
-)
+@attempt("End its own sandbox by every signal to the first process.", "run", alone=True)
 def end_its_own_sandbox(targets):
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
         for process in targets["parents"] or {os.getppid(), 1} - {0}:

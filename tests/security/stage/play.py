@@ -57,8 +57,9 @@ class Cell:
 
     @property
     def alone(self) -> list[str]:
-        names = (name for name, one in ATTEMPTS.items() if one.alone and one.meant_in(self.sandbox))
-        return [name for name in names if not ATTEMPTS[name].open_in(self.sandbox, self.user)]
+        meant = {name: one for name, one in ATTEMPTS.items() if one.meant_in(self.sandbox)}
+        alone = (name for name, one in meant.items() if one.ends_itself_in(self.sandbox))
+        return [name for name in alone if not ATTEMPTS[name].open_in(self.sandbox, self.user)]
 
     def prefix(self) -> list[str]:
         """Return the command that makes a process the user's."""

@@ -86,7 +86,8 @@ def assert_the_trainer_read_these(reader: Reader, ran: list[SessionRecord]) -> N
 
 def assert_no_success(cell: Cell, report: dict[str, Any]) -> None:
     made = {name: (refused, got) for name, refused, got in report["attempts"]}
-    wanted = {n for n, one in ATTEMPTS.items() if one.meant_in(cell.sandbox) and not one.alone}
+    wanted = {name for name, one in ATTEMPTS.items() if one.meant_in(cell.sandbox)}
+    wanted -= {name for name, one in ATTEMPTS.items() if one.ends_itself_in(cell.sandbox)}
     assert made.keys() == wanted, "each was made"
     inherited = {name for name, text in report["inherited"].items() if cell.world.token in text}
     successes = {name for name, (_, got) in made.items() if succeeded(name, got)} | inherited

@@ -211,6 +211,7 @@ class World:
             "megabytes": 800,
             "mark": self.token,
             "names": [name for name in in_order() if ATTEMPTS[name].meant_in(sandbox)],
+            "alone": [name for name, one in ATTEMPTS.items() if one.ends_itself_in(sandbox)],
         }
 
     def state(self) -> dict[str, str]:

@@ -177,7 +177,7 @@ def _reason(result: RolloutResult, timeout_s: float) -> str:
     if result.outcome is Outcome.TIMEOUT:
         why = f"the agent ran for more than {timeout_s:g} s"
     elif result.outcome is Outcome.AGENT_ERROR:
-        why = f"the agent exited with {result.exit_code}"
+        why = result.error or f"the agent exited with {result.exit_code}"
     else:
         why = result.error
     return f"{result.outcome}: {why}"
