@@ -53,6 +53,10 @@ class BegunFacts:
         str | None,
         Fact("The rule that found the parent: `minted_id`, `content`, `token_prefix` …", size=32),
     ] = None
+    replayed_call_id: Annotated[
+        str | None,
+        Fact("The recorded call whose reply was sent; NULL if no record was replayed", size=64),
+    ] = None
     headers: Annotated[
         Mapping[str, str], Fact("Headers that identify the harness; never credentials")
     ] = field(default_factory=dict)
