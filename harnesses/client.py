@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -56,6 +56,15 @@ class Session(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The recorded session that a new one re-enters."""
+
+    session: str
+    call: str | None = None
+    """The id of the recorded call at which it goes on live; ``None`` for after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRequest:
     """The fields with which a session is created. All are optional."""
 
@@ -71,6 +80,8 @@ class SessionRequest:
     task: Task | None = None
     start: StartFacts | None = None
     """The start of the harness, if it is known."""
+    origin: Origin | None = None
+    """The recorded session that the session re-enters."""
 
     def body(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -83,6 +94,7 @@ class SessionRequest:
             "labels": dict(self.labels) if self.labels is not None else None,
             "ttl_s": self.ttl_s,
             "start": None if self.start is None else vars(self.start),
+            "origin": None if self.origin is None else asdict(self.origin),
         }
         if self.task is not None:
             fields["task"] = {
@@ -226,6 +238,10 @@ class Client:
         the proxy may have made its agent fail.
         """
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
+
+    async def calls(self, session_id: str) -> list[dict[str, Any]]:
+        """Return a session's calls in the order of their start, each with its ``turn``."""
+        return _read(await self._send("GET", f"/sessions/{session_id}/calls"), list[dict[str, Any]])
 
     async def actions(self, session_id: str) -> list[Action]:
         """Return the tool calls that a session's calls sampled."""

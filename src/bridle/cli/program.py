@@ -61,6 +61,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "run": Entry(
         f"{_ROOM}.run", "Run a command as one recorded session: `bridle run -- python my_agent.py`."
     ),
+    "replay": Entry(
+        f"{_ROOM}.replay",
+        "Start a recorded agent anew: its first turns come from the record, the others are live.",
+    ),
     "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
     "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
     "viewer": Entry(
