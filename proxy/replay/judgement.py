@@ -101,7 +101,7 @@ class Judge:
         for rule, pattern in self.noise.items():
             if pattern.findall(one) != pattern.findall(other):
                 rules.append(rule)
-            one, other = pattern.sub(rule, one), pattern.sub(rule, other)
+                one, other = pattern.sub(f"<{rule}>", one), pattern.sub(f"<{rule}>", other)
         if one == other:
             return Verdict(Likeness.NOISE, f"{name}: {', '.join(rules)}")
         if sorted(one.splitlines()) == sorted(other.splitlines()):
@@ -129,12 +129,15 @@ class Judge:
 def judge(noise: Mapping[str, str], places: Sequence[tuple[str, str]] = ()) -> Judge:
     """Return the judge with the rules above and further ``noise``.
 
-    ``places`` are folders of the recorded session and of the new one. Raise ``re.error`` for an
-    expression that cannot be read, and ``ValueError`` for one that a lone number matches.
+    ``places`` are folders of the recorded session and of the new one. Raise ``ValueError`` for an
+    expression that cannot be read, or that a lone number matches.
     """
     patterns: dict[str, re.Pattern[str]] = {}
     for name, expression in (NOISE | noise).items():
-        patterns[name] = pattern = re.compile(expression)
+        try:
+            patterns[name] = pattern = re.compile(expression)
+        except re.error as error:
+            raise ValueError(f"{name}: {expression!r} is no regular expression: {error}") from error
         if pattern.fullmatch("7") or pattern.fullmatch("1234") or pattern.fullmatch("0.5"):
             raise ValueError(f"{name}: a lone number is no noise; add the words beside it")
     return Judge(patterns, [(was, now) for was, now in places if was != now])
@@ -165,7 +168,7 @@ def _spoken(message: Message) -> str:
     content = message.content or ""
     parts = [content] if isinstance(content, str) else [_part(part) for part in content]
     wrote = [f"{call.name} {call.arguments}" for call in message.tool_calls]
-    return "\n".join([message.reasoning or "", *parts, *wrote])
+    return "\n".join([*filter(None, [message.reasoning]), *parts, *wrote])
 
 
 def _part(part: Mapping[str, Any]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from bridle.bench.harness_cases import CASES
 from bridle.bench.shell_policy import PARALLEL, ShellPolicy, WorkedThrough, train_bench_tokenizer
-from bridle.engine.scripted import ScriptedEngine
+from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.harnesses.client import Client, Origin
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
@@ -78,13 +78,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def lasting(request: ScriptedRequest) -> ScriptedReply:
+    """Works as :data:`POLICY` does, in commands that last for a moment after their output.
+
+    Qwen Code may report no output of a command that ends at once.
+    """
+    reply = POLICY(request)
+    calls = [
+        ScriptedCall(one.name, str(one.arguments).replace('.txt"', '.txt && sleep 0.3"'))
+        for one in reply.tool_calls
+    ]
+    return replace(reply, tool_calls=tuple(calls))
+
+
 @pytest.mark.parametrize("name", programs())
 async def test_a_program_re_enters_its_session(
     name: str, model: Path, tmp_path: Path, sums: Sums
 ) -> None:
     store = str(tmp_path / "bridle.db")
     with (
-        ScriptedEngine(model, POLICY, max_model_len=1_000_000) as engine,
+        ScriptedEngine(model, lasting, max_model_len=1_000_000) as engine,
         ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=model)) as proxy,
         Reader(store) as reader,
     ):
@@ -109,7 +122,7 @@ async def test_a_program_re_enters_its_session(
         assert again.session_id is not None
         now = LoadedSession.load(reader, again.session_id)
         shown = [(call.replayed_call_id, call.status, call.notes) for call in now.calls]
-        assert again.scores == {"reward": 1.0}, shown
+        assert again.scores == {"reward": 1.0}, "\n".join(map(str, shown))
 
         replayed = [call for call in now.calls if call.replayed_call_id is not None]
         live = [call for call in now.calls if call.replayed_call_id is None]
