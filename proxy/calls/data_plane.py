@@ -118,6 +118,7 @@ class DataPlane:
         elif (replay := await services.replays.of(session)) is None:
             link = await services.memory.find(session, request, identity.role, history)
         else:
+            await services.memory.load(session)
             parse = partial(self._parsed_again, route, client, caller)
             step = await replay.step(session, request, body, identity.role, parse)
             request = step.request

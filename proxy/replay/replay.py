@@ -10,6 +10,7 @@ saw; those messages are replaced by the recorded ones before lineage sees them.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +34,8 @@ DIVERGED: Final = "replay_diverged"
 """Name of the note on a call whose request differs from the recorded one; the detail shows it."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
+_KEPT: Final = 256
+"""Maximum re-entries in memory; those longest out of use go first."""
 _KEY: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -129,22 +132,31 @@ class Replay:
             for call in self.recorded.calls
             if call.echoes == echoes
             and (call.row.dialect, call.row.stream) == (request.dialect, request.stream)
+            and self._follows_replayed(call)
         ]
-        # A call that came twice gets the recorded reply twice.
-        open_calls = [call for call in able if call.id not in self._used] or able[-1:]
         found: list[tuple[tuple[bool, bool, int], RecordedCall, Request, Verdict]] = []
-        for call in open_calls:
-            bytes_ = await asyncio.to_thread(self.recorded.request, call, self._names)
-            then = await parse(bytes_)
+        # A request that comes twice gets the recorded reply twice.
+        for call in sorted(able, key=lambda call: call.id in self._used):
+            body = await asyncio.to_thread(self.recorded.request, call, self._names)
+            then = await parse(body)
             verdict = self._judge.request(request, then)
             key = (_agent(call) != agent, _first(then) != _first(request), verdict.likeness)
-            found.append((key, call, then, verdict))
+            if call.id not in self._used or verdict.follows:
+                found.append((key, call, then, verdict))
             if verdict.follows and not any(key[:2]):
                 break
         if not found:
             return None
-        key, call, then, verdict = min(found, key=lambda one: one[0])
+        _, call, then, verdict = min(found, key=lambda one: one[0])
         return call, then, verdict
+
+    def _follows_replayed(self, call: RecordedCall) -> bool:
+        """Whether a recorded call continues none, or one whose reply was replayed.
+
+        A later call has another history: the new session's own.
+        """
+        before = call.row.parent_call_id
+        return before is None or before in self._names or before not in self.recorded.by_id
 
     def _matched(
         self, request: Request, call: RecordedCall, then: Request, verdict: Verdict
@@ -212,7 +224,7 @@ class Replays:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._open: dict[str, Replay] = {}
+        self._open: OrderedDict[str, Replay] = OrderedDict()
         self._opening = asyncio.Lock()
 
     async def of(self, session: Session) -> Replay | None:
@@ -227,16 +239,14 @@ class Replays:
         async with self._opening:
             found = self._open.get(session.id)
             if found is None:
-                found = self._open[session.id] = await self.check(record)
                 if not session.loaded and await self._begun(session.id):
-                    del self._open[session.id]
                     message = f"another process began to replay session {session.id}; start anew"
                     raise ApiError("invalid_request", message, status=409)
+                found = self._open[session.id] = await self.check(record)
+                if len(self._open) > _KEPT:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(session.id)
         return found
-
-    def forget(self, session_id: str) -> None:
-        """Drop the state of a session that is over."""
-        self._open.pop(session_id, None)
 
     async def check(self, record: SessionRecord) -> Replay:
         """Return the re-entry of a new session. Raise :class:`ApiError` if there can be none."""
