@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy import BindParameter, Connection, bindparam, exists, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, exists, select
 
 from bridle.store.records import CallStatus
 from bridle.store.schema.derived import session_totals
@@ -42,12 +42,6 @@ _LACKING: Final = (
 def lacking(connection: Connection, since: float = 0.0) -> list[str]:
     """Return the sessions sealed since a time without derived rows, the last sealed first."""
     return list(connection.execute(_LACKING, {"since": since}).scalars())
-
-
-def count_lacking(connection: Connection) -> int:
-    """Return the number of sealed sessions without derived rows."""
-    query = select(func.count()).select_from(_LACKING.subquery())
-    return int(connection.execute(query, {"since": 0.0}).scalar_one())
 
 
 class Digester:

@@ -25,6 +25,14 @@ def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) ->
     assert first == program.COMMANDS[name].summary
 
 
+def test_the_list_of_commands_has_a_line_for_each_and_fits_a_screen(bridle: Bridle) -> None:
+    lines = bridle("--help").output.splitlines()
+    assert len(lines) <= 45
+    for name, entry in program.COMMANDS.items():
+        (line,) = (one for one in lines if one.split()[:1] == [name])
+        assert line.split(maxsplit=1)[1] == entry.summary
+
+
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command below ``group`` with its path."""
     for name, command in group.commands.items():

@@ -35,105 +35,93 @@ class Entry(NamedTuple):
 
 _ROOM: Final = "bridle.cli.commands"
 
-COMMANDS: Final[dict[str, Entry]] = {
-    "doctor": Entry(
-        f"{_ROOM}.doctor",
-        "Examine template, engine and store, or explain a session or run from its record.",
-    ),
-    "config": Entry(
-        f"{_ROOM}.config", "Print, as JSON, the settings that are in effect, without secrets."
-    ),
-    "plan": Entry(
-        f"{_ROOM}.plan",
-        "Print the proxies, disk, engines and trainers that so many sessions an hour need.",
-    ),
-    "demo": Entry(
-        f"{_ROOM}.demo",
-        "Train the model of a small LangChain agent end to end, and plot its reward.",
-    ),
-    "reproduce": Entry(
-        f"{_ROOM}.reproduce",
-        "Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO.",
-    ),
-    "proxy": Entry(
-        f"{_ROOM}.proxy", "Record every call of the agents whose base URL is this proxy."
-    ),
-    "run": Entry(
-        f"{_ROOM}.run", "Run a command as one recorded session: `bridle run -- python my_agent.py`."
-    ),
-    "replay": Entry(
-        f"{_ROOM}.replay",
-        "Start a recorded agent anew: its first turns come from the record, the others are live.",
-    ),
-    "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
-    "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
-    "viewer": Entry(
-        f"{_ROOM}.viewer",
-        "Show sessions, tokens, trees and runs in a browser; reads only, on this machine only.",
-    ),
-    "top": Entry(
-        f"{_ROOM}.top",
-        "Show live what is recorded: calls per second, engines, sessions and groups. Ctrl-C ends.",
-    ),
-    "status": Entry(
-        f"{_ROOM}.status", "Show a running proxy's policy version, its gate and its engines."
-    ),
-    "show": Entry(
-        f"{_ROOM}.show",
-        "Show a session's conversation: each turn's messages, model, time, tokens, and breaks.",
-    ),
-    "reward": Entry(f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."),
-    "seal": Entry(f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."),
-    "kind": Entry(
-        f"{_ROOM}.kind", "Set what a call was for; `show`, `train` and `export` follow it."
-    ),
-    "export": Entry(
-        f"{_ROOM}.export",
-        "Write recorded sessions as training data, each file with a data card beside it.",
-    ),
-    "audit": Entry(
-        f"{_ROOM}.audit", "Print where sampled tokens went; exit with 1 when they do not add up."
-    ),
-    "ablate": Entry(
-        f"{_ROOM}.ablate", "Compare the builders tree, merged and per_call on recorded sessions."
-    ),
-    "forget": Entry(
-        f"{_ROOM}.forget",
-        "Delete recorded sessions: calls, tokens, rewards, and bodies that no other session uses.",
-    ),
-    "backup": Entry(
-        f"{_ROOM}.copies", "Copy the store into one SQLite file, also while a proxy writes to it."
-    ),
-    "export-db": Entry(
-        f"{_ROOM}.copies", "Copy the store into another database, such as PostgreSQL."
-    ),
-    "import-db": Entry(
-        f"{_ROOM}.copies", "Copy another database into the store, which must be empty or new."
-    ),
-    "rollout": Entry(
-        f"{_ROOM}.rollout",
-        "Run an agent on tasks through a running proxy; each session is verified and rewarded.",
-    ),
-    "eval": Entry(
-        f"{_ROOM}.eval",
-        "Measure agents on tasks (pass@k, mean@k); without --agent, from recorded sessions.",
-    ),
-    "train": Entry(
-        f"{_ROOM}.train",
-        "Train a policy inside an agent. The same command resumes from the last checkpoint.",
-    ),
-    "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
-    "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),
-    "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
-    "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
+PANELS: Final[dict[str, dict[str, Entry]]] = {
+    "Record and look": {
+        "engine": Entry(f"{_ROOM}.engine", "Serve a policy."),
+        "proxy": Entry(
+            f"{_ROOM}.proxy", "Record every call of the agents whose base URL is this proxy."
+        ),
+        "run": Entry(f"{_ROOM}.run", "Run a command as one recorded session: bridle run -- codex."),
+        "replay": Entry(
+            f"{_ROOM}.replay", "Start a recorded agent anew, and go on live at one of its turns."
+        ),
+        "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
+        "show": Entry(f"{_ROOM}.show", "Show a session's conversation, turn by turn."),
+        "viewer": Entry(f"{_ROOM}.viewer", "Show sessions, tokens, trees and runs in a browser."),
+        "export": Entry(
+            f"{_ROOM}.export", "Write recorded sessions as training data, with a data card."
+        ),
+    },
+    "Train": {
+        "rollout": Entry(
+            f"{_ROOM}.rollout", "Run an agent on tasks; each session is verified and rewarded."
+        ),
+        "train": Entry(f"{_ROOM}.train", "Train a policy inside an agent; run again, it resumes."),
+        "eval": Entry(
+            f"{_ROOM}.eval", "Measure agents on tasks or recorded sessions (pass@k, mean@k)."
+        ),
+        "sft": Entry(f"{_ROOM}.sft", "Fine-tune a policy on recorded trajectories."),
+        "demo": Entry(
+            f"{_ROOM}.demo", "Train the model of a small LangChain agent, and plot its reward."
+        ),
+        "reproduce": Entry(f"{_ROOM}.reproduce", "Train a tiny policy inside a real coding agent."),
+    },
+    "Judge a record": {
+        "doctor": Entry(
+            f"{_ROOM}.doctor", "Examine template, engine and store, or explain a session or run."
+        ),
+        "audit": Entry(
+            f"{_ROOM}.audit", "Print where sampled tokens went; exit with 1 unless they add up."
+        ),
+        "top": Entry(f"{_ROOM}.top", "Show live what is recorded. Ctrl-C ends."),
+        "reward": Entry(
+            f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."
+        ),
+        "seal": Entry(
+            f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."
+        ),
+        "kind": Entry(
+            f"{_ROOM}.kind", "Set what a call was for; show, train and export follow it."
+        ),
+        "ablate": Entry(f"{_ROOM}.ablate", "Compare the builders of samples on recorded sessions."),
+    },
+    "Keep the store": {
+        "backup": Entry(
+            f"{_ROOM}.copies", "Copy the store into one file, also while a proxy writes to it."
+        ),
+        "forget": Entry(
+            f"{_ROOM}.forget", "Delete recorded sessions, with all that no other session uses."
+        ),
+        "export-db": Entry(
+            f"{_ROOM}.copies", "Copy the store into another database, such as PostgreSQL."
+        ),
+        "import-db": Entry(
+            f"{_ROOM}.copies", "Copy another database into the store, which must be empty."
+        ),
+    },
+    "Set up": {
+        "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
+        "config": Entry(
+            f"{_ROOM}.config", "Print, as JSON, the settings in effect, without secrets."
+        ),
+        "status": Entry(
+            f"{_ROOM}.status", "Show a running proxy's policy version, gate and engines."
+        ),
+        "plan": Entry(f"{_ROOM}.plan", "Print the machines that so many sessions an hour need."),
+        "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
+        "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
+    },
 }
-"""The commands by name, in the order in which ``bridle --help`` lists them."""
+"""The commands by name, under the headings and in the order of ``bridle --help``."""
 
 REMOVED: Final = {"trainer": "`bridle train` with --engine-url and --proxy-url, or --from-store"}
 """The commands that are no longer there, and what to use instead."""
 
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
-    COMMANDS["bench"] = Entry("bridle.bench.commands", "Measure.")
+    PANELS["Set up"]["bench"] = Entry("bridle.bench.commands", "Measure.")
+
+COMMANDS: Final = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
+"""The commands by name."""
 
 
 class Commands(TyperGroup):
@@ -145,8 +133,16 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, entry in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=escape(entry.summary)))
+        for name in COMMANDS:
+            self.add_command(TyperCommand(name))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under their headings, a line for each."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        for heading, panel in PANELS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, entry.summary) for name, entry in panel.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if instead := REMOVED.get(args[0]):

@@ -97,13 +97,6 @@ def minutes_line(report: Mapping[str, Any]) -> str:
     return line
 
 
-def account_report(reader: Reader, run_id: str) -> list[str]:
-    """Return a run's tokens, time and sessions as lines for a person."""
-    attempts = attempt_figures(reader, run_id)
-    report = token_figures(reader, run_id) | attempts_as_data(attempts)
-    return [tokens_line(report), _attempts_line(report)]
-
-
 def _attempts_line(report: Mapping[str, Any]) -> str:
     sessions = sum(one["sessions"] for one in report["attempts"])
     return f"{minutes_line(report)}; {sessions} sessions"

@@ -43,7 +43,10 @@ def ablate(
     plot: Annotated[Path | None, typer.Option(help="Write the comparison as a PNG.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare the builders tree, merged and per_call on recorded sessions."""
+    """Compare the builders of samples on recorded sessions.
+
+    The builders are tree, merged and per_call.
+    """
     chosen = sample_rules(rules)
     with reader(store) as source:
         require_run(source, run)

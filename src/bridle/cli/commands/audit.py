@@ -35,7 +35,7 @@ def audit(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print where sampled tokens went; exit with 1 when they do not add up.
+    """Print where sampled tokens went; exit with 1 unless they add up.
 
     Tokens that no training run has taken are judged by --rules. By default these are the rules of
     the session's run, and what they decide is stored for SQL and the pages where it is missing.

@@ -32,7 +32,7 @@ def config(
         ),
     ] = False,
 ) -> None:
-    """Print, as JSON, the settings that are in effect, without secrets.
+    """Print, as JSON, the settings in effect, without secrets.
 
     For each key it prints only that it is set; it leaves out passwords in URLs.
     """

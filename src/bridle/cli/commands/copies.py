@@ -19,7 +19,7 @@ def backup(
     store: StoreOption,
     json: JsonOption = False,
 ) -> None:
-    """Copy the store into one SQLite file, also while a proxy writes to it."""
+    """Copy the store into one file, also while a proxy writes to it."""
     require_store(store)
     try:
         size = write_backup(store, file)
@@ -45,7 +45,7 @@ def import_db(
     store: StoreOption,
     json: JsonOption = False,
 ) -> None:
-    """Copy another database into the store, which must be empty or new."""
+    """Copy another database into the store, which must be empty."""
     _copy(source, store, json)
 
 

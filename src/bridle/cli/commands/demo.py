@@ -50,7 +50,7 @@ def demo(
     assignments: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train the model of a small LangChain agent end to end, and plot its reward."""
+    """Train the model of a small LangChain agent, and plot its reward."""
     with needs_extra("train", "the demo needs the training extra"):
         from bridle.recipes.demo.run import Demo, Services
     from bridle.recipes.demo.settings import VLLM_MINUTES, settings_of, with_changes

@@ -60,7 +60,7 @@ def doctor(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Examine template, engine and store, or explain a session or run from its record.
+    """Examine template, engine and store, or explain a session or run.
 
     Exits with 1 when something is broken.
     """

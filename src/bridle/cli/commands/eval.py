@@ -50,7 +50,10 @@ def eval(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure agents on tasks (pass@k, mean@k); without --agent, from recorded sessions."""
+    """Measure agents on tasks or recorded sessions (pass@k, mean@k).
+
+    Without --agent the sessions are those that the store holds.
+    """
     named = agents or ([config.agent.name] if config.agent.name else [])
     agent, samples, by = config.agent, config.samples, config.by
     leave_on_sigterm()

@@ -77,7 +77,7 @@ def export(
     assignments: SelectionOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write recorded sessions as training data, each file with a data card beside it."""
+    """Write recorded sessions as training data, with a data card."""
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     conditions = [Condition.parse(text) for text in where or []]

@@ -24,7 +24,7 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete recorded sessions: calls, tokens, rewards, and bodies that no other session uses."""
+    """Delete recorded sessions, with all that no other session uses."""
     if not session and older_than is None:
         fail("name a session, or give --older-than DAYS")
     with reader(store) as source:

@@ -30,7 +30,7 @@ def kind(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Set what a call was for; `show`, `train` and `export` follow it."""
+    """Set what a call was for; show, train and export follow it."""
     if kind not in _KINDS:
         fail(f"{kind!r} is no kind: use {', '.join(_KINDS)}")
     with reader(store) as source:

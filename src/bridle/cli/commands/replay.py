@@ -70,7 +70,7 @@ def replay(
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
 ) -> None:
-    """Start a recorded agent anew, and go on live at a turn: `bridle replay ses_… --from 12`.
+    """Start a recorded agent anew, and go on live at one of its turns.
 
     The earlier turns get the recorded replies, and no engine is asked for them. The command starts
     in the recorded folder, which should be as it was then.

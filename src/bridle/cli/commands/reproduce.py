@@ -36,7 +36,10 @@ def reproduce(
     assignments: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a tiny policy inside a real coding agent: fine-tuning on demonstrations, then GRPO."""
+    """Train a tiny policy inside a real coding agent.
+
+    The policy is fine-tuned on demonstrations first, then trained by GRPO.
+    """
     with needs_extra("train", "this command needs the training extra"):
         from bridle.recipes.demo.run import Demo
     from bridle.recipes.demo.settings import with_changes

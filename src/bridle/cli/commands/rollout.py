@@ -52,7 +52,10 @@ def rollout(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run an agent on tasks through a running proxy; each session is verified and rewarded."""
+    """Run an agent on tasks; each session is verified and rewarded.
+
+    The sessions go through a running proxy.
+    """
     agent = config.agent
     if not (agent.name and config.tasks.source):
         fail("name --agent and --tasks", 2)

@@ -81,7 +81,7 @@ def run(
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
 ) -> None:
-    """Run a command as one recorded session: `bridle run -- python my_agent.py`."""
+    """Run a command as one recorded session: bridle run -- codex."""
     key = admin_key_for(proxy, key)
     argv = context.args
     if not argv:

@@ -39,7 +39,10 @@ def show(
     table: Annotated[bool, typer.Option("--table", help="A line for each turn.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a session's conversation: each turn's messages, model, time, tokens, and breaks."""
+    """Show a session's conversation, turn by turn.
+
+    Each turn has its messages, model, time and tokens, and its break if there is one.
+    """
     if table and text:
         fail("--table and --text exclude each other", 2)
     with reader(store) as source:

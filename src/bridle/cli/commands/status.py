@@ -20,7 +20,7 @@ def status(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a running proxy's policy version, its gate and its engines."""
+    """Show a running proxy's policy version, gate and engines."""
     key = admin_key_for(proxy, key)
     found = asyncio.run(_ask(proxy, key))
     if json:

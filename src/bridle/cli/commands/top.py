@@ -57,7 +57,10 @@ def top(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show live what is recorded: calls per second, engines, sessions and groups. Ctrl-C ends."""
+    """Show live what is recorded. Ctrl-C ends.
+
+    It shows calls per second, engines, sessions and groups.
+    """
     key = admin_key_for(proxy, key)
     with reader(store) as source:
         require_run(source, run)

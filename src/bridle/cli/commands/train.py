@@ -38,7 +38,7 @@ def train(
     output: Annotated[Path, typer.Option("--out", help="Checkpoints, weights, logs, own store.")],
     config: RunConfig,
 ) -> None:
-    """Train a policy inside an agent. The same command resumes from the last checkpoint.
+    """Train a policy inside an agent; run again, it resumes.
 
     It starts an engine and a proxy, or uses those of --engine-url and --proxy-url. --from-store
     trains recorded sessions: it needs neither an agent nor an engine.

@@ -31,7 +31,10 @@ def viewer(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show sessions, tokens, trees and runs in a browser; reads only, on this machine only."""
+    """Show sessions, tokens, trees and runs in a browser.
+
+    It only reads, and serves this machine alone.
+    """
     import uvicorn
 
     from bridle.viewer.app import viewer_app
