@@ -133,7 +133,7 @@ def judge(noise: Mapping[str, str], places: Sequence[tuple[str, str]] = ()) -> J
     expression that cannot be read, or that a lone number matches.
     """
     patterns: dict[str, re.Pattern[str]] = {}
-    for name, expression in (NOISE | noise).items():
+    for name, expression in {**NOISE, **noise}.items():
         try:
             patterns[name] = pattern = re.compile(expression)
         except re.error as error:

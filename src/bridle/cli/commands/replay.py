@@ -35,7 +35,7 @@ _NOTES: Final[Mapping[str, str]] = {
 
 
 class OnDivergence(StrEnum):
-    """What follows when a request differs from the recorded one."""
+    """The consequence of a request that differs from the recorded one."""
 
     STOP = "stop"
     LIVE = "live"
