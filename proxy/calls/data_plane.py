@@ -159,8 +159,8 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         call = Call(services, client, dialect, recording, ask, form, notes, held)
-        if (error := step.refusal or form.refusal) is not None:
-            await call.refuse(error)
+        if (refused := step.refusal or form.refusal) is not None:
+            await call.refuse(refused)
         elif refusal is not None:
             reason, note = refusal
             notes.append(note)
