@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from bridle.bench.corpus import Corpus, corpus
+from bridle.engine.contract.tokenizer import token_bytes
 from bridle.reconstruct.audit import audit, audit_session
 from bridle.store.call import CallBegun, CallEnded
 from bridle.store.reading.queries import Reader
@@ -44,6 +45,7 @@ from bridle.store.records import (
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import migrate
 from bridle.store.tree import TokenTree
+from bridle.store.writing.vocabularies import keep_vocabulary
 from bridle.store.writing.writer import Writer
 
 EPOCH: Final = 1_790_000_000.0
@@ -59,12 +61,13 @@ def fill(store: str, sessions: int, *, turns: int = 6, judged: bool = True) -> l
     They are those of two training runs. They are judged too.
     """
     migrate(store)
+    vocabulary = keep_vocabulary(store, token_bytes(corpus().tokenizer))
     with Writer(store) as writer:
         runs = [_run(writer, number, sessions) for number in (1, 2)]
         made = []
         for number in range(sessions):
             run = runs[0] if number < sessions // 2 else runs[1]
-            made.append(_session(writer, run, number, sessions, turns))
+            made.append(_session(writer, run, number, sessions, turns, vocabulary))
         for number, run in enumerate(runs, start=1):
             writer.finish_run(run, "completed", EPOCH + 100_000 * number)
     if judged:
@@ -123,7 +126,9 @@ def _run(writer: Writer, number: int, sessions: int) -> str:
     return run.id
 
 
-def _session(writer: Writer, run: str, number: int, sessions: int, turns: int) -> str:
+def _session(
+    writer: Writer, run: str, number: int, sessions: int, turns: int, vocabulary: str
+) -> str:
     rng = random.Random(number)
     group, half = number // GROUP, max(1, sessions // 2)
     second = number >= half
@@ -139,6 +144,7 @@ def _session(writer: Writer, run: str, number: int, sessions: int, turns: int) -
         group_id=f"{run}/{task.id}/{group}",
         harness=HARNESSES[group % len(HARNESSES)],
         name=f"gallery-{number}",
+        vocabulary=vocabulary,
     )
     if number % GROUP == 0:
         writer.add_sync(task)

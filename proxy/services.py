@@ -31,9 +31,11 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.schema.database import migrate
 from bridle.store.writing.redaction import DetectorsMissing, Redactor
+from bridle.store.writing.vocabularies import keep_vocabulary
 from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
     from bridle.proxy.continuation.continuation import Continuer
     from bridle.proxy.recording.tracing import Tracing
 
@@ -96,6 +98,7 @@ class Services:
         )
         await memory.start()
         tokenizer = None if continuer is None else continuer.tokenizer
+        vocabulary = await asyncio.to_thread(_vocabulary, settings, tokenizer)
         await models.start()
         metrics.watch(models.states)
         watch = Watch(settings.limits.keep_alive_s)
@@ -108,6 +111,7 @@ class Services:
             *(settings, writer, reader, memory),
             is_sealed=deployment.is_sealed,
             key_headers=key_headers,
+            vocabulary=vocabulary,
         )
         idle_seal = IdleSeal(reader, sessions.seal, settings.seal_idle_s)
         idle_seal.start()
@@ -181,6 +185,16 @@ def _open_store(settings: ProxySettings) -> Writer:
         patience=settings.limits.store_patience_s,
         redactor=redactor,
     ).start()
+
+
+def _vocabulary(settings: ProxySettings, tokenizer: Tokenizer | None) -> str | None:
+    """Keep the texts of the tokenizer's tokens in the store; return the name that they have there.
+
+    Without a tokenizer there is none.
+    """
+    if tokenizer is None:
+        return None
+    return keep_vocabulary(settings.store_url, tokenizer.vocabulary())
 
 
 def _continuer(settings: ProxySettings) -> Continuer | None:

@@ -261,6 +261,10 @@ class SessionRecord(StartFacts):
     continuation: Annotated[
         Continuation, Fact("How prompts are made: `exact` or `rendered`", size=16)
     ] = Continuation.EXACT
+    vocabulary: Annotated[
+        str | None,
+        Fact("The vocabulary of its tokens: a digest, by which the store has their texts", size=64),
+    ] = None
     settings: Annotated[
         Mapping[str, Any],
         Fact("Sampling parameters that are pinned or capped, and budgets", shown=False),

@@ -245,6 +245,7 @@ class Tokenizer:
 
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_BLANK = "\u2581"
 
 
 def token_bytes(backend: BackendTokenizer) -> list[bytes]:
@@ -256,23 +257,27 @@ def token_bytes(backend: BackendTokenizer) -> list[bytes]:
     added = {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
     pieces = {id: piece for piece, id in backend.get_vocab(with_added_tokens=True).items()}
     alphabet = _byte_alphabet()
+    # A character outside the alphabet becomes one that Latin-1 does not have.
+    table = {code: alphabet.get(chr(code), 0x100) for code in range(0x200)}
     found = [b""] * (max(pieces, default=-1) + 1)
     for id, piece in pieces.items():
         if id in added:
             found[id] = added[id].encode()
-        elif byte := _BYTE_PIECE.fullmatch(piece):
+        elif piece.startswith("<0x") and (byte := _BYTE_PIECE.fullmatch(piece)):
             found[id] = bytes((int(byte.group(1), 16),))
         else:
-            found[id] = _piece_bytes(piece, alphabet)
+            found[id] = _piece_bytes(piece, table)
     return found
 
 
-def _piece_bytes(piece: str, alphabet: Mapping[str, int]) -> bytes:
+def _piece_bytes(piece: str, table: Mapping[int, int]) -> bytes:
     try:
-        return bytes([alphabet[character] for character in piece])
-    except KeyError:
-        # SentencePiece writes text as it is, but for the blank.
-        return piece.replace("\u2581", " ").encode()
+        if _BLANK not in piece:
+            return piece.translate(table).encode("latin-1")
+    except UnicodeEncodeError:
+        pass
+    # SentencePiece writes text as it is, but for the blank.
+    return piece.replace(_BLANK, " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -81,10 +82,12 @@ class Sessions:
         memory: SessionMemory,
         is_sealed: Callable[[str], Awaitable[bool]],
         key_headers: Sequence[str] = (),
+        vocabulary: str | None = None,
     ) -> None:
         """``is_sealed`` returns whether the session of an id is sealed in the store.
 
         ``key_headers`` are the headers in which clients may send a key, besides a bearer token.
+        ``vocabulary`` is that of the sessions' tokens, if it is known.
         """
         self._settings = settings
         self._keyless = settings.keyless
@@ -93,6 +96,7 @@ class Sessions:
         self._memory = memory
         self._is_sealed = is_sealed
         self._key_headers = tuple(key_headers)
+        self._vocabulary = vocabulary
         self._wrong_keys = WrongKeys()
         self._creating: dict[str, asyncio.Lock] = {}
 
@@ -231,6 +235,7 @@ class Sessions:
         Raise :class:`ApiError`: 409 when its name is taken, 422 when it cannot be stored, 503 when
         the store is down.
         """
+        record = replace(record, vocabulary=self._vocabulary)
         try:
             await self._writer.add(record)
         except RecordRejected as error:

@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from bridle.store.call import CallRow as CallRow
+from bridle.store.encoding.vocabulary import unpack_vocabulary
 from bridle.store.errors import NotFound
 from bridle.store.reading import loading as stored
 from bridle.store.reading.call_rows import CALLS, SPANS, read_calls, read_span_row
@@ -80,6 +81,7 @@ from bridle.store.schema.tables import (
     sessions,
     spans,
     tasks,
+    vocabularies,
     writers,
 )
 from bridle.store.tree import TokenTree
@@ -414,6 +416,17 @@ class Reader:
             for row in map(read_span_row, _in_pieces(connection, _SPANS_OF, session_ids)):
                 spans_of[row.span.session_id].append(row)
         return calls_of, spans_of
+
+    def vocabulary(self, digest: str) -> list[bytes]:
+        """Return the bytes that each token id of a vocabulary stands for.
+
+        Raise ``ValueError`` if they are damaged.
+        """
+        query = select(vocabularies.c.data).where(vocabularies.c.digest == digest)
+        row = self._first(query)
+        if row is None:
+            raise NotFound(f"no vocabulary {digest}")
+        return unpack_vocabulary(row.data)
 
     # -- runs and training -----------------------------------------------------------------------
 

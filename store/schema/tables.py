@@ -218,6 +218,15 @@ bodies = Table(
 )
 """The exact bytes of a call's ``request`` and ``response`` (``store/encoding/bodies.py``)."""
 
+vocabularies = Table(
+    "vocabularies",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+"""The bytes that each token id stands for, by their SHA-256 (``store/encoding/vocabulary.py``).
+They are few: one for each tokenizer that a proxy was ever given."""
+
 rewards = Table(
     "rewards",
     metadata,

@@ -19,6 +19,7 @@ from bridle.diagnosis.pages import SessionOrder, session_lines
 from bridle.diagnosis.transcript import turns_of
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
+from bridle.store.call import CallRow
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind
 from bridle.viewer.app import number_of
@@ -107,6 +108,12 @@ def test_a_session_shows_its_whole_conversation(gallery: Any) -> None:
     assert "ran 10 tests" in page or not session.rewards
 
 
+def texts_of(call: CallRow) -> str:
+    """Return the text that the gallery made into a call's sampled tokens."""
+    (said,) = call.replies
+    return f"{said.reasoning or ''}{said.content}{said.tool_calls or ''}"
+
+
 def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> None:
     session = LoadedSession.load(gallery.reader, gallery.sessions[0])
     decided = {reply.call_id: ruling for reply, ruling in rulings(session, DEFAULT_RULES).items()}
@@ -118,6 +125,7 @@ def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> N
         (strip,) = found["strips"]
         span = session.sampled[call.id][0].span
         assert [token[0] for token in strip["tokens"]] == span.token_ids.tolist()
+        assert "".join(token[1] for token in strip["tokens"]).strip() in texts_of(call)
         assert [token[2] for token in strip["tokens"]] == span.logprobs.tolist()  # type: ignore[union-attr]
         trained = [token[4] is None for token in strip["tokens"]]
         assert trained == decided[call.id].mask().tolist()
@@ -188,8 +196,10 @@ def test_the_difference_shows_the_first_token_that_a_break_did_not_continue(gall
     shared = next(i for i, (a, b) in enumerate(zip(recorded, prompt, strict=False)) if a != b)
     page = gallery.page(f"/sessions/{session}/turns/{number}/diff")
     assert f"{shared:,} of {len(recorded):,} recorded tokens are continued" in page
-    assert f'removed">{recorded[shared]}<' in page
-    assert f'added">{prompt[shared]}<' in page
+    pieces = gallery.reader.vocabulary(loaded.record.vocabulary)
+    first = {"removed": recorded[shared], "added": prompt[shared]}
+    for change, token in first.items():
+        assert f'{change}">{pieces[token].decode()}<' in html.unescape(page)
 
 
 def test_groups_and_runs_lead_to_their_sessions(gallery: Any) -> None:

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     sessions = fill(store, 8, turns=3)
     # No engine is there, and no page needs one.
     settings = ProxySettings("http://127.0.0.1:9", store, admin_key=KEY)
-    pages = partial(viewer_pages.viewer_pages, None)
-    with ProxyServer(settings, pages=pages) as proxy:
+    with ProxyServer(settings, pages=viewer_pages.viewer_pages) as proxy:
         yield proxy.base_url, store, sessions
 
 

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -37,10 +36,9 @@ _TIMEOUT_S: Final = 600.0
 class PagesProcess:
     """The process of one proxy, and a client of it."""
 
-    def __init__(self, store: str, root: str, tokenizer: Path | None) -> None:
+    def __init__(self, store: str, root: str) -> None:
         self._store = store
         self._root = root
-        self._tokenizer = tokenizer
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._client: httpx.AsyncClient | None = None
@@ -99,7 +97,6 @@ class PagesProcess:
             store=self._store,
             root=self._root,
             token=token,
-            tokenizer=None if self._tokenizer is None else str(self._tokenizer),
             environment={name: value for name, value in os.environ.items() if name[:2] == "PG"},
         )
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -12,7 +12,6 @@ import asyncio
 import hmac
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -64,9 +63,9 @@ class ViewerPages:
         await self.process.close()
 
 
-def viewer_pages(tokenizer: Path | None, running: Running) -> ViewerPages:
+def viewer_pages(running: Running) -> ViewerPages:
     """Return the pages over the store of the proxy whose services ``running`` returns."""
-    process = PagesProcess(running().settings.store_url, PAGES, tokenizer)
+    process = PagesProcess(running().settings.store_url, PAGES)
     app = bare_app("", PAGES)
 
     @app.get(f"{PAGES}/login")

@@ -231,7 +231,8 @@ def tokens(
     request: Request, source: From, session_id: str, number: int, observed: bool = False
 ) -> Response:
     loaded, call = _turn(source, session_id, number)
-    strip = turns.token_strip(loaded, call, source.token_text, observed=observed)
+    text = source.texts(loaded.record)
+    strip = turns.token_strip(loaded, call, text, observed=observed)
     data = orjson.dumps(strip).decode().replace("<", "\\u003c")
     values = {"data": data, "strip": strip, "observed": observed, "number": number}
     return render("tokens.html", request, session=loaded, **values)
@@ -250,8 +251,9 @@ def body(source: From, session_id: str, number: int, part: str) -> Response:
 @pages.get("/sessions/{session_id}/turns/{number}/diff")
 def diff(request: Request, source: From, session_id: str, number: int) -> Response:
     loaded, call = _turn(source, session_id, number)
-    found = difference(loaded, call, source.token_text)
-    return render("diff.html", request, found=found, ids_only=source.token_text is str)
+    text = source.texts(loaded.record)
+    found = difference(loaded, call, text)
+    return render("diff.html", request, found=found, ids_only=text is str)
 
 
 @pages.get("/sessions/{session_id}/tree")

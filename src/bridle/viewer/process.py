@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,7 +23,7 @@ from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import shown
 from bridle.viewer.app import pages_app
-from bridle.viewer.rendering import Source, token_text
+from bridle.viewer.rendering import Source
 
 TOKEN: Final = "x-bridle-pages"  # noqa: S105 - the name of a header
 _YIELDS: Final = 10
@@ -38,19 +37,13 @@ class PagesSettings(msgspec.Struct, frozen=True):
     root: str
     """The path below which the pages are."""
     token: str
-    tokenizer: str | None = None
     environment: dict[str, str] = {}
     """Variables that connections to a server need, such as ``PGPASSWORD``."""
 
 
 def serve(settings: PagesSettings, listener: socket.socket) -> None:
     """Serve the pages until the process ends."""
-    source = Source(
-        Reader(settings.store),
-        shown(settings.store),
-        token_text(None if settings.tokenizer is None else Path(settings.tokenizer)),
-        annotates=True,
-    )
+    source = Source(Reader(settings.store), shown(settings.store), annotates=True)
 
     async def provide(request: Request) -> Source:
         given = request.headers.get(TOKEN, "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -20,6 +20,7 @@ from bridle.diagnosis.transcript import lasted
 from bridle.reconstruct.rewards import findings_in, session_rewards
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
+from bridle.store.records import SessionRecord
 from bridle.viewer import turns
 
 FOLDER: Final = Path(__file__).parent
@@ -36,9 +37,22 @@ class Source:
     reader: Reader
     store: str
     """The store's name for people."""
-    token_text: turns.TokenText
+    unknown: turns.TokenText = str
+    """The text of a token whose text the store does not have."""
     annotates: bool = False
     """Whether the server of the pages also records what their forms send."""
+
+    def texts(self, session: SessionRecord) -> turns.TokenText:
+        """Return the function from a session's token ids to their texts.
+
+        A vocabulary that is damaged is as if it were missing.
+        """
+        if session.vocabulary is None:
+            return self.unknown
+        try:
+            return _text_by(_pieces(self.reader, session.vocabulary))
+        except (NotFound, ValueError):
+            return self.unknown
 
 
 def token_text(tokenizer: Path | None) -> turns.TokenText:
@@ -52,8 +66,15 @@ def token_text(tokenizer: Path | None) -> turns.TokenText:
         return str
     from bridle.engine.contract.tokenizer import Tokenizer
 
-    pieces = Tokenizer(tokenizer).vocabulary()
+    return _text_by(Tokenizer(tokenizer).vocabulary())
 
+
+@lru_cache(maxsize=4)
+def _pieces(reader: Reader, digest: str) -> list[bytes]:
+    return reader.vocabulary(digest)
+
+
+def _text_by(pieces: Sequence[bytes]) -> turns.TokenText:
     def text(token: int) -> str:
         return pieces[token].decode("utf-8", "replace") if token < len(pieces) else str(token)
 

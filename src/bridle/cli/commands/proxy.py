@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -130,7 +129,7 @@ def proxy(
     if tokenizer is None and not external and found:
         tokenizer = found[0].tokenizer
         settings = replace(settings, tokenizer_dir=tokenizer)
-    pages = partial(_viewer, tokenizer) if viewer else None
+    pages = _viewer if viewer else None
     if workers > 1:
         with listening_on(host, port):
             several = WorkerPool(settings, workers, routers=[_feed], pages=pages)
@@ -172,11 +171,11 @@ def _judge(reader: Reader, session_id: str) -> None:
     judge(reader, session_id)
 
 
-def _viewer(tokenizer: Path | None, running: Running) -> ViewerPages:
+def _viewer(running: Running) -> ViewerPages:
     """Import and return the viewer's pages, when a page is first asked for."""
     from bridle.run.viewer_pages import viewer_pages
 
-    return viewer_pages(tokenizer, running)
+    return viewer_pages(running)
 
 
 def _examined(

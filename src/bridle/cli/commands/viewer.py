@@ -26,7 +26,9 @@ def viewer(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            parser=tokenizer_path, metavar="MODEL", help="Directory or Hub name: tokens get texts."
+            parser=tokenizer_path,
+            metavar="MODEL",
+            help="Directory or Hub name, if the store has no texts.",
         ),
     ] = None,
     json: JsonOption = False,
