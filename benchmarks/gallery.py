@@ -80,10 +80,11 @@ def fill(store: str, sessions: int, *, turns: int = 6, judged: bool = True) -> l
 def add_session(store: str, turns: int) -> str:
     """Add one session of ``turns`` turns to a store that :func:`fill` has made; return its id."""
     with Reader(store) as reader:
-        sessions = sum(1 for _ in reader.sessions())
+        held = list(reader.sessions())
         run = reader.runs()[-1].id
     with Writer(store) as writer:
-        added = _session(writer, run, sessions, sessions + 2, turns)
+        number, known = len(held), held[-1].vocabulary
+        added = _session(writer, run, number, number + 2, turns, known)
     with Reader(store) as reader:
         audit_session(reader, added)
     return added
@@ -127,7 +128,7 @@ def _run(writer: Writer, number: int, sessions: int) -> str:
 
 
 def _session(
-    writer: Writer, run: str, number: int, sessions: int, turns: int, vocabulary: str
+    writer: Writer, run: str, number: int, sessions: int, turns: int, vocabulary: str | None
 ) -> str:
     rng = random.Random(number)
     group, half = number // GROUP, max(1, sessions // 2)

@@ -22,6 +22,7 @@ from bridle.harnesses.client import Client
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutResult, RolloutSettings
+from bridle.harnesses.sampling import AGENT, session_settings
 from bridle.harnesses.sandboxes import ProcessProvider
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
@@ -55,12 +56,21 @@ class Figures:
     """Number of calls of the agent's own conversation that should continue another call but have no
     parent."""
     kinds: Counter[str]
+    trained: int = 0
+    """Number of sampled tokens that can be trained."""
+    masked: Counter[str] = field(default_factory=Counter)
+    """Number of sampled tokens that cannot be trained, by reason."""
     problems: tuple[str, ...] = ()
     """Reasons why the run does not count: it failed, or its record is not clean."""
 
     @property
     def unexplained(self) -> int:
         return self.reasons[BreakReason.UNEXPLAINED] + self.unlinked
+
+    @property
+    def trained_share(self) -> float:
+        """The share of the sampled tokens that can be trained."""
+        return self.trained / max(1, self.trained + self.masked.total())
 
     def as_data(self) -> dict[str, Any]:
         return {
@@ -69,6 +79,8 @@ class Figures:
             "breaks": self.breaks,
             "unexplained": self.unexplained,
             "breaks_by_reason": dict(sorted(self.reasons.items())),
+            "trained_share": round(self.trained_share, 4),
+            "masked": dict(sorted(self.masked.items())),
             "calls": self.calls,
             "calls_by_kind": dict(sorted(self.kinds.items())),
             "problems": list(self.problems),
@@ -120,6 +132,7 @@ async def bench_harnesses(
 ) -> Report:
     """Run every case in both modes. Raise ``NotLaunchable`` if a harness is not installed.
 
+    Each harness samples at its own settings, so that the report shows what they leave to train.
     If ``keep`` is given, the recordings stay there (``bench.db`` and the sessions' directories).
     """
     policy = ShellPolicy(turns)
@@ -148,6 +161,7 @@ async def bench_harnesses(
                         parallel=parallel,
                         timeout_s=timeout_s,
                         continuation=mode,
+                        session_settings=session_settings(AGENT),
                         retries=0,
                         keep_directories=True,
                     )
@@ -167,7 +181,8 @@ async def bench_harnesses(
 def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) -> Figures:
     """Return the figures of these rollouts, read from the store."""
     problems: list[str] = []
-    rows = unlinked = breaks = calls_made = 0
+    rows = unlinked = breaks = calls_made = trained = 0
+    masked: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for result in results:
@@ -181,7 +196,10 @@ def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) 
         session = LoadedSession.load(reader, result.session_id)
         calls = session.calls
         problems += [f"call {c.status}: {c.reason}" for c in calls if _spoilt(c)]
-        rows += len(build(session, MAIN_ROWS).samples)
+        built = build(session, MAIN_ROWS)
+        rows += len(built.samples)
+        trained += built.conservation.trained
+        masked += built.conservation.untrained
         breaks += sum(call.break_reason is not None for call in calls)
         reasons.update(reason for call in calls for reason in call.break_reasons)
         kinds.update(str(call.kind) for call in calls)
@@ -196,6 +214,8 @@ def measured(reader: Reader, results: Sequence[RolloutResult], directory: Path) 
         reasons=reasons,
         unlinked=unlinked,
         kinds=kinds,
+        trained=trained,
+        masked=masked,
         problems=tuple(problems),
     )
 
@@ -220,10 +240,12 @@ commands at once, {turns} turns long and thinking in every turn, under a chat te
 thinking from the history and writes arguments its own way. *Rows* are the main branches with
 trainable tokens per session. *Rendered* is the same run with the history rendered again every turn,
 as in a proxy that keeps no tokens. *On what* counts its breaks by reason; most breaks have several
-reasons, and each is counted. Made by `bridle bench harnesses --table docs/harnesses.md`.
+reasons, and each is counted. *Trained* is the share of the sampled tokens that can be trained at the
+harness's own sampling settings, with the reasons of the others. Made by
+`bridle bench harnesses --table docs/harnesses.md`.
 
-| harness | version | dialect | calls | exact: rows | breaks | unexplained | rendered: rows | breaks | on what |
-|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
+| harness | version | dialect | calls | exact: rows | trained | breaks | unexplained | rendered: rows | breaks | on what |
+|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
 def markdown(report: Report) -> str:
@@ -235,6 +257,7 @@ def markdown(report: Report) -> str:
     if side:
         lines += ["", "Calls beside the conversation (titles and the like), classified and not"]
         lines.append(f"trained: {', '.join(_asides_of(report, name) for name in side)}.")
+    lines.append(_MASKED)
     failures = report.failures()
     lines += ["", "The audit of every session is clean." if not failures else "What fails:"]
     lines += [f"- {failure}" for failure in failures]
@@ -251,6 +274,7 @@ def _table_row(name: str, modes: Mapping[Continuation, Figures]) -> str:
         (case and case.dialect) or "–",
         exact["calls"],
         exact["rows_per_session"],
+        _trained(modes[Continuation.EXACT]),
         exact["breaks"],
         exact["unexplained"],
         rendered["rows_per_session"],
@@ -259,6 +283,21 @@ def _table_row(name: str, modes: Mapping[Continuation, Figures]) -> str:
     )
     shown = (f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells)
     return f"| {' | '.join(shown)} |"
+
+
+def _trained(figures: Figures) -> str:
+    reasons = "".join(f", {reason} {count}" for reason, count in sorted(figures.masked.items()))
+    return f"{figures.trained_share:.1%}{reasons}"
+
+
+_MASKED: Final = """
+A client that asks for temperature 0 trains nothing (`sampler_greedy`): the likeliest token is
+always taken, so that sessions do not differ and no distribution can be trained. `bridle rollout`
+and `bridle train` pin sessions to the policy's own distribution, whatever the harness asks for
+(`agent.sampling`, [training.md](training.md#what-tokens-are-drawn-from)); `bridle run --sampling
+policy` pins a person's own session. The engine of this table has no grammars; where it has, a
+required or named tool choice and `parallel_tool_calls: false` leave the reasoning to train
+([vllm.md](vllm.md#where-vllm-differs-from-the-other-engines))."""
 
 
 def _asides(modes: Mapping[Continuation, Figures]) -> int:

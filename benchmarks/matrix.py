@@ -8,23 +8,26 @@ refused the harness at its first call, with the reason.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from bridle.bench.families import FAMILIES, model_directory
 from bridle.bench.harness_cases import CASES, HarnessCase
-from bridle.bench.harnesses import Figures, measured
+from bridle.bench.harnesses import measured
 from bridle.bench.packages import PackageNotFetched
 from bridle.bench.played_engine import app_of
 from bridle.bench.played_family import PlayedFamily
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.engine.serve.transport import ServerThread
+from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
@@ -46,35 +49,41 @@ SAMPLE: Final = ("qwen3.5", "llama3.3", "gemma3")
 class Cell:
     """A harness on a family's template."""
 
-    figures: Figures
+    rows: int
+    breaks: int
+    unexplained: int
+    calls: int
+    problems: tuple[str, ...] = ()
+    """Reasons why the session does not count: it failed, or its record is not clean."""
     refused: str = ""
     """The reason why the proxy refused the harness at its first call with tools."""
-    changed: frozenset[str] = frozenset()
+    changed: tuple[str, ...] = ()
     """The names of the notes on what was changed for the template."""
-    engine_refusals: tuple[str, ...] = ()
-    """The messages of the template for the prompts that it refused after all."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Cell:
+        """Return the cell of :meth:`as_data`."""
+        given = {one.name: data[one.name] for one in fields(cls)}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        return cls(**values)
 
     @property
     def failures(self) -> list[str]:
         """One line for each requirement that the cell fails."""
         if self.refused:
             return []
-        found = [*self.figures.problems]
-        found += [f"the template refused: {text}" for text in self.engine_refusals]
-        if self.figures.rows != self.figures.sessions:
-            found.append(f"{self.figures.rows} rows of {self.figures.sessions} session")
-        if self.figures.unexplained:
-            found.append(f"{self.figures.unexplained} unexplained breaks")
+        found = [*self.problems]
+        if self.rows != 1:
+            found.append(f"{self.rows} rows of 1 session")
+        if self.unexplained:
+            found.append(f"{self.unexplained} unexplained breaks")
         return found
 
     def as_data(self) -> dict[str, Any]:
-        return {
-            **self.figures.as_data(),
-            "refused": self.refused,
-            "changed": sorted(self.changed),
-            "engine_refusals": list(self.engine_refusals),
-            "failures": self.failures,
-        }
+        return {**asdict(self), "failures": self.failures}
 
 
 @dataclass(slots=True)
@@ -83,6 +92,21 @@ class Matrix:
 
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
     not_fetched: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Matrix:
+        """Return the matrix that :meth:`write` wrote, without the cells that fail."""
+        made = cls()
+        for family, row in json.loads(path.read_text(encoding="utf-8"))["cells"].items():
+            cells = {name: Cell.from_data(cell) for name, cell in row.items()}
+            made.cells[family] = {name: cell for name, cell in cells.items() if not cell.failures}
+        return made
+
+    def write(self, path: Path) -> None:
+        """Write the matrix as JSON, whole or not at all."""
+        written = path.with_name(f".{path.name}.new")
+        written.write_text(json.dumps(self.as_data(), indent=1) + "\n", encoding="utf-8")
+        written.replace(path)
 
     def as_data(self) -> dict[str, Any]:
         cells = {
@@ -105,65 +129,105 @@ async def bench_matrix(
     families: Sequence[str],
     cases: Sequence[HarnessCase],
     *,
-    timeout_s: float = 300.0,
+    known: Matrix | None = None,
+    parallel: int = 2,
     keep: Path | None = None,
-    progress: Callable[[str, str, Cell], None] = lambda family, name, cell: None,
+    progress: Callable[[Matrix, str, str], None] = lambda matrix, family, name: None,
 ) -> Matrix:
     """Run every harness on every family. Raise ``NotLaunchable`` if one is not installed.
 
-    If ``keep`` is given, the recordings stay there, in a folder for each family.
+    The cells of ``known`` are not run again. ``parallel`` harnesses run at once. If ``keep`` is
+    given, the recordings stay there, in a folder for each family.
     """
-    matrix = Matrix()
+    matrix = known or Matrix()
     adapters = [(case.name, case.adapter()) for case in cases]
     for family in families:
+        row = matrix.cells.setdefault(family, {})
+        missing = [(name, adapter) for name, adapter in adapters if name not in row]
+        if not missing:
+            continue
         try:
             directory = model_directory(family)
         except PackageNotFetched as error:
+            del matrix.cells[family]
             matrix.not_fetched[family] = str(error)
             continue
-        row = matrix.cells.setdefault(family, {})
-        with _folder(keep, family) as place:
-            policy = ShellPolicy(TURNS)
-            model = PlayedFamily(Tokenizer(directory), FAMILIES[family], policy)
-            store = str(place / "bench.db")
-            with (
-                ServerThread(app_of(model)) as engine,
-                ProxyServer(
-                    ProxySettings(engine.base_url, store, tokenizer_dir=directory)
-                ) as proxy,
-                Reader(store) as reader,
-            ):
-                for name, adapter in adapters:
-                    settings = RolloutSettings(
-                        place / "sessions" / name,
-                        timeout_s=timeout_s,
-                        retries=0,
-                        keep_directories=True,
-                    )
-                    model.refusals.clear()
-                    async with Client(proxy.base_url) as client:
-                        fleet = LocalFleet(ProcessProvider(), WorkedThrough())
-                        rollout = Rollout(client, adapter, fleet, settings)
-                        results = await rollout.collect([Job(policy.task(f"{family}-{name}"))])
-                    figures = measured(reader, results, settings.directory)
-                    (result,) = results
-                    calls = list(reader.calls(result.session_id)) if result.session_id else []
-                    row[name] = _cell(figures, calls, model)
-                    progress(family, name, row[name])
+        with _folder(keep, family) as place, _served(family, directory, place) as served:
+            async for name, cell in served.cells(missing, parallel):
+                row[name] = cell
+                progress(matrix, family, name)
     return matrix
 
 
-def _cell(figures: Figures, calls: Sequence[CallRow], model: PlayedFamily) -> Cell:
-    refused = ""
-    # Some harnesses ask for a title first, without tools.
-    work = [call for call in calls if tools(call)]
-    if work and not any(call.status is CallStatus.COMPLETE for call in work):
-        rules = Continuer(model.tokenizer).roles
-        refused = work[0].reason or work[0].status
-        if not rules.results:
-            refused += ": the template raises on tool calls and their results"
-    changed = {note.name for call in calls for note in call.notes} & FOR_TEMPLATES
-    return Cell(figures, refused, frozenset(changed), tuple(dict.fromkeys(model.refusals)))
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A family behind a proxy."""
+
+    family: str
+    place: Path
+    model: PlayedFamily
+    policy: ShellPolicy
+    url: str
+    reader: Reader
+
+    async def cells(
+        self, adapters: Sequence[tuple[str, Adapter]], parallel: int
+    ) -> AsyncIterator[tuple[str, Cell]]:
+        """Yield each harness's cell when it is done; ``parallel`` of them run at once."""
+        turns = asyncio.Semaphore(parallel)
+
+        async def run(name: str, adapter: Adapter) -> tuple[str, Cell]:
+            async with turns:
+                return name, await self.cell(name, adapter)
+
+        for done in asyncio.as_completed([run(*one) for one in adapters]):
+            yield await done
+
+    async def cell(self, name: str, adapter: Adapter) -> Cell:
+        """Run one session of the harness and judge its record."""
+        settings = RolloutSettings(
+            self.place / "sessions" / name, timeout_s=300.0, retries=0, keep_directories=True
+        )
+        async with Client(self.url) as client:
+            fleet = LocalFleet(ProcessProvider(), WorkedThrough())
+            rollout = Rollout(client, adapter, fleet, settings)
+            results = await rollout.collect([Job(self.policy.task(f"{self.family}-{name}"))])
+        figures = measured(self.reader, results, settings.directory)
+        (result,) = results
+        calls = list(self.reader.calls(result.session_id)) if result.session_id else []
+        changed = {note.name for call in calls for note in call.notes} & FOR_TEMPLATES
+        return Cell(
+            rows=figures.rows,
+            breaks=figures.breaks,
+            unexplained=figures.unexplained,
+            calls=figures.calls,
+            problems=figures.problems,
+            refused=self._refused(calls),
+            changed=tuple(sorted(changed)),
+        )
+
+    def _refused(self, calls: Sequence[CallRow]) -> str:
+        """Return the error with which the proxy refused the first call with tools, or ``""``."""
+        if Continuer(self.model.tokenizer).roles.results:
+            return ""
+        # Some harnesses ask for a title first, without tools.
+        work = [call for call in calls if tools(call)]
+        if not work or any(call.status is CallStatus.COMPLETE for call in work):
+            return ""
+        return str(work[0].error.get("message") or work[0].reason)
+
+
+@contextmanager
+def _served(family: str, directory: Path, place: Path) -> Iterator[_Served]:
+    policy = ShellPolicy(TURNS)
+    model = PlayedFamily(Tokenizer(directory), FAMILIES[family], policy)
+    store = str(place / "bench.db")
+    with (
+        ServerThread(app_of(model)) as engine,
+        ProxyServer(ProxySettings(engine.base_url, store, tokenizer_dir=directory)) as proxy,
+        Reader(store) as reader,
+    ):
+        yield _Served(family, place, model, policy, proxy.base_url, reader)
 
 
 @contextmanager
@@ -189,18 +253,23 @@ the conversation for the template. Made by
 
 def markdown(matrix: Matrix) -> str:
     """Return the matrix as the published page."""
-    names = list(dict.fromkeys(name for row in matrix.cells.values() for name in row))
+    run = {name for row in matrix.cells.values() for name in row}
+    names = [name for name in CASES if name in run]
     notes: dict[str, int] = {}
-    only = [] if {*CASES} == {*names} else [f" --only {name}" for name in names]
-    command = f"bridle bench matrix{''.join(only)}"
+    command = "bridle bench matrix"
+    if len(names) < len(CASES):
+        command += "".join(f" --only {name}" for name in names)
+    if matrix.cells.keys() < FAMILIES.keys():
+        command += "".join(f" --family {name}" for name in matrix.cells)
     lines = [_INTRODUCTION.format(turns=TURNS, command=command)]
     lines += [f"| family | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for family, row in matrix.cells.items():
+    for family in (name for name in FAMILIES if name in matrix.cells):
+        row = matrix.cells[family]
         shown = (_shown(row[name], notes) if name in row else "–" for name in names)
         lines.append(f"| {family} | {' | '.join(shown)} |")
     lines += ["", *(f"{number}. `{note}`" for note, number in notes.items())]
     refused = Counter(cell.refused for row in matrix.cells.values() for cell in row.values())
-    lines += ["", *(f"Refused ({n}): {text}" for text, n in refused.items() if text)]
+    lines += ["", *(f"Refused ({n}): *{text}*" for text, n in refused.items() if text)]
     failures = matrix.failures()
     lines += ["", "Every cell is whole." if not failures else "What fails:", ""]
     lines += [f"- {failure}" for failure in failures]
@@ -212,4 +281,4 @@ def _shown(cell: Cell, notes: dict[str, int]) -> str:
         return "refused"
     numbers = sorted(notes.setdefault(note, len(notes) + 1) for note in cell.changed)
     marks = f" <sup>{','.join(map(str, numbers))}</sup>" if numbers else ""
-    return f"{cell.figures.rows}, {cell.figures.breaks}{marks}"
+    return f"{cell.rows}, {cell.breaks}{marks}"

@@ -36,6 +36,10 @@ class PlayedFamily:
     def thinks(self) -> bool:
         return "think" in self.tokenizer.chat_template_source.lower()
 
+    @property
+    def _is_harmony(self) -> bool:
+        return self.family.model_type == "gpt_oss"
+
     def answer(self, body: Mapping[str, Any]) -> Answer:
         """Return the reply to a chat request.
 
@@ -45,7 +49,8 @@ class PlayedFamily:
         given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         if given is None:
             kwargs = body.get("chat_template_kwargs") or {}
-            given = self.tokenizer.encode(self.tokenizer.render(messages, tools, **kwargs))
+            written = [_as_text(one) for one in messages] if self._is_harmony else messages
+            given = self.tokenizer.encode(self.tokenizer.render(written, tools, **kwargs))
         sampling = SamplingParams(max_tokens=LONGEST)
         reply = self.policy(ScriptedRequest(messages, tools, given, sampling, self.tokenizer))
         message = self._message(reply, messages)
@@ -123,6 +128,17 @@ class PlayedFamily:
         names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
         # A template that shows no calls leaves the policy to write some all the same.
         return text if all(name in text for name in names) else _in_hermes(message)
+
+
+def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with its content as one text.
+
+    vLLM takes contents of several parts for Harmony; the local renderer leaves them to the engine.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "".join(part.get("text", "") for part in content)}
 
 
 def _in_hermes(message: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
+from bridle.harnesses.verifiers.delivery import scores_in, whole_scores
 
 PARALLEL: Final = 2
 """Number of commands per turn."""
@@ -89,7 +90,8 @@ class WorkedThrough:
         turns = delivery.task.payload["turns"]
         written = [_lines(delivery.workspace / f"{name}.txt") for name in "ab"]
         wanted = [[f"{turn}{name}" for turn in range(1, turns + 1)] for name in "ab"]
-        said = await RegexAnswer(rf"\b{turns}b\b")(delivery)
+        verdict = await RegexAnswer(rf"\b{turns}b\b")(delivery)
+        said = whole_scores(scores_in(verdict))
         return {"reward": float(written == wanted and said["reward"] == 1.0)}
 
 

@@ -75,7 +75,7 @@ def turns_of(session: LoadedSession) -> list[Turn]:
     """Return all turns, in the order of their start."""
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
     decided = _decided(session)
-    names = {one.name for one in session.all_rewards if one.call_id and not one.is_finding}
+    names = {one.name for one in session.all_rewards if one.is_score and not one.whole}
     given = {name: session.turn_rewards(name) for name in sorted(names)}
     turns = []
     for call in session.calls:

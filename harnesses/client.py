@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import httpx
 import msgspec
@@ -16,8 +16,9 @@ from bridle.harnesses.given import GivenRewards
 from bridle.harnesses.guards import Action
 from bridle.harnesses.tasks.task import Task
 from bridle.store.records import StartFacts
-from bridle.store.reward import FindingMode, RewardKind
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
+_CALLS_AT_ONCE: Final = 200
 Answer = TypeVar("Answer")
 
 
@@ -203,14 +204,35 @@ class Client:
         With the ``kind`` ``finding`` it reports something about the session, and ``mode`` is what
         the finding costs.
         """
-        body: dict[str, Any] = {"name": name, "value": value, "kind": kind}
-        if mode is not None:
-            body["mode"] = mode
-        if detail is not None:
-            body["detail"] = dict(detail)
-        if self._given is not None and verifier_key:
-            self._given.add(session_id, name, value, kind, mode)
-        await self._send("POST", f"/sessions/{session_id}/rewards", body, key=verifier_key)
+        source = RewardSource.VERIFIER if verifier_key else RewardSource.OPERATOR
+        reward = Reward(
+            session_id,
+            name,
+            value,
+            created_at=0.0,
+            source=source,
+            kind=kind,
+            mode=mode,
+            detail=dict(detail or {}),
+        )
+        await self.give(reward, verifier_key=verifier_key)
+
+    async def give(self, reward: Reward, *, verifier_key: str | None = None) -> None:
+        """Record a reward at its place.
+
+        Its source is the verifier's or a scorer's if ``verifier_key`` is given, else the
+        operator's.
+        """
+        names = ("name", "value", "kind", "mode", "role", "branch", "call_id", "turn", "detail")
+        facts = {name: getattr(reward, name) for name in names}
+        body = {name: value for name, value in facts.items() if value not in (None, {})}
+        if verifier_key:
+            if reward.source is RewardSource.SCORER:
+                body["scorer"] = True
+            if self._given is not None:
+                self._given.add(reward)
+        at = f"/sessions/{reward.session_id}/rewards"
+        await self._send("POST", at, body, key=verifier_key)
 
     async def seal(
         self,
@@ -239,13 +261,24 @@ class Client:
         """
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
 
-    async def calls(self, session_id: str) -> list[dict[str, Any]]:
-        """Return a session's calls in the order of their start, each with its ``turn``."""
-        return _read(await self._send("GET", f"/sessions/{session_id}/calls"), list[dict[str, Any]])
-
     async def actions(self, session_id: str) -> list[Action]:
         """Return the tool calls that a session's calls sampled."""
         return _read(await self._send("GET", f"/sessions/{session_id}/actions"), list[Action])
+
+    async def calls(self, session_id: str) -> list[dict[str, Any]]:
+        """Return all calls of a session, in the order of their start, with their messages."""
+        found: list[dict[str, Any]] = []
+        while True:
+            at = f"/sessions/{session_id}/calls?first={len(found) + 1}&limit={_CALLS_AT_ONCE}"
+            page = _read(await self._send("GET", at), list[dict[str, Any]])
+            found += page
+            if len(page) < _CALLS_AT_ONCE:
+                return found
+
+    async def set_kind(self, session_id: str, call_id: str, kind: str, by: str) -> None:
+        """Set the purpose of a call; ``by`` names the program that decided."""
+        body = {"kind": kind, "by": by}
+        await self._send("PUT", f"/sessions/{session_id}/calls/{call_id}/kind", body)
 
     async def policy(self) -> dict[str, Any]:
         """Return the state of the policy, with its ``version``."""

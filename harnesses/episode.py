@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,8 @@ from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.stages import StageClock
 from bridle.harnesses.started import how_started
 from bridle.harnesses.tasks.task import Step, Task
-from bridle.harnesses.verifiers import Delivery, NoVerdict, Scores, Verifier
+from bridle.harnesses.verifiers import Delivery, NoVerdict, Score, Scores, Verifier
+from bridle.harnesses.verifiers.delivery import scores_in, whole_scores
 from bridle.store.records import StartFacts
 
 
@@ -49,6 +51,7 @@ class EpisodeResult:
     outcome: Outcome
     """The outcome of the first step that did not complete, or else ``completed``."""
     scores: Scores
+    """The verifier's scores of the session as a whole."""
     seconds: float
     """Seconds that the harness ran, in all steps together."""
     exit_code: int | None
@@ -59,6 +62,10 @@ class EpisodeResult:
     """The start of the harness for the first step."""
     error: str = ""
     """The bound for which the agent was ended; empty if there was none."""
+    placed: tuple[Score, ...] = ()
+    """The verifier's other rewards: those of parts of the session, successes and findings."""
+    artefacts: Mapping[str, bytes] = field(default_factory=dict)
+    """The contents of the files of the workspace that scorers get, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,8 @@ class Episode:
     timeout_s: float
     """The time limit for a task that states none."""
     clock: StageClock
+    artefacts: tuple[str, ...] = ()
+    """The files of the workspace that scorers get, if the agent left them."""
     _steps: list[Scores] = field(default_factory=list)
 
     async def run(self, task: Task) -> EpisodeResult:
@@ -87,6 +96,7 @@ class Episode:
         exit_code: int | None = 0
         start: StartFacts | None = None
         error = ""
+        placed: list[Score] = []
         for step in task.steps or (Step("", task.prompt),):
             one = _one(task, step)
             async with self.clock.stage("prepare"):
@@ -104,7 +114,10 @@ class Episode:
             if outcome is Outcome.COMPLETED:
                 outcome, exit_code = ended, finished.exit_code
             async with self.clock.stage("verify"):
-                scores = await self.verifier(self._delivery(one, answer, finished.exit_code))
+                verdict = await self.verifier(self._delivery(one, answer, finished.exit_code))
+            given = scores_in(verdict)
+            scores = whole_scores(given)
+            placed += [score for score in given if not score.is_whole]
             self._steps.append(scores)
             if not reaches(scores, step.min_rewards):
                 break
@@ -116,7 +129,16 @@ class Episode:
             answer,
             start=start,
             error=error,
+            placed=tuple(placed),
+            artefacts=await self._artefacts(),
         )
+
+    async def _artefacts(self) -> dict[str, bytes]:
+        found = {}
+        for name in self.artefacts:
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = await self.sandbox.read(self.sandbox.place.workspace / name)
+        return found
 
     def _started(self, launch: Launch) -> StartFacts:
         folder, key = str(self.sandbox.place.workspace), self.session.key

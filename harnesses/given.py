@@ -26,8 +26,10 @@ class RewardsDiffer(BridleError):
     """The store returns rewards of a session that differ from those that the run reported."""
 
 
-Given = tuple[str, float, RewardKind, FindingMode | None, str | None, int | None]
-"""The name, value and kind of a reward, the mode of a finding, and the call and turn."""
+Place = tuple[str | None, str | None, str | int | None]
+Given = tuple[str, float, RewardKind, FindingMode | None, RewardSource, Place]
+"""The name, value and kind of a reward, the mode of a finding, the source, and the place."""
+_OF_A_RUN: Final = (RewardSource.VERIFIER, RewardSource.SCORER)
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,10 +40,14 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     value: float = 0.0
     kind: RewardKind = RewardKind.SCORE
     mode: FindingMode | None = None
+    source: RewardSource = RewardSource.VERIFIER
+    place: Place = (None, None, None)
 
 
 class GivenRewards:
-    """The verifier's rewards by session, as the run reported them. It can be used from any thread.
+    """The rewards of verifier and scorers by session, as the run reported them.
+
+    It can be used from any thread.
 
     With a ``file``, a resumed run knows the rewards of its earlier attempts. Sessions must not see
     the file.
@@ -59,35 +65,28 @@ class GivenRewards:
         """Begin a session, all of whose rewards are known from here on."""
         self._write(_Line(session_id))
 
-    def add(
-        self,
-        session_id: str,
-        name: str,
-        value: float,
-        kind: RewardKind = RewardKind.SCORE,
-        mode: FindingMode | None = None,
-    ) -> None:
-        """Record a reward that is about to be reported."""
-        reward = Reward(session_id, name, float(value), 0.0, kind=kind, mode=mode)
-        self._write(_Line(session_id, name, reward.value, reward.kind, reward.mode))
+    def add(self, reward: Reward) -> None:
+        """Record a reward that is about to be reported. A turn's has the id of its call."""
+        facts = (reward.name, float(reward.value), reward.kind, reward.mode, reward.source)
+        self._write(_Line(reward.session_id, *facts, reward.place))
 
     def knows(self, session_id: str) -> bool:
         """Return whether this run began the session; nothing is known about others."""
         return session_id in self._given
 
     def require(self, session_id: str, stored: Iterable[Reward]) -> None:
-        """Raise :class:`RewardsDiffer` unless the verifier's rewards are the reported ones.
+        """Raise :class:`RewardsDiffer` unless the run's rewards are the reported ones.
 
-        The verifier's rewards are taken from ``stored``. Each must have the same name, value, kind
-        and mode, and be for the whole session.
+        The rewards of the verifier and of scorers are taken from ``stored``. Each must have the
+        same name, value, kind, mode, source and place.
         """
         if not self.knows(session_id):
             return
         given = Counter(self._given[session_id])
-        found = Counter(_given(one) for one in stored if one.source is RewardSource.VERIFIER)
+        found = Counter(_given(one) for one in stored if one.source in _OF_A_RUN)
         if given != found:
             raise RewardsDiffer(
-                f"session {session_id}: the store has the verifier's rewards {_shown(found)}, and "
+                f"session {session_id}: the store has the run's rewards {_shown(found)}, and "
                 f"this run gave in {_shown(given)}. Something else wrote to the store, so nothing "
                 "is trained on it. Find what did (a trigger, a program with access to the file), "
                 f"then `bridle forget {session_id}` and resume"
@@ -106,7 +105,7 @@ class GivenRewards:
     def _keep(self, line: _Line) -> None:
         given = self._given.setdefault(line.session, [])
         if line.name is not None:
-            given.append((line.name, line.value, line.kind, line.mode, None, None))
+            given.append((line.name, line.value, line.kind, line.mode, line.source, line.place))
 
 
 def _read(file: Path, text: bytes) -> _Line:
@@ -118,15 +117,16 @@ def _read(file: Path, text: bytes) -> _Line:
 
 
 def _given(reward: Reward) -> Given:
-    place = (reward.call_id, reward.turn)
-    return (reward.name, reward.value, reward.kind, reward.mode, *place)
+    facts = (reward.name, reward.value, reward.kind, reward.mode, reward.source)
+    return (*facts, reward.place)
 
 
 def _shown(rewards: Counter[Given]) -> str:
     texts = [
         f"{name}={value:g}"
-        + ("" if kind == RewardKind.SCORE else f" ({kind}, {mode})")
-        + ("" if call is None and turn is None else f" of turn {turn}")
-        for name, value, kind, mode, call, turn in sorted(rewards.elements(), key=repr)
+        + ("" if kind == RewardKind.SCORE else f" ({kind}, {mode})" if mode else f" ({kind})")
+        + ("" if source == RewardSource.VERIFIER else f" of a {source}")
+        + "".join(f" at {part}" for part in place if part is not None)
+        for name, value, kind, mode, source, place in sorted(rewards.elements(), key=repr)
     ]
     return ", ".join(texts) or "none"

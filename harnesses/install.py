@@ -14,6 +14,7 @@ from bridle.errors import BridleError
 
 NODE = Path(__file__).with_name("node")
 PYTHON = Path(__file__).with_name("python")
+SDK = NODE / "sdk"
 BIN_DIRECTORIES = (NODE / "node_modules/.bin", NODE / "more/node_modules/.bin")
 
 
@@ -50,6 +51,16 @@ def find_python_harness(environment: str, command: str) -> str:
     return found
 
 
+def find_node_script(name: str) -> str:
+    """Return the absolute path of an agent script whose packages are installed beside it.
+
+    Raise :class:`NotLaunchable` with the command that installs them.
+    """
+    if not (SDK / "node_modules").is_dir():
+        raise NotLaunchable(f"{name} lacks its packages; run harnesses/node/install --all")
+    return str(SDK / name)
+
+
 class HostPrograms:
     """The harnesses that the install scripts put on this machine, or that are on ``PATH``."""
 
@@ -68,8 +79,9 @@ def pinned_version(package: str) -> str | None:
 
     Return ``None`` if they do not install it.
     """
-    for manifest in (NODE / "package.json", NODE / "more/package.json"):
-        pins = json.loads(manifest.read_text(encoding="utf-8"))["dependencies"]
+    for folder in (NODE, NODE / "more", SDK):
+        manifest = (folder / "package.json").read_text(encoding="utf-8")
+        pins = json.loads(manifest)["dependencies"]
         if package in pins:
             return str(pins[package])
     pins_file = PYTHON / f"{package}.txt"

@@ -22,9 +22,11 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
@@ -42,8 +44,12 @@ from bridle.harnesses.guards import Finding, GuardAction, findings
 from bridle.harnesses.sampling import POLICY, session_settings
 from bridle.harnesses.sandboxes.base import LaunchRefused, SandboxLost
 from bridle.harnesses.sandboxes.bounds import Bounds
+from bridle.harnesses.scorers import FinishedSession, Scorer, Turn
+from bridle.harnesses.scorers.judging import Judging
+from bridle.harnesses.scorers.outcome import Places, scored
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Scores, VerifierError
+from bridle.harnesses.verifiers.delivery import scores_in
 from bridle.store.records import new_id
 from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
@@ -128,6 +134,12 @@ class RolloutSettings:
     keep_directories: bool = False
     """Whether the directories of completed sessions are kept. Those of other sessions are kept in
     any case."""
+    scorers: tuple[Scorer, ...] = ()
+    """The scorers that read each session's record after the verifier."""
+    artefacts: tuple[str, ...] = ()
+    """Files of the workspace that scorers get, if the agent left them."""
+    judgements: int | None = None
+    """Maximum number of judgements that scorers ask of models; ``None`` stands for any number."""
 
 
 def grouped(tasks: Iterable[Task], size: int) -> Iterator[Job]:
@@ -159,6 +171,7 @@ class Rollout:
         self._fleet = fleet
         self._settings = settings
         self._private: tuple[Path, ...] | None = None
+        self._judging = Judging(client, settings.judgements)
         self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:
@@ -300,6 +313,7 @@ class Rollout:
                 hidden=await self._hidden(),
                 bounds=self._settings.bounds,
                 keep_directory=self._settings.keep_directories,
+                artefacts=self._settings.artefacts if self._settings.scorers else (),
             )
         )
         outcome = await self._judged(session, episode)
@@ -307,19 +321,11 @@ class Rollout:
         if found and self._settings.guards == "quarantine":
             outcome = Outcome.QUARANTINED
         rewards = (
-            *(_given(session, name, value) for name, value in episode.scores.items()),
+            *await self._rewards(job, session, episode, outcome),
             *(_reported(session, one, FindingMode(self._settings.guards)) for one in found),
         )
         for one in rewards:
-            await self._client.reward(
-                session.id,
-                one.name,
-                one.value,
-                verifier_key=session.verifier_key,
-                kind=one.kind,
-                mode=one.mode,
-                detail=one.detail,
-            )
+            await self._client.give(one, verifier_key=session.verifier_key)
         await self._client.seal(session.id, outcome, seconds=episode.stages, start=episode.start)
         return RolloutResult(
             session_id=session.id,
@@ -335,6 +341,30 @@ class Rollout:
             attempts=attempt,
             stages=episode.stages,
         )
+
+    async def _rewards(
+        self, job: Job, session: Session, episode: EpisodeResult, outcome: Outcome
+    ) -> list[Reward]:
+        """Return the rewards of the verifier and of the scorers."""
+        whole = scores_in(episode.scores)
+        if not (episode.placed or self._settings.scorers):
+            return [one.reward(session.id) for one in whole]
+        turns = convert(await self._client.calls(session.id), tuple[Turn, ...])
+        given = (*whole, *episode.placed)
+        own = Places(turns).rewards(session.id, given, RewardSource.VERIFIER)
+        finished = FinishedSession(
+            session.id,
+            job.task,
+            turns,
+            outcome,
+            episode.answer,
+            episode.scores,
+            episode.seconds,
+            episode.artefacts,
+            self._settings.bounds,
+            partial(self._judging.ask, session.id),
+        )
+        return [*own, *await scored(finished, self._settings.scorers)]
 
     async def _hidden(self) -> tuple[Path, ...]:
         """Return the files that no session may see. The proxy is asked only once."""
@@ -376,10 +406,6 @@ class Rollout:
             labels=labels or None,
             origin=job.origin,
         )
-
-
-def _given(session: Session, name: str, value: float) -> Reward:
-    return Reward(session.id, name, value, time.time(), source=RewardSource.VERIFIER)
 
 
 def _reported(session: Session, found: Finding, mode: FindingMode) -> Reward:

@@ -20,8 +20,10 @@ def episode_of(
     Raise :class:`bridle.reconstruct.tree.BrokenTree` if the store contradicts itself.
     """
     built = build(session, rules, builder)
-    rewards = tuple(session.all_rewards)
-    return Episode(session.record, built.samples, rewards, built.conservation, turns_of(session))
+    rewards, turns = tuple(session.all_rewards), turns_of(session)
+    task = session.reader.task_of(session.record) if session.record.task_id else None
+    payload = {} if task is None else task.payload
+    return Episode(session.record, built.samples, rewards, built.conservation, turns, payload)
 
 
 def turns_of(session: LoadedSession) -> tuple[Turn, ...]:
@@ -41,6 +43,9 @@ def _turn(call: CallRow) -> Turn:
         tool_calls=len(reply.tool_calls) if reply is not None else 0,
         has_text=bool(text.strip() if isinstance(text, str) else text),
         parse_failed=parse_failed(call),
+        role=call.role,
+        messages=() if call.conversation is None else tuple(call.conversation.tail),
+        reply=reply,
     )
 
 

@@ -10,9 +10,10 @@ Otherwise the normal interval is used.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bridle.reconstruct.rewards import Aggregation, CountedRewards
 from bridle.store.reading.queries import Reader
@@ -36,6 +37,12 @@ class Attempt:
     harness: str | None = None
     version: int | None = None
     """Policy version of its last call; ``None`` when it made none."""
+    success: float | None = None
+    """The value by which the attempt is judged as passed; ``None`` stands for its reward."""
+
+    @property
+    def judged_by(self) -> float:
+        return self.reward if self.success is None else self.success
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +84,18 @@ def evaluated(
 ) -> Evaluation:
     """Return the figures of ``attempts``.
 
-    An attempt succeeds if its reward is at least ``success``.
+    An attempt succeeds if its success, or else its reward, is at least ``success``.
 
     Raise ``ValueError`` if there are no attempts.
     """
     rewards: dict[str, list[float]] = {}
+    passed: Counter[str] = Counter()
     for attempt in attempts:
         rewards.setdefault(attempt.task, []).append(attempt.reward)
+        passed[attempt.task] += attempt.judged_by >= success
     if not rewards:
         raise ValueError("there is no attempt to evaluate")
     fewest = min(map(len, rewards.values()))
-    passed = {task: sum(value >= success for value in own) for task, own in rewards.items()}
     means = [math.fsum(own[:fewest]) / fewest for own in rewards.values()]
     return Evaluation(
         tasks=len(rewards),
@@ -155,16 +163,31 @@ def task_key(session: SessionRecord) -> str:
     return f"{session.task_suite}/{session.task_split}/{session.task_id}"
 
 
-def attempt_reward(
-    outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
-) -> float | None:
-    """Return the reward of one attempt, or ``None``.
+class Judged(NamedTuple):
+    """The numbers of one attempt."""
 
-    The result is ``None`` if the attempt has no reward or its outcome is not in ``MEASURED``. The
-    reward of a quarantined session is at most 0.
+    reward: float
+    success: float
+    """The value by which it is judged as passed."""
+
+
+def judged(
+    outcome: str | None, rewards: Sequence[Reward], aggregation: Aggregation
+) -> Judged | None:
+    """Return the numbers of one attempt, or ``None``.
+
+    The result is ``None`` if the attempt has neither a reward nor a success, or if its outcome is
+    not in ``MEASURED``. An attempt without a reward of its own has its success in its place, or the
+    sum of the rewards of its parts. The numbers of a quarantined session are at most 0.
     """
-    value = aggregation.value(rewards) if outcome in MEASURED else None
-    return min(0.0, value) if value is not None and outcome == QUARANTINED else value
+    if outcome not in MEASURED:
+        return None
+    numbers, success = aggregation.numbers(rewards), aggregation.success(rewards)
+    given = [one for one in (numbers.value, success, numbers.episode) if one is not None]
+    if not given:
+        return None
+    most = 0.0 if outcome == QUARANTINED else math.inf
+    return Judged(min(most, given[0]), min(most, given[0] if success is None else success))
 
 
 def attempts_of(
@@ -193,9 +216,9 @@ def attempts_of(
     attempts = []
     for session in sessions:
         rule = counted.aggregation(session.run_id)
-        value = attempt_reward(session.outcome, rewards[session.id], rule)
-        if value is not None:
+        numbers = judged(session.outcome, rewards[session.id], rule)
+        if numbers is not None:
             notice(rule, rewards[session.id])
-            version = versions.get(session.id)
-            attempts.append(Attempt(task_key(session), value, session.harness, version))
+            place = (session.harness, versions.get(session.id))
+            attempts.append(Attempt(task_key(session), numbers.reward, *place, numbers.success))
     return attempts

@@ -1,16 +1,18 @@
-"""Rules that turn a session's rewards into numbers for the session and for its calls.
+"""Rules that turn a session's rewards into numbers for the session and for its parts.
 
 Training, evaluation, exports and pages all take their numbers from here, so that the same rewards
 give the same numbers everywhere. All values are float64.
 
 Of several values with one name and place, the latest counts. Only scores of the sources that a run
-states count (:class:`CountedRewards`). A finding is never a number: its mode acts on the session
+states count (:class:`CountedRewards`); a scorer's also count where the weights name them. A success
+is a number for evaluations alone. A finding is never a number: its mode acts on the session
 (:func:`findings_in`, :func:`quarantined`), whatever its name and value.
 
 Without ``weights``, the session's number is the reward named ``reward`` if the session as a whole
 has one, else the sum of all rewards of the session. With ``weights``, it is their weighted sum.
-Rewards of single calls are separate from this rule: each call has the (weighted) sum of all its
-rewards, which the estimators for steps read. ``turns`` also adds them to the session's number.
+Rewards of parts of the session are separate from this rule: each call, branch and role has the
+(weighted) sum of its own rewards, which the estimators for steps and roles read. A branch's reward
+is one of the call that ends it. ``turns`` also adds the parts' rewards to the session's number.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from typing import Any, Final, Literal
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
-from bridle.store.reward import FindingMode, Reward, RewardSource
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 Over = Literal["sum", "mean", "min", "max", "last"]
 MAIN: Final = "reward"
 """The name of the reward that alone is the session's number where it is given."""
 VERIFIER_ALONE: Final = (RewardSource.VERIFIER.value,)
 """The sources that count if a run states none."""
-EVERYBODY: Final = tuple(source.value for source in RewardSource)
+EVERYBODY: Final = (RewardSource.VERIFIER.value, RewardSource.OPERATOR.value)
 """The sources that count for a session of no run, which has no verifier to wait for."""
 _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
     "sum": math.fsum,
@@ -45,7 +47,7 @@ _OVERS: Final[Mapping[str, Callable[[list[float]], float]]] = {
 def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
     """Return the latest score of each name that was given to the session as a whole.
 
-    Findings and rewards of single calls or turns are left out. No value is above 0 in a session
+    Findings, successes and rewards of parts are left out. No value is above 0 in a session
     that a finding zeroes.
     """
     given = list(rewards)
@@ -54,7 +56,7 @@ def session_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
-    """Return the latest score ``name`` of each call that has one.
+    """Return the latest score ``name`` of each call that has one, itself or for its branch.
 
     The scores are in the order in which they were given. No value is above 0 in a session that a
     finding zeroes.
@@ -62,11 +64,23 @@ def turn_rewards(rewards: Iterable[Reward], name: str) -> dict[str, float]:
     given = list(rewards)
     limit = _limit(given)
     latest = _scores(one for one in given if one.name == name)
-    return {one.call_id: limit(one.value) for one in latest if one.call_id is not None}
+    return {at: limit(one.value) for one in latest if (at := _call_of(one)) is not None}
 
 
-def call_scores(rewards: Iterable[Reward]) -> list[Reward]:
-    """Return the latest score of each name and call or turn.
+def role_rewards(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
+    """Return the latest score of each name that was given to a role, by role.
+
+    No value is above 0 in a session that a finding zeroes.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for one in part_scores(rewards):
+        if one.role is not None:
+            found.setdefault(one.role, {})[one.name] = one.value
+    return found
+
+
+def part_scores(rewards: Iterable[Reward]) -> list[Reward]:
+    """Return the latest score of each name and part of the session.
 
     No value is above 0 in a session that a finding zeroes.
     """
@@ -94,13 +108,13 @@ def zeroed(rewards: Iterable[Reward]) -> bool:
 
 
 def without_findings(rewards: Iterable[Reward]) -> tuple[Reward, ...]:
-    """Return the scores among ``rewards``, without the findings."""
+    """Return the scores and successes among ``rewards``, without the findings."""
     return tuple(one for one in rewards if not one.is_finding)
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that a session's rewards give, for the session and for its calls."""
+    """The numbers that a session's rewards give, for the session and for its parts."""
 
     value: float | None = None
     """The session's number, by which it is compared. ``None`` if it has no reward, or not all that
@@ -108,19 +122,29 @@ class Numbers:
     own: float | None = None
     """The part of ``value`` that was given to the session as a whole."""
     calls: Mapping[str, float] = field(default_factory=dict)
-    """The sum of the rewards of each call, by call id. The call need not be one that is trained."""
+    """The sum of the rewards of each call, by call id, with those of the branch that it ends. The
+    call need not be one that is trained."""
+    roles: Mapping[str, float] = field(default_factory=dict)
+    """The sum of the rewards that were given to each role."""
     complete: bool = True
     """Whether there is a reward for every name in the weights."""
+    unplaced: tuple[str, ...] = ()
+    """Names of the rewards of turns that the session does not have. They are in no other number."""
+
+    @property
+    def parts_alone(self) -> bool:
+        """Whether there are numbers of calls or roles, and none of the session."""
+        return self.value is None and bool(self.calls or self.roles)
 
     @property
     def episode(self) -> float | None:
-        """The return of the whole episode: the sum of ``own`` and all ``calls``.
+        """The return of the whole episode: the sum of ``own`` and all ``calls`` and ``roles``.
 
-        ``None`` if there is neither, or if a name in the weights is missing.
+        ``None`` if there is none of them, or if a name in the weights is missing.
         """
-        if not self.complete or (self.own is None and not self.calls):
+        if not self.complete or (self.own is None and not self.calls and not self.roles):
             return None
-        return math.fsum([self.own or 0.0, *self.calls.values()])
+        return math.fsum([self.own or 0.0, *self.calls.values(), *self.roles.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +153,12 @@ class Aggregation:
 
     weights: Mapping[str, float] | None = None
     """The factor of each reward name; other names do not count. A session must have every one, at
-    the session or at a call. If ``None``, the rule without weights applies (see the module's
+    the session or at a part of it. If ``None``, the rule without weights applies (see the module's
     description), each reward with factor 1."""
     turns: Over | None = None
-    """The function that folds each name's rewards of single calls into one value, for names that
-    the session as a whole was not given. The value is added to the session's number. ``last`` is
-    the reward given last. If ``None``, rewards of calls are no part of the session's number."""
+    """The function that folds each name's rewards of parts into one value, for names that the
+    session as a whole was not given. The value is added to the session's number. ``last`` is the
+    reward given last. If ``None``, rewards of parts do not count in the session's number."""
     sources: tuple[str, ...] | None = None
     """The :class:`bridle.store.records.RewardSource` values whose rewards count. If ``None``, those
     of the session's run count (:class:`CountedRewards`), or the verifier's where no session is
@@ -150,23 +174,24 @@ class Aggregation:
             raise ValueError(f"turns must be one of {', '.join(_OVERS)}, not {self.turns!r}")
 
     def numbers(self, rewards: Iterable[Reward]) -> Numbers:
-        """Return the numbers of one session and its calls.
+        """Return the numbers of one session and its parts.
 
         A reward that was given by the number of a turn has its call from the store's reader
-        (``store/reading/reward_rows.py``); one without a call is no call's.
+        (``store/reading/reward_rows.py``); one without a call is named in ``unplaced``.
         """
         given = list(rewards)
         limit = _limit(given)
         counted = self.counted(given)
         named = _whole(counted)
-        calls: dict[str, float] = {}
+        parts = [
+            one
+            for one in _scores(counted)
+            if not one.whole and (self.weights is None or one.name in self.weights)
+        ]
+        placed = [one for one in parts if one.role is not None or _call_of(one) is not None]
         by_name: dict[str, list[float]] = {}
-        for one in _scores(counted):
-            if one.whole or (self.weights is not None and one.name not in self.weights):
-                continue
+        for one in placed:
             by_name.setdefault(one.name, []).append(one.value)
-            if one.call_id is not None:
-                calls[one.call_id] = calls.get(one.call_id, 0.0) + self._factor(one) * one.value
         over = None if self.turns is None else _OVERS[self.turns]
         folded = {
             name: over(values)
@@ -179,31 +204,55 @@ class Aggregation:
         return Numbers(
             value=None if value is None or not complete else limit(value),
             own=None if own is None or not complete else limit(own),
-            calls={call_id: limit(value) for call_id, value in calls.items()},
+            calls=self._totals(limit, ((_call_of(one), one) for one in placed)),
+            roles=self._totals(limit, ((one.role, one) for one in placed)),
             complete=complete,
+            unplaced=tuple(one.name for one in parts if one not in placed),
         )
+
+    def success(self, rewards: Iterable[Reward]) -> float | None:
+        """Return the value by which an evaluation judges the session as passed.
+
+        It is the latest success of the session as a whole, else the session's number. It is not
+        above 0 in a session that a finding zeroes.
+        """
+        given = list(rewards)
+        judged = [
+            one
+            for one in sorted(given, key=lambda reward: reward.created_at)
+            if one.kind is RewardKind.SUCCESS and one.whole and self._counts(one)
+        ]
+        return _limit(given)(judged[-1].value) if judged else self.value(given)
 
     def value(self, rewards: Iterable[Reward]) -> float | None:
         """Return the session's number, or ``None`` if it has no rewards or a name is missing."""
         return self.numbers(rewards).value
 
-    def role(self, rewards: Iterable[Reward], name: str, factor: float | None) -> float | None:
-        """Return the session's reward ``name`` as the number of one role.
+    def role(
+        self, rewards: Iterable[Reward], names: Sequence[str], factor: float | None
+    ) -> float | None:
+        """Return the sum of the session's rewards ``names`` as the number of one role.
 
-        The result is ``None`` if the session has none. ``factor`` applies if there are weights that
-        do not name the reward. If it is ``None``, such a reward does not count.
+        The result is ``None`` if the session has none of them. ``factor`` applies if there are
+        weights that do not name a reward. If it is ``None``, such a reward does not count.
         """
         given = list(rewards)
         named = _whole(self.counted(given))
-        by = 1.0 if self.weights is None else self.weights.get(name, factor)
-        if name not in named or by is None:
-            return None
-        return _limit(given)(by * named[name])
+        weights = self.weights or {}
+        default = 1.0 if self.weights is None else factor
+        factors = {name: weights.get(name, default) for name in names if name in named}
+        values = [by * named[name] for name, by in factors.items() if by is not None]
+        return _limit(given)(math.fsum(values)) if values else None
 
     def counted(self, rewards: Iterable[Reward]) -> list[Reward]:
         """Return the scores that count, whatever their name."""
+        return [one for one in rewards if one.is_score and self._counts(one)]
+
+    def _counts(self, reward: Reward) -> bool:
+        """Return whether the reward's source counts; a scorer's does if its name has a weight."""
         sources = VERIFIER_ALONE if self.sources is None else self.sources
-        return [one for one in rewards if not one.is_finding and one.source in sources]
+        chosen = reward.source is RewardSource.SCORER and reward.name in (self.weights or ())
+        return chosen or reward.source in sources
 
     def chosen(self, named: Mapping[str, float]) -> dict[str, float]:
         """Return the rewards of a session that make up its number."""
@@ -216,6 +265,11 @@ class Aggregation:
 
         It is empty for a session without any.
         """
+        given = list(rewards)
+        whole, parts = self._stated_whole(given), self._stated_parts(given)
+        return "; ".join(line for line in (whole, parts) if line)
+
+    def _stated_whole(self, rewards: Sequence[Reward]) -> str:
         named = _whole(self.counted(rewards))
         if not named:
             return ""
@@ -232,6 +286,18 @@ class Aggregation:
             names = ", ".join(sorted(chosen))
             line = f"a session's reward is the sum of {names}, since none is named {MAIN}"
         return f"{line}; recorded but not counted: {beside}" if beside else line
+
+    def _stated_parts(self, rewards: Sequence[Reward]) -> str:
+        """Return the effect of the rewards of parts on the session's number, if there are any."""
+        counted = self.counted(rewards)
+        parts = {one.name for one in counted if not one.whole}
+        parts &= parts if self.weights is None else self.weights.keys()
+        if not parts:
+            return ""
+        names = ", ".join(sorted(parts))
+        if self.turns is not None:
+            return f"the {self.turns} of {names} over its calls and roles is added"
+        return f"{names} of its calls and roles counts in estimators for steps and roles alone"
 
     def as_data(self) -> dict[str, Any]:
         """Return JSON-ready data, equal for equal aggregations."""
@@ -250,6 +316,16 @@ class Aggregation:
 
     def _factor(self, reward: Reward) -> float:
         return 1.0 if self.weights is None else self.weights[reward.name]
+
+    def _totals(
+        self, limit: Callable[[float], float], at: Iterable[tuple[str | None, Reward]]
+    ) -> dict[str, float]:
+        """Return the weighted sum of the rewards at each place, without those at ``None``."""
+        totals: dict[str, float] = {}
+        for place, one in at:
+            if place is not None:
+                totals[place] = totals.get(place, 0.0) + self._factor(one) * one.value
+        return {place: limit(value) for place, value in totals.items()}
 
     def _sum(self, named: Mapping[str, float]) -> float | None:
         if not named:
@@ -335,13 +411,17 @@ def _limit(rewards: Iterable[Reward]) -> Callable[[float], float]:
 
 def _scores(rewards: Iterable[Reward]) -> list[Reward]:
     """Return the latest score of each name and place, in the order in which they were given."""
-    latest: dict[tuple[str, str | None, int | None], Reward] = {}
+    latest: dict[tuple[Any, ...], Reward] = {}
     for one in sorted(rewards, key=lambda reward: reward.created_at):
-        if not one.is_finding:
-            place = (one.name, one.call_id, None if one.call_id else one.turn)
-            latest.pop(place, None)
-            latest[place] = one
+        if one.is_score:
+            latest.pop((one.name, one.place), None)
+            latest[one.name, one.place] = one
     return list(latest.values())
+
+
+def _call_of(reward: Reward) -> str | None:
+    """Return the call at which a reward counts: its own, or the one that ends its branch."""
+    return reward.branch if reward.call_id is None else reward.call_id
 
 
 def _whole(rewards: Iterable[Reward]) -> dict[str, float]:

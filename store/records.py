@@ -480,6 +480,8 @@ class Sampler(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     grammar: str = ""
     """Names of the request fields that made the engine use constrained decoding, or "" if there are
     none."""
+    unconstrained: int = 0
+    """Number of the reply's first tokens that were sampled before the grammar began."""
     others: tuple[str, ...] = ()
     """Further parameters of the request that change the distribution, such as ``logit_bias``."""
 

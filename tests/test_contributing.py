@@ -58,6 +58,14 @@ def test_an_advantage_is_found_by_the_name_that_it_registers() -> None:
     assert [part.tolist() for (part,) in found] == [[-1.0], [0.0], [4.0]]
 
 
+def test_an_anchor_and_a_filter_are_functions_of_what_their_page_says() -> None:
+    asked, late = recipe("An anchor")["asked"], recipe("A filter")["late"]
+    turns = [SimpleNamespace(call_id=str(number), observation="seen") for number in range(10)]
+    assert late(SimpleNamespace(turns=turns)) == ["8", "9"]
+    assert asked(None, SimpleNamespace(turn=turns[0])) == "seen"
+    assert asked(None, SimpleNamespace(turn=None)) is None
+
+
 @pytest.mark.usefixtures("_registered")
 def test_a_loss_is_found_by_the_name_that_it_registers_and_has_a_gradient() -> None:
     recipe("A loss")

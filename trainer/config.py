@@ -111,13 +111,19 @@ class AdvantageConfig:
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
     or of the population (``G``)."""
+    anchor: PartName = "state"
+    """The state by which ``gigpo`` compares steps: ``prompt``, ``last_observation``, ``last_n``
+    (``options.last_n.n``) or ``state`` (:mod:`bridle.trainer.credit.anchors`), or a function as
+    ``FILE.py:NAME``. ``state`` is the prompt, or the last observation and the role where prompts
+    keep the history."""
     options: Options = field(default_factory=dict)
-    """The own options of estimators, by the estimator's name, such as ``options.gigpo.discount``.
+    """The own options of estimators and anchors, by their name, such as ``options.gigpo.discount``.
     ``bridle config --parts`` lists them."""
-    role_rewards: Mapping[str, str] | None = None
-    """Names of rewards by role: the session's reward of that name is the role's own in ``per_role``
-    and ``spiral``. For a role that is not named here, it is the reward that has the role's name. A
-    role without a reward of its own gets its session's number."""
+    role_rewards: Mapping[str, str | tuple[str, ...]] | None = None
+    """Names of rewards by role: the sum of the session's rewards of these names is the role's own
+    in ``per_role`` and ``spiral``, beside those that were given to the role itself. For a role that
+    is not named here, it is the reward that has the role's name. A role without a reward of its own
+    gets its session's number."""
     overlong_tokens: Natural = 0
     """Number of sampled tokens from which on a session's reward is reduced by 1. With 0, sessions
     are not punished for their length (:mod:`bridle.trainer.filters.overlong`)."""
@@ -128,15 +134,16 @@ class AdvantageConfig:
     ``reward`` alone if it has one, and otherwise the sum of all its rewards
     (:mod:`bridle.reconstruct.rewards`)."""
     reward_turns: Over | None = None
-    """The aggregation of rewards of single calls into the session's number, for names that the
-    session as a whole was not given. With ``None`` they are no part of it; ``gigpo`` and
+    """The aggregation of rewards of calls, branches and roles into the session's number, for names
+    that the session as a whole was not given. With ``None`` they do not count in it; ``gigpo`` and
     ``turn_returns`` then use the return of the whole episode, as their papers do
     (:mod:`bridle.trainer.credit.steps`)."""
     reward_sources: Annotated[tuple[RewardSource, ...], Meta(min_length=1)] = (
         RewardSource.VERIFIER,
     )
-    """The sources of rewards that count: ``verifier``, and ``operator`` (the admin key and
-    ``bridle reward``)."""
+    """The sources of rewards that count: ``verifier``, ``scorer`` (the run's scorers, whose rewards
+    also count where ``reward_weights`` names them), and ``operator`` (the admin key and ``bridle
+    reward``)."""
     MOVED: ClassVar[Mapping[str, str]] = {
         "discount": "options.gigpo.discount or options.turn_returns.discount",
         "step_weight": "options.gigpo.step_weight",

@@ -120,6 +120,7 @@ class StepReport:
         return {
             "sessions/collected": float(self.sessions),
             "sessions/punished_for_length": float(self.prepared.punished_sessions),
+            "rewards/unplaced": float(self.prepared.unplaced_rewards),
             "sessions/trained": float(self.sessions - sum(dropped.values())),
             "groups/collected": float(self.prepared.groups),
             "groups/zero_variance": float(self.prepared.degenerate_groups),

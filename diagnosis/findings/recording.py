@@ -79,15 +79,16 @@ def quarantined(facts: Facts) -> Finding | None:
 
 
 def greedy(facts: Facts) -> Finding | None:
-    if not facts.scored or share_of(facts.greedy.number, facts.complete) < MOST:
+    if not facts.complete or share_of(facts.greedy.number, facts.complete) < MOST:
         return None
     return Finding(
         "temperature_zero",
-        Severity.ERROR,
-        "Tokens were sampled at temperature 0, so a group's sessions do not differ",
+        Severity.ERROR if facts.scored else Severity.WARNING,
+        "Tokens were sampled at temperature 0: they cannot be trained, except to be imitated",
         f"{facts.greedy.number} of {facts.complete} complete calls have temperature 0.",
-        'Pin it when sessions are created: `"settings": {"pin": {"temperature": 1.0}}` '
-        "(docs/tasks.md) overrides what the harness asks for.",
+        "Pin the sampling, which overrides what the harness asks for: `bridle run --sampling "
+        'policy -- COMMAND`, or `"settings": {"pin": {"temperature": 1.0}}` when sessions are '
+        "created (docs/tasks.md).",
         facts.greedy.examples,
     )
 

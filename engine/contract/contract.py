@@ -26,9 +26,12 @@ Control routes (never forwarded to clients)::
     GET  /is_paused             {is_paused}
     GET  /version               {version}; our own engines add policy_version, weights_fingerprint
                                 (the same wherever the same weights are served), samples (false
-                                for a script), logprobs_mode and generation_config
+                                for a script), logprobs_mode, generation_config and grammars
+                                (false: none constrains what they sample)
     GET  /server_info?config_format=json
-                                {vllm_config: {model_config: {logprobs_mode, generation_config}}};
+                                {vllm_config: {model_config: {logprobs_mode, generation_config},
+                                structured_outputs_config: {reasoning_parser,
+                                enable_in_reasoning}}};
                                 vLLM only
     GET  /weight_info           {weight_version}; vLLM only
 

@@ -176,6 +176,7 @@ class EngineFace:
                 "samples": self._backend.samples,
                 "logprobs_mode": contract.PROCESSED_LOGPROBS,
                 "generation_config": contract.NEUTRAL_DEFAULTS,
+                "grammars": False,
             }
         )
 

@@ -41,6 +41,8 @@ class SessionPlan:
     """The bounds of the session's processes."""
     keep_directory: bool = False
     """Whether the folder of a completed session is kept."""
+    artefacts: tuple[str, ...] = ()
+    """Files of the workspace that the result has, if the agent left them."""
 
 
 class Fleet(Protocol):

@@ -74,6 +74,7 @@ class LocalFleet:
                     plan.model,
                     plan.timeout_s,
                     clock,
+                    plan.artefacts,
                 ).run(plan.task)
                 async with clock.stage("clean"):
                     await opened.aclose()

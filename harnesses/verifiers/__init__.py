@@ -1,6 +1,7 @@
 """Verifiers, which score a session by what the agent left behind: its answer and its workspace.
 
-A verifier is an async callable from a :class:`Delivery` to named scores. It does not see the
+A verifier is an async callable from a :class:`Delivery` to named scores, or to :class:`Score`
+objects, which have places in the session. It does not see the
 recorded calls, so that a reward cannot depend on the style of the work.
 
 ``command.py``, ``harbor.py`` and ``environments.py`` run in the session's sandbox. A function that
@@ -15,8 +16,10 @@ from bridle.harnesses.verifiers.delivery import (
     Delivery,
     Judgement,
     NoVerdict,
+    Score,
     Scores,
     TaskUnfit,
+    Verdict,
     Verifier,
     VerifierError,
 )
@@ -33,9 +36,11 @@ __all__ = [
     "NoVerdict",
     "NumberAnswer",
     "RegexAnswer",
+    "Score",
     "Scores",
     "SeparateFunction",
     "TaskUnfit",
+    "Verdict",
     "Verifier",
     "VerifierError",
     "numbers_in",

@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bridle.harnesses.verifiers.delivery import REWARD, Delivery, Scores, TaskUnfit, expected
+from bridle.harnesses.verifiers.delivery import (
+    REWARD,
+    Delivery,
+    Scores,
+    TaskUnfit,
+    Verdict,
+    expected,
+)
 from bridle.harnesses.verifiers.function import FunctionVerifier
 from bridle.harnesses.verifiers.separate import SeparateFunction
 
@@ -56,7 +63,7 @@ class RegexAnswer:
 
     pattern: str | None = None
 
-    async def __call__(self, delivery: Delivery) -> Scores:
+    async def __call__(self, delivery: Delivery) -> Verdict:
         pattern = self.pattern or str(expected(delivery.task, "pattern"))
         try:
             re.compile(pattern)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.harnesses.verifiers import CommandVerifier, Delivery, Scores, TaskUnfit
+from bridle.harnesses.verifiers import CommandVerifier, Delivery, TaskUnfit, Verdict
 from bridle.harnesses.verifiers.environments import rewards_of
 from bridle.harnesses.verifiers.harbor import HarborVerifier
 
@@ -17,7 +17,7 @@ class TaskVerifier:
     ``payload["verify"]``.
     """
 
-    async def __call__(self, delivery: Delivery) -> Scores:
+    async def __call__(self, delivery: Delivery) -> Verdict:
         payload = delivery.task.payload
         if "harbor" in payload:
             return await HarborVerifier()(delivery)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,9 +15,46 @@ from bridle.harnesses.sandboxes.base import Sandbox
 from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 from bridle.harnesses.tasks.task import Task
+from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 Scores = Mapping[str, float]
-Judgement = float | Scores
+"""Rewards of the session as a whole, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward that a verifier or a scorer returns, with its place in the session.
+
+    The place is one of ``role``, ``branch``, ``call_id`` and ``turn``, or the session if none is
+    given. Turns count the session's calls from 1.
+    """
+
+    name: str
+    value: float
+    role: str | None = None
+    branch: str | None = None
+    """The id of the call that ends the branch."""
+    call_id: str | None = None
+    turn: int | None = None
+    kind: RewardKind = RewardKind.SCORE
+    mode: FindingMode | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a score of the session as a whole."""
+        places = (self.role, self.branch, self.call_id, self.turn)
+        return self.kind is RewardKind.SCORE and places == (None, None, None, None)
+
+    def reward(self, session_id: str, source: RewardSource = RewardSource.VERIFIER) -> Reward:
+        """Return the reward of a session, given now. Raise ``ValueError`` as :class:`Reward`."""
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Reward(session_id, created_at=time.time(), source=source, **facts)
+
+
+Verdict = Scores | tuple[Score, ...]
+"""The rewards of the session as a whole by name, or rewards with their places."""
+Judgement = float | Scores | Iterable[Score]
 """The value that a verifier function may return. A number is the reward."""
 
 REWARD = "reward"
@@ -74,7 +112,7 @@ class Verifier(Protocol):
     It raises :class:`VerifierError` if it reaches no verdict.
     """
 
-    async def __call__(self, delivery: Delivery) -> Scores: ...
+    async def __call__(self, delivery: Delivery) -> Verdict: ...
 
 
 def expected(task: Task, key: str) -> Any:
@@ -84,14 +122,41 @@ def expected(task: Task, key: str) -> Any:
     return task.payload[key]
 
 
-def scores_of(judgement: Any) -> dict[str, float]:
-    """Return the scores of a function's value by name.
+def verdict_of(judgement: Any) -> Verdict:
+    """Return the rewards in a function's value.
 
-    Raise :class:`VerifierError` for a score that is not finite, and what ``float`` raises.
+    Raise :class:`VerifierError` for a reward that is not finite or has several places, and what
+    ``float`` raises.
     """
+    if isinstance(judgement, Iterable) and not isinstance(judgement, Mapping | str | bytes):
+        return tuple(map(_checked, judgement))
     named = judgement if isinstance(judgement, Mapping) else {REWARD: judgement}
     scores = {str(name): float(value) for name, value in named.items()}
     for name, value in scores.items():
         if not math.isfinite(value):
             raise VerifierError(f"the verifier's {name} is {value}")
     return scores
+
+
+def scores_in(verdict: Verdict) -> tuple[Score, ...]:
+    """Return the rewards of a verdict, each with its place."""
+    if isinstance(verdict, Mapping):
+        return tuple(Score(name, value) for name, value in verdict.items())
+    return verdict
+
+
+def whole_scores(scores: Iterable[Score]) -> dict[str, float]:
+    """Return the scores of the session as a whole, by name."""
+    return {one.name: one.value for one in scores if one.is_whole}
+
+
+def _checked(score: Any) -> Score:
+    if not isinstance(score, Score):
+        raise VerifierError(
+            f"{score!r} is no reward: return a number, numbers by name, or bridle.Score objects"
+        )
+    try:
+        score.reward("")
+    except (TypeError, ValueError) as error:
+        raise VerifierError(str(error)) from error
+    return score

@@ -15,9 +15,9 @@ from bridle.harnesses.verifiers.delivery import (
     Delivery,
     Judgement,
     NoVerdict,
-    Scores,
+    Verdict,
     VerifierError,
-    scores_of,
+    verdict_of,
 )
 
 Returned = TypeVar("Returned")
@@ -25,7 +25,7 @@ Returned = TypeVar("Returned")
 
 @dataclass(frozen=True, slots=True)
 class FunctionVerifier:
-    """A verifier from any function that maps a delivery to a number or to named scores.
+    """A verifier from any function that maps a delivery to a value in the form of a judgement.
 
     The function runs in this process: a plain one in a thread, which cannot be stopped, so that it
     runs on if the verifier is cancelled. An exception of the function and a score that is not
@@ -36,11 +36,11 @@ class FunctionVerifier:
     function: Callable[[Delivery], Judgement | Awaitable[Judgement]]
     timeout_s: float | None = None
 
-    async def __call__(self, delivery: Delivery) -> Scores:
+    async def __call__(self, delivery: Delivery) -> Verdict:
         delivery = await with_local_workspace(delivery)
         within = self.timeout_s or delivery.bounds.verifier_s or None
         try:
-            return scores_of(await asyncio.wait_for(_judged(self.function, delivery), within))
+            return verdict_of(await asyncio.wait_for(_judged(self.function, delivery), within))
         except VerifierError:
             raise
         except TimeoutError as error:

@@ -1,9 +1,9 @@
-"""The verifier from a named function, which runs in a process of its own for each session.
+"""A named function that scores, which runs in a process of its own for each session.
 
 The process is a fork of one that has imported the function (``server.py``). It shares nothing with
 the run or with other sessions, has bounds of time, CPU, memory and files, and ends with the
 processes that it started. A function that crashes, hangs or exits costs its session its reward, and
-nothing else.
+nothing else. Verifiers and scorers are such functions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from typing import Any, Final
 
 import msgspec
 
+from bridle.errors import BridleError
 from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.verifiers.delivery import (
     Delivery,
     NoVerdict,
-    Scores,
+    Score,
     TaskUnfit,
+    Verdict,
     VerifierError,
-    scores_of,
+    verdict_of,
 )
 from bridle.harnesses.verifiers.function import FunctionVerifier, with_local_workspace
-from bridle.harnesses.verifiers.server import PACKET, Inquiry
+from bridle.harnesses.verifiers.server import PACKET, DeliveryInquiry, Inquiry
 from bridle.keys import without_keys
 
 log = logging.getLogger(__name__)
@@ -53,8 +55,39 @@ _REPORT: Final = 1 << 20
 _KINDS: Final = {one.__name__: one for one in (VerifierError, NoVerdict, TaskUnfit)}
 
 
-class _NotSeparate(Exception):
+class NotSeparate(BridleError):
     """The function cannot run in a process of its own; the message has the reason."""
+
+
+class SeparateProcess:
+    """The process of a named function, which is started with the first question."""
+
+    def __init__(self, kind: str, reference: str, options: Mapping[str, Any]) -> None:
+        """Take the function's own ``options``, without any if there are none.
+
+        ``kind`` is ``verifier`` or ``scorer``.
+        """
+        own = {reference.rpartition(":")[2]: dict(options)} if options else {}
+        self._started_with = (kind, reference, own)
+        self._server: _Server | None = None
+        self._starting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+        self._starting = weakref.WeakKeyDictionary()
+
+    async def ask(self, inquiry: Inquiry) -> Verdict:
+        """Return the function's rewards.
+
+        Raise :class:`NotSeparate` if it cannot run in another process, and
+        :class:`VerifierError` if it returns no rewards within its bounds.
+        """
+        try:
+            pickled = pickle.dumps(inquiry)
+        except Exception as error:
+            raise NotSeparate(f"its argument cannot be sent: {error}") from error
+        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._server is None or self._server.lost:
+                self._server = await _Server.start(*self._started_with)
+            server = self._server
+        return await server.judge(pickled, inquiry.bounds)
 
 
 class SeparateFunction:
@@ -70,19 +103,25 @@ class SeparateFunction:
     ) -> None:
         """Take the function's own ``options``, without any if there are none."""
         self.reference = reference
-        self._options = {reference.rpartition(":")[2]: dict(options)} if options else {}
+        self._process = SeparateProcess("verifier", reference, options)
         self._within = within
-        self._server: _Server | None = None
-        self._starting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
-        self._starting = weakref.WeakKeyDictionary()
         self._why_not: str | None = None
 
-    async def __call__(self, delivery: Delivery) -> Scores:
+    async def __call__(self, delivery: Delivery) -> Verdict:
         delivery = await with_local_workspace(delivery)
         if self._why_not is None:
             try:
-                return await self._separately(delivery)
-            except _NotSeparate as error:
+                return await self._process.ask(
+                    DeliveryInquiry(
+                        delivery.task,
+                        delivery.answer,
+                        delivery.workspace,
+                        delivery.exit_code,
+                        delivery.sandbox.directory,
+                        delivery.bounds,
+                    )
+                )
+            except NotSeparate as error:
                 self._why_not = str(error)
                 log.warning(
                     "verifier_not_separate: %s runs in the run's own process, without bounds of "
@@ -90,26 +129,6 @@ class SeparateFunction:
                     *(self.reference, error),
                 )
         return await self._within(delivery)
-
-    async def _separately(self, delivery: Delivery) -> Scores:
-        try:
-            inquiry = pickle.dumps(
-                Inquiry(
-                    delivery.task,
-                    delivery.answer,
-                    delivery.workspace,
-                    delivery.exit_code,
-                    delivery.sandbox.directory,
-                    delivery.bounds,
-                )
-            )
-        except Exception as error:
-            raise _NotSeparate(f"the task {delivery.task.id} cannot be sent: {error}") from error
-        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if self._server is None or self._server.lost:
-                self._server = await _Server.start(self.reference, self._options)
-            server = self._server
-        return await server.judge(inquiry, delivery.bounds)
 
 
 @dataclass
@@ -135,15 +154,17 @@ class _Report:
                 self.value = read
         return self.status is not None
 
-    def scores(self, bounds: Bounds) -> Scores:
+    def scores(self, bounds: Bounds) -> Verdict:
         """Return the scores. Raise the error that there is instead."""
         value = self.value
         if value is None:
             raise NoVerdict(_end(self.status or 0, bounds))
         if "scores" in value:
-            return scores_of(value["scores"])
+            given = value["scores"]
+            placed = isinstance(given, list)
+            return msgspec.convert(given, tuple[Score, ...]) if placed else verdict_of(given)
         if value["kind"] == "unread":
-            raise _NotSeparate(f"a task cannot be read there: {value['error']}")
+            raise NotSeparate(f"a task cannot be read there: {value['error']}")
         raise _KINDS.get(value["kind"], VerifierError)(value["error"])
 
 
@@ -166,8 +187,8 @@ class _Server:
         weakref.finalize(self, _close, control, process)
 
     @classmethod
-    async def start(cls, reference: str, options: Mapping[str, Any]) -> _Server:
-        """Start the process. Raise :class:`_NotSeparate` if the function cannot run there."""
+    async def start(cls, kind: str, reference: str, options: Mapping[str, Any]) -> _Server:
+        """Start the process. Raise :class:`NotSeparate` if the function cannot run there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = await asyncio.to_thread(
@@ -182,18 +203,18 @@ class _Server:
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
-            await loop.sock_sendall(ours, pickle.dumps((reference, options)))
+            await loop.sock_sendall(ours, pickle.dumps((kind, reference, options)))
         try:
             greeting = await asyncio.wait_for(loop.sock_recv(ours, PACKET), _START_S)
         except TimeoutError as error:
-            raise _NotSeparate(f"importing it took more than {_START_S:g} s") from error
+            raise NotSeparate(f"importing it took more than {_START_S:g} s") from error
         except ConnectionError:
             greeting = b""
         if greeting != b"\n":
-            raise _NotSeparate(greeting.decode("utf-8", "replace") or "its import ends the process")
+            raise NotSeparate(greeting.decode("utf-8", "replace") or "its import ends the process")
         return server
 
-    async def judge(self, inquiry: bytes, bounds: Bounds) -> Scores:
+    async def judge(self, inquiry: bytes, bounds: Bounds) -> Verdict:
         """Return the function's scores. Raise :class:`VerifierError` if there are none."""
         ours, theirs = socket.socketpair()
         identifier = next(self._numbers)

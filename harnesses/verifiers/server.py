@@ -1,11 +1,12 @@
-"""The process of a named verifier function: it imports the function once, and forks for a session.
+"""The process of a named function that scores: it imports it once, and forks for each session.
 
-It speaks over an inherited socket of packets. The first packet has the function's name and options;
-the reply is an empty line, or the reason why the function cannot run here. Then come ``run ID``,
-with a socket, and ``kill ID``. The child of a run reads an :class:`Inquiry` from the socket to its
-end, and writes one line of JSON: ``{"scores": …}``, or ``{"error": …, "kind": …}``. When it has
-ended, so have the processes of its group, and this process adds ``{"status": …}``, its exit code,
-``-n`` after signal n. When the first socket closes, all ends.
+It speaks over an inherited socket of packets. The first packet has the set that the function is of
+(verifiers or scorers), its name and its options; the reply is an empty line, or the reason why the
+function cannot run here. Then come ``run ID``, with a socket, and ``kill ID``. The child of a run
+reads an :class:`Inquiry` from the socket to its end, and writes one line of JSON: ``{"scores":
+…}``, which are numbers by name or rewards with their places, or ``{"error": …, "kind": …}``. When
+it has ended, so have the processes of its group, and this process adds ``{"status": …}``, its exit
+code, ``-n`` after signal n. When the first socket closes, all ends.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
+
+import msgspec
 
 from bridle.harnesses.sandboxes.base import Launch, ProcessResult
 from bridle.harnesses.sandboxes.bounds import Bounds
 from bridle.harnesses.sandboxes.folder import Folder
 from bridle.harnesses.tasks.task import Task
-from bridle.harnesses.verifiers.delivery import Delivery, NoVerdict, VerifierError, scores_of
+from bridle.harnesses.verifiers.delivery import Delivery, NoVerdict, VerifierError, verdict_of
 from bridle.registry import Registry
 
 PACKET: Final = 1 << 16
@@ -45,8 +48,18 @@ _ERROR: Final = 2000
 """Maximum characters of an error message."""
 
 
+class Inquiry(Protocol):
+    """A question that crosses to another process."""
+
+    @property
+    def bounds(self) -> Bounds: ...
+
+    def argument(self) -> Any:
+        """Return the function's argument."""
+
+
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class DeliveryInquiry:
     """The part of a delivery that crosses to another process."""
 
     task: Task
@@ -55,6 +68,10 @@ class Inquiry:
     exit_code: int | None
     directory: Path
     bounds: Bounds
+
+    def argument(self) -> Delivery:
+        work = (self.task, self.answer, self.workspace, self.exit_code, Left(self.directory))
+        return Delivery(*work, bounds=self.bounds)
 
 
 class Left(Folder):
@@ -71,9 +88,9 @@ def main(number: int) -> None:
     """Serve the socket with a number until it closes."""
     control = socket.socket(fileno=number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    reference, options = pickle.loads(control.recv(PACKET))  # noqa: S301 - the run's own
+    kind, reference, options = pickle.loads(control.recv(PACKET))  # noqa: S301 - the run's own
     try:
-        function = Registry[Any]("verifier", "bridle.verifiers").configured(reference, options)
+        function = Registry[Any](kind, f"bridle.{kind}s").configured(reference, options)
     except Exception as error:  # noqa: BLE001 - any code can raise anything; it is reported
         control.send(f"{type(error).__name__}: {error}".encode()[:PACKET])
         return
@@ -90,7 +107,7 @@ def main(number: int) -> None:
 class _Server:
     """The loop over packets of the socket and ends of children."""
 
-    def __init__(self, control: socket.socket, function: Callable[[Delivery], Any]) -> None:
+    def __init__(self, control: socket.socket, function: Callable[[Any], Any]) -> None:
         self._control, self._function = control, function
         self._children: dict[int, tuple[int, socket.socket]] = {}
         """Ids and sockets of the children that have not been reaped, by process number."""
@@ -164,7 +181,7 @@ def _kill_group(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-def judge(function: Callable[[Delivery], Any], connection: socket.socket) -> NoReturn:
+def judge(function: Callable[[Any], Any], connection: socket.socket) -> NoReturn:
     """Read an inquiry, write the function's scores or its error, and end the process."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
@@ -180,19 +197,17 @@ def judge(function: Callable[[Delivery], Any], connection: socket.socket) -> NoR
         os._exit(code)
 
 
-def _report(function: Callable[[Delivery], Any], given: bytes) -> dict[str, Any]:
+def _report(function: Callable[[Any], Any], given: bytes) -> dict[str, Any]:
     try:
         inquiry: Inquiry = pickle.loads(given)  # noqa: S301 - the run's own
     except Exception as error:  # noqa: BLE001 - a task may have objects of any class
         return {"error": f"{type(error).__name__}: {error}"[:_ERROR], "kind": "unread"}
     try:
         hold(inquiry.bounds)
-        sandbox = Left(inquiry.directory)
-        work = (inquiry.task, inquiry.answer, inquiry.workspace, inquiry.exit_code, sandbox)
-        judgement = function(Delivery(*work, bounds=inquiry.bounds))
+        judgement = function(inquiry.argument())
         if inspect.isawaitable(judgement):
             judgement = asyncio.run(_awaited(judgement))
-        return {"scores": scores_of(judgement)}
+        return {"scores": msgspec.to_builtins(verdict_of(judgement))}
     except VerifierError as error:
         return {"error": str(error)[:_ERROR], "kind": type(error).__name__}
     except BaseException as error:  # noqa: BLE001 - `sys.exit` ends the verifier alone

@@ -13,12 +13,16 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
 from bridle.proxy.continuation.roles import refusal_hint
 from bridle.proxy.dialects.dialect import Dialect
+from bridle.proxy.dialects.errors import midway
 from bridle.proxy.engines.rendering import EngineForm
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
 from bridle.proxy.engines.stream import EngineStream
+from bridle.proxy.engines.weights import EngineSampling
 from bridle.proxy.http.client import Client, Headers
 from bridle.proxy.recording.recorder import Recording, error_fields
 from bridle.proxy.services import Services
@@ -32,7 +36,7 @@ from bridle.proxy.wire.canonical import (
 from bridle.proxy.wire.in_flight import STEP, Held
 from bridle.store.call import CallEnded, EndedFacts
 from bridle.store.errors import RecordRejected, StoreUnavailable
-from bridle.store.records import CLIENT_DISCONNECTED, CallStatus, Note
+from bridle.store.records import CLIENT_DISCONNECTED, CONSTRAINED, CallStatus, Note, Sampler
 
 log = logging.getLogger("bridle.proxy")
 
@@ -280,11 +284,15 @@ class Call:
 
     async def _commit(self, status: CallStatus, failure: CallFailure | None = None) -> CallEnded:
         engine = self._stream.engine
+        sampler = None if engine is None else self._sampler(engine.sampling)
+        notes = (*self.notes, *self._decoder.notes)
+        if sampler is not None and sampler.grammar:
+            notes += (Note(CONSTRAINED, sampler.grammar),)
         outcome = EndedFacts(
             status=status,
-            notes=(*self.notes, *self._decoder.notes),
+            notes=notes,
             sampling=self._ask.sampling,
-            sampler=None if engine is None else self._ask.sampler(engine.sampling),
+            sampler=sampler,
             model_served=self._decoder.model,
             policy=self._pool.policy,
             reason=None if failure is None else failure.reason,
@@ -294,6 +302,13 @@ class Call:
         return await self._services.recorder.commit(
             self._recording, outcome, name, self._decoder.contradiction
         )
+
+    def _sampler(self, engine: EngineSampling) -> Sampler:
+        sampler = self._ask.sampler(engine)
+        if not sampler.grammar or engine.grammars != "answer":
+            return sampler
+        template, reply = self._services.templates[self._pool], self._recording.fold.reply()
+        return structs.replace(sampler, unconstrained=template.reasoning_length(reply))
 
     def _unrecorded(self, error: StoreUnavailable) -> None:
         self._services.metrics.unrecorded.inc()
@@ -309,7 +324,7 @@ class Call:
     def _error_bytes(self, error: ApiError) -> HttpError:
         """Return ``error`` inside the stream if it has begun, else as a response of its own."""
         if self._emitter is not None and self._client.started:
-            return HttpError(200, self._emitter.fail(error))
+            return HttpError(200, self._emitter.fail(midway(error)))
         return self._dialect.error(error)
 
     async def _send_error(self, reply: HttpError) -> None:

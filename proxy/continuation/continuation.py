@@ -1,17 +1,18 @@
 """Exact continuation: the engine is sent the ids that it saw and sampled, plus only the new ones.
 
 ``prompt = ids of the base's prompt + its sampled ids + missing end-of-turn + rendered tail``. The
-history is neither rendered nor tokenised again, whatever the harness echoes back, so a conversation
-that is one line stays one line in tokens. A request whose lineage broke below an intact base still
-keeps the base's ids. Without a base, or if the template cannot be proven to render tails on their
-own (``proxy/continuation/probe.py``), the engine renders the messages, and the prompt has the
-reason.
+history is not tokenised again, and is rendered again only where the tail depends on it. So a
+conversation that is one line stays one line in tokens, whatever the harness echoes back. A request
+whose lineage broke below an intact base still keeps the base's ids. Without a base, or if the
+template does not render the tail apart from what stands before it, the engine renders the messages,
+and the prompt has the reason.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -127,41 +128,44 @@ class Continuer:
     def _tail(self, reply: Message, link: Link, request: Request) -> Tail | None:
         """Return the tail that the request renders after ``reply``.
 
-        Return ``None`` if the tail cannot be rendered on its own. The latest tails are remembered,
-        for calls that ask the same again.
+        Return ``None`` if the tail cannot be rendered apart from the text before it.
         """
-        contents = [message.content for message in request.messages]
-        if list in map(type, contents) and not all(map(_only_text, contents)):
+        setting = _setting(link, request)
+        if setting is None:
             return None
-        head = request.messages[: link.head]
-        asked = (reply.content, reply.tool_calls, head, link.tail, request.tools)
+        tail = self._local_tail(reply, link, request, setting)
+        if tail is not None:
+            return tail
+        before = _before(link, request)
+        if before is None:
+            return None
+        try:
+            return self._tails.tail_of_whole(before, reply, link.tail, setting)
+        except (TemplateError, SeamError):
+            return None
+
+    def _local_tail(
+        self, reply: Message, link: Link, request: Request, setting: Setting
+    ) -> Tail | None:
+        """Return the tail, rendered without the history, or ``None`` if it depends on that.
+
+        The latest tails are remembered, for calls that ask the same again.
+        """
+        asked = (reply.content, reply.tool_calls, setting.head, link.tail, request.tools)
         key = _ENCODER.encode((asked, link.seen.arguments, request.template_kwargs, request.extra))
         known = self._latest.get(key)
         if known is not None:
             return known[0]
-        tail = self._rendered(reply, link, request, head)
+        shape = self._prober.proven(reply, link.tail, setting)
+        tail = None
+        if shape is not None:
+            with suppress(TemplateError, SeamError):
+                tail = self._tails.tail(reply, link.tail, setting, shape)
         if len(key) < _LONGEST_KEY:
             if len(self._latest) >= _TAILS_KEPT:
                 self._latest.clear()
             self._latest[key] = (tail,)
         return tail
-
-    def _rendered(
-        self, reply: Message, link: Link, request: Request, head: tuple[Message, ...]
-    ) -> Tail | None:
-        extra = request.extra
-        if extra.get("continue_final_message") or extra.get("add_generation_prompt") is False:
-            return None
-        if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
-            return None
-        setting = Setting(head, request.tools, request.template_arguments)
-        shape = self._prober.proven(reply, link.tail, setting)
-        if shape is None:
-            return None
-        try:
-            return self._tails.tail(reply, link.tail, setting, shape)
-        except (TemplateError, SeamError):
-            return None
 
     def _other_beginning(self, before: str | None, link: Link, request: Request) -> bool:
         """Return True if the arguments of ``request`` make the template write another beginning.
@@ -185,6 +189,32 @@ class Continuer:
         except (TemplateError, TypeError):
             return True
         return one != other
+
+
+def _setting(link: Link, request: Request) -> Setting | None:
+    """Return what stands around the turns of a request, or ``None`` if only the engine knows."""
+    contents = [message.content for message in request.messages]
+    if list in map(type, contents) and not all(map(_only_text, contents)):
+        return None
+    extra = request.extra
+    if extra.get("continue_final_message") or extra.get("add_generation_prompt") is False:
+        return None
+    if not _OF_THE_RENDERER.isdisjoint(request.template_kwargs or ()):
+        return None
+    return Setting(request.messages[: link.head], request.tools, request.template_arguments)
+
+
+def _before(link: Link, request: Request) -> tuple[Message, ...] | None:
+    """Return the messages before the base's reply.
+
+    Return ``None`` if the reply does not stand directly before the tail, because the messages have
+    been changed for the template.
+    """
+    at = len(request.messages) - len(link.tail) - 1
+    if at < 0 or request.messages[at].role != "assistant":
+        return None
+    roles = [message.role for message in request.messages[at + 1 :]]
+    return request.messages[:at] if roles == [one.role for one in link.tail] else None
 
 
 def _as_sampled(reply: Message) -> Message:

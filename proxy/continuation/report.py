@@ -71,7 +71,8 @@ def _of_continuation(
         words.append(
             "Tails are not local ("
             + "; ".join(failures)
-            + "): such calls are rendered in full and recorded as breaks."
+            + "): such calls are rendered with their history; where the new turns change the text "
+            "of earlier ones, the calls are recorded as breaks."
         )
     else:
         words.append("Tails are local: calls continue exactly, one line stays one sample.")

@@ -3,7 +3,8 @@
 This works for any template. A short surrogate conversation is rendered that ends in an assistant
 turn of the same shape, followed by the new messages and the generation prompt. The assistant's text
 is a marker word; the end of the turn and then the tail follow it. Nothing model-specific is known
-here except the tokenizer's own data: which tokens are special, and which of them end a reply.
+here except the tokenizer's own data: which tokens are special, and which of them end a reply. Where
+the text depends on the history, the history stands in the surrogate conversation too.
 """
 
 from __future__ import annotations
@@ -96,7 +97,47 @@ class TailRenderer:
         marker = _unused_marker(messages)
         conversation = surrogate(reply, setting.head, marker, shape)
         conversation += [message.to_chat() for message in messages]
-        after = _after(self._text(conversation, setting, ends=False), marker)
+        _, after = _around(self._text(conversation, setting, ends=False), marker)
+        return self._cut(after, reply, setting, shape)
+
+    def tail_of_whole(
+        self,
+        before: Sequence[Message],
+        reply: Message,
+        messages: Sequence[Message],
+        setting: Setting,
+    ) -> Tail:
+        """Return the tail that ``messages`` make after ``reply``, rendered with all ``before`` it.
+
+        This is for templates whose text depends on the history, such as those that number the tool
+        results. It takes time in proportion to the history. The tail must be the end of the whole
+        conversation's rendering, and the new messages must not change what stands before the reply.
+
+        Raises :class:`TemplateError` and :class:`SeamError` like :meth:`tail`.
+        """
+        history = [message.to_chat() for message in before]
+        new = [message.to_chat() for message in messages]
+        whole = self._text([*history, reply.to_chat(), *new], setting, ends=False)
+        marker = _unused_marker([*before, reply, *messages])
+        objection: BridleError = SeamError("the end of the reply cannot be found")
+        for shape in shapes_for(reply):
+            conversation = [*history, _stand_in(reply, marker, shape)]
+            try:
+                alone, _ = _around(self._text(conversation, setting, ends=True), marker)
+                start, after = _around(
+                    self._text([*conversation, *new], setting, ends=False), marker
+                )
+                tail = self._cut(after, reply, setting, shape)
+            except (TemplateError, SeamError) as error:
+                objection = error
+                continue
+            if start == alone and whole.endswith(tail.end_text + tail.text):
+                return tail
+            objection = SeamError("the new turns change the text of earlier ones")
+        raise objection
+
+    def _cut(self, after: str, reply: Message, setting: Setting, shape: Shape) -> Tail:
+        """Return the tail in ``after``, which begins behind the last word of the reply."""
         start, end = self._seam(after, self.closing(reply, setting, shape))
         ids = self.tokenizer.encode(after[start:])
         end_text = after[start:end]
@@ -118,7 +159,7 @@ class TailRenderer:
         if key not in self._closings:
             conversation = surrogate(reply, setting.head, MARKER, shape)
             try:
-                closing = _after(self._text(conversation, setting, ends=True), MARKER)
+                _, closing = _around(self._text(conversation, setting, ends=True), MARKER)
             except TemplateError:
                 self._closings[key] = None
             else:
@@ -134,7 +175,7 @@ class TailRenderer:
         """
         more = [*conversation, {"role": "user", "content": "Xmore?"}]
         try:
-            followed = _after(self._text(more, setting, ends=False), MARKER)
+            _, followed = _around(self._text(more, setting, ends=False), MARKER)
         except (TemplateError, SeamError):
             return closing
         pairs = zip(closing, followed, strict=False)
@@ -210,6 +251,14 @@ def surrogate(
 
     The turn has as many calls of the same names and ids, and its last word is ``marker``.
     """
+    return [
+        *(message.to_chat() for message in head),
+        {"role": "user", "content": "Xask?"},
+        _stand_in(reply, marker, shape),
+    ]
+
+
+def _stand_in(reply: Message, marker: str, shape: Shape) -> dict[str, Any]:
     assistant: dict[str, Any] = {"role": "assistant"}
     if shape is Shape.TEXT or (reply.content and shape is Shape.WHOLE) or not reply.tool_calls:
         assistant["content"] = marker
@@ -222,11 +271,7 @@ def surrogate(
             }
             for call in reply.tool_calls
         ]
-    return [
-        *(message.to_chat() for message in head),
-        {"role": "user", "content": "Xask?"},
-        assistant,
-    ]
+    return assistant
 
 
 def _unused_marker(messages: Sequence[Message]) -> str:
@@ -237,8 +282,9 @@ def _unused_marker(messages: Sequence[Message]) -> str:
     return MARKER if not used else MARKER[:-1] + "X" * (max(used) - len(MARKER) + 2)
 
 
-def _after(text: str, marker: str) -> str:
-    _, found, after = text.rpartition(marker)
+def _around(text: str, marker: str) -> tuple[str, str]:
+    """Return the text before the last marker and the text after it."""
+    before, found, after = text.rpartition(marker)
     if not found:
         raise SeamError("the template does not render an assistant's text")
-    return after
+    return before, after

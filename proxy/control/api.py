@@ -361,35 +361,46 @@ async def get_actions(session: ScoredSession, services: Running) -> list[Sampled
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
-    """Record a reward for the session, or for one call or turn of it.
+    """Record a reward for the session, or for a role, branch, call or turn of it.
 
     A sealed session may still get rewards. The key of the request determines the reward's source.
     """
-    source = RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
-    if new.call_id is not None or new.turn is not None:
-        new = await asyncio.to_thread(_placed, services.reader, session.id, new)
-    reward = Reward(
-        session_id=session.id, created_at=time.time(), source=source, **new.model_dump()
-    )
+    new = await asyncio.to_thread(_placed, services.reader, session.id, new)
+    facts = new.model_dump(exclude={"scorer"})
+    source = _source(new, caller)
     try:
+        reward = Reward(session_id=session.id, created_at=time.time(), source=source, **facts)
         await services.writer.add(reward)
-    except RecordRejected as error:
+    except (ValueError, RecordRejected) as error:
         raise ApiError("invalid_request", str(error), status=422) from error
     except StoreUnavailable as error:
         raise store_unavailable() from error
     return recorded_reward(reward)
 
 
+def _source(new: NewReward, caller: Caller) -> RewardSource:
+    """Return the reward's source. Raise 422 for a scorer's reward with the admin key."""
+    if new.scorer and caller.admin:
+        message = "a scorer's reward is given with the session's verifier key, not the admin key"
+        raise ApiError("invalid_request", message, status=422, param="scorer")
+    if new.scorer:
+        return RewardSource.SCORER
+    return RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
+
+
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
     """Return the reward with its call.
 
-    Raise 404 for a call that is not in the session, and 422 when ``call_id`` and ``turn`` name
-    different calls.
+    Raise 404 for a call or branch that is not in the session, and 422 when ``call_id`` and ``turn``
+    name different calls.
     """
+    if new.call_id is None and new.turn is None and new.branch is None:
+        return new
     recorded = reader.call_ids(session_id)
-    if new.call_id is not None and new.call_id not in recorded:
-        message = f"session {session_id} has no call {new.call_id}"
-        raise ApiError("not_found", message, status=404, param="call_id")
+    for name in ("call_id", "branch"):
+        if getattr(new, name) is not None and getattr(new, name) not in recorded:
+            message = f"session {session_id} has no call {getattr(new, name)}"
+            raise ApiError("not_found", message, status=404, param=name)
     if new.turn is None:
         return new
     if not 1 <= new.turn <= len(recorded):

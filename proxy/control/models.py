@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from pydantic import (
@@ -14,7 +14,6 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -23,7 +22,7 @@ from bridle.proxy.engines.pool import EngineState
 from bridle.store.call import CallRow
 from bridle.store.declaration import SHORT_TEXT, stored
 from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord, StartFacts
-from bridle.store.reward import Reward, RewardKind
+from bridle.store.reward import Reward
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
 ShortText = Annotated[str, Field(min_length=1, max_length=SHORT_TEXT)]
@@ -189,17 +188,15 @@ _GIVEN: Final = {"session_id", "source", "created_at"}
 
 
 class NewReward(_declared(_Body, Reward, without=_GIVEN)):  # type: ignore[misc]
-    """A reward.
+    """A reward of the session, or of one role, branch, call or turn of it.
 
-    Turns are the session's calls in the order of their start, as in ``bridle show``. A call or turn
-    must have begun; the ``call_id`` of a turn is stored too.
+    Turns are the session's calls in the order of their start, as in ``bridle show``. A call, a turn
+    and the end of a branch must have begun; the ``call_id`` of a turn is stored too.
     """
 
-    @model_validator(mode="after")
-    def _mode_of_findings(self) -> Self:
-        if self.kind is RewardKind.SCORE and self.mode is not None:
-            raise ValueError("a score has no mode: post it with kind `finding`, or without mode")
-        return self
+    scorer: bool = False
+    """Whether a scorer beside the run's verifier gave the reward; only the session's verifier key
+    gives such a reward."""
 
 
 class RecordedReward(_declared(_Documented, Reward)):  # type: ignore[misc]

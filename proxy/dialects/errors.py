@@ -85,6 +85,36 @@ def openai_error_object(error: ApiError) -> dict[str, Any]:
     return {"message": message, "type": words.openai, "param": error.param, "code": code}
 
 
+def midway(error: ApiError) -> ApiError:
+    """Return ``error`` with words on which harnesses retry, for a stream that has begun.
+
+    Its status has been sent, so harnesses go by the words. Pi and OpenCode retry a message that has
+    "server error"; Qwen Code retries every error without a status. The others obey the codes.
+    """
+    if not _WORDS.get(error.kind, _OTHER).retry:
+        return error
+    return ApiError(
+        error.kind,
+        f"{error.message} (server error within a reply; you can retry your request)",
+        status=error.status,
+        param=error.param,
+        retry_after=error.retry_after,
+        details=error.details,
+        overflow=error.overflow,
+    )
+
+
+def anthropic_stream_error(error: ApiError) -> dict[str, Any]:
+    """Return the error event of a stream that has begun.
+
+    Claude Code retries an event only if its type is ``overloaded_error``.
+    """
+    shown = anthropic_error_object(error)
+    if _WORDS.get(error.kind, _OTHER).retry:
+        shown["error"]["type"] = _WORDS["overloaded"].anthropic
+    return shown
+
+
 def anthropic_error(error: ApiError) -> HttpError:
     return http_error(error, anthropic_error_object(error))
 

@@ -287,8 +287,10 @@ class PooledEngine:
             if found is None:
                 report = await self._get(SERVER_INFO)
                 config = report.get("vllm_config") if isinstance(report, dict) else None
-                model = config.get("model_config") if isinstance(config, dict) else None
-                found = EngineSampling.reported(model)
+                if isinstance(config, dict):
+                    found = EngineSampling.reported(
+                        config.get("model_config"), config.get("structured_outputs_config")
+                    )
             return found
 
     async def _get(self, path: str) -> Any:

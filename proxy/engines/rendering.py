@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -53,7 +54,7 @@ from bridle.proxy.session.engine_ids import with_engine_ids, written_messages
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.session.upstream_fields import with_upstream_fields
-from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.proxy.wire.canonical import ApiError, Message, Reply, Request, plain_ids
 from bridle.store.records import (
     RENDERS_OTHERWISE,
     BreakReason,
@@ -169,6 +170,25 @@ class PoolTemplate:
         prompt = await self._prompt(session, link, request, recorded)
         notes += prompt.notes
         return EngineForm(request, prompt, notes, rules, self._pool, written=written)
+
+    def reasoning_length(self, reply: Reply) -> int:
+        """Return how many of the first tokens of ``reply`` are surely of its reasoning.
+
+        These are the tokens whose text ends with the reasoning, without the mark that closes it.
+        The number is 0 if the tokenizer is not at hand, and for several choices.
+        """
+        if self._continuer is None or len(reply.choices) != 1:
+            return 0
+        (choice,) = reply.choices
+        reasoning, ids = choice.reasoning.strip(), plain_ids(choice.token_ids) or []
+        tokenizer = self._continuer.tokenizer
+
+        def holds(count: int) -> bool:
+            return reasoning in tokenizer.decode(ids[:count])
+
+        if not reasoning or not holds(len(ids)):
+            return 0
+        return bisect_left(range(len(ids)), True, key=holds)
 
     def _may_be_written(self, link: Link) -> bool:
         """Whether nobody needs the messages in another form than JSON for the engine.

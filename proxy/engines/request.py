@@ -21,7 +21,6 @@ from bridle.proxy.continuation.prompt import NO_PROMPT, CallPrompt
 from bridle.proxy.engines.weights import EngineSampling
 from bridle.proxy.wire.canonical import ApiError, Message, Request, Sampling
 from bridle.store.records import (
-    CONSTRAINED,
     MESSAGE_FIELDS,
     SAMPLER_PARAMETERS,
     Note,
@@ -199,7 +198,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
                 values[name] = max(value, 0) if name == "top_k" else value
             elif not engine.neutral:
                 values[name] = None
-        return Sampler(engine.logprobs, grammar=self.grammar, others=self.reshaping, **values)
+        grammar = self.grammar if engine.grammars != "none" else ""
+        return Sampler(engine.logprobs, grammar=grammar, others=self.reshaping, **values)
 
 
 def engine_request(
@@ -224,7 +224,6 @@ def engine_request(
         dropped = sorted(_OURS & effective.keys())
         effective = {name: value for name, value in effective.items() if name not in _OURS}
         notes = tuple([Note("sampling_not_forwarded", name) for name in dropped])
-    grammar = constraint(request)
     written: dict[str, tuple[bytes, ...]] = {}
     fields: dict[str, Any] = {"stream": stream, **effective, **request.extra}
     if stream:
@@ -253,11 +252,11 @@ def engine_request(
         choices=sampling.n or 1,
         detail=request.wants.logprobs,
         sampling=effective,
-        grammar=grammar,
+        grammar=constraint(request),
         opaque=opaque_fields(request.messages) if external else (),
         written=written,
         reshaping=_reshaping(request) if request.extra else (),
-        notes=(*notes, Note(CONSTRAINED, grammar)) if grammar else notes,
+        notes=notes,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -146,16 +146,23 @@ def other_weights(version: int) -> ApiError:
     return ApiError("overloaded", message, status=503, retry_after=1.0)
 
 
+Constrained = Literal["none", "answer", "reply"]
+"""The part of a reply that an engine's grammars constrain. ``answer`` is the part that follows the
+reasoning."""
+
+
 class EngineSampling(msgspec.Struct, frozen=True, gc=False):
     """An engine's own sampling, without the parameters of requests."""
 
     logprobs: LogprobsOf
     neutral: bool
     """Whether a request that names no parameters gets the policy's own distribution."""
+    grammars: Constrained = "reply"
+    """The part of a reply that a grammar constrains; ``none`` for an engine without grammars."""
 
     @classmethod
-    def reported(cls, report: Any) -> Self | None:
-        """Read the sampling from an engine's JSON.
+    def reported(cls, report: Any, structured: Any = None) -> Self | None:
+        """Read the sampling from an engine's JSON, and from vLLM's about structured outputs.
 
         Return ``None`` if the engine does not report it.
         """
@@ -163,7 +170,11 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
         if not isinstance(mode, str):
             return None
         neutral = report.get("generation_config") == NEUTRAL_DEFAULTS
-        return cls(_MODES.get(mode, "unknown"), neutral)
+        grammars: Constrained = "none" if report.get("grammars") is False else "reply"
+        if isinstance(structured, dict) and structured.get("reasoning_parser"):
+            # vLLM lets the reasoning run free, unless it is told otherwise.
+            grammars = "answer" if structured.get("enable_in_reasoning") is False else "reply"
+        return cls(_MODES.get(mode, "unknown"), neutral, grammars)
 
 
 UNKNOWN: Final = EngineSampling("unknown", neutral=False)

@@ -27,8 +27,8 @@ class CallWarnings:
 
     It logs the first quarantined call of each engine and reason, and later the number of those that
     followed, at most one line a cause every ``summary_s``. It also logs, once, that an engine sends
-    no token ids. Metrics count each call: ``bridle_calls_total`` by status, and
-    ``bridle_events_total`` by reason.
+    no token ids, and for each dialect the first call at temperature 0. Metrics count each call:
+    ``bridle_calls_total`` by status, and ``bridle_events_total`` by reason.
     """
 
     def __init__(self, summary_s: float = SUMMARY_S) -> None:
@@ -36,6 +36,7 @@ class CallWarnings:
         """Number of calls of each cause that no line has counted yet."""
         self._total: Counter[_Cause] = Counter()
         self._warned_of_ids = False
+        self._greedy_dialects: set[str] = set()
         self._summaries = Periodic("call-warnings", summary_s, self.summarise)
 
     def start(self) -> None:
@@ -50,6 +51,8 @@ class CallWarnings:
             self._quarantined(ended, engine)
         elif _WITHOUT_IDS in ended.notes:
             self._without_ids(ended)
+        elif ended.sampler is not None and ended.sampler.temperature == 0:
+            self._greedy(begun, ended)
 
     async def summarise(self) -> None:
         """Log the number of calls of each cause since its last line."""
@@ -75,6 +78,22 @@ class CallWarnings:
                 "reason": reason,
                 "meaning": "the reply contradicts itself, so nothing of it is trained; examine "
                 "the engine with `bridle doctor --upstream URL`. Further such calls are counted",
+            },
+        )
+
+    def _greedy(self, begun: CallBegun, ended: CallEnded) -> None:
+        """Warn at the first call of a dialect, because a harness samples so in every call."""
+        if begun.dialect in self._greedy_dialects:
+            return
+        self._greedy_dialects.add(begun.dialect)
+        log.warning(
+            "temperature_zero",
+            extra={
+                "session": ended.session_id,
+                "call": ended.id,
+                "meaning": "the client samples at temperature 0: such replies cannot be trained "
+                'from rewards. Pin its sessions\' sampling ("settings": {"pin": {"temperature": '
+                "1.0}}, or `bridle run --sampling policy`)",
             },
         )
 

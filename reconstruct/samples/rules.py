@@ -19,7 +19,7 @@ import orjson
 from numpy.typing import NDArray
 
 from bridle.reconstruct.conditions import Condition, call_meets
-from bridle.reconstruct.samples.samplers import unscored
+from bridle.reconstruct.samples.samplers import GRAMMAR, unscored
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.conversation import ReplyId
@@ -187,7 +187,9 @@ def _ruling(call: CallRow, row: SpanRow, rules: SampleRules, reason: str | None)
     reason = reason or _excluded_reply(call, row.choice or 0, row.finish_reason, rules)
     if reason is not None:
         return Ruling(tokens, ((0, tokens, reason),))
-    unscored_tokens = _without_logprob(row.span) if rules.samplers == "scored" else []
+    unscored_tokens: list[Excluded] = []
+    if rules.samplers == "scored":
+        unscored_tokens = list(_apart(_under_grammar(call, tokens), _without_logprob(row.span)))
     if rules.oldest_version is None and not rules.untrusted_versions:
         return Ruling(tokens, tuple(unscored_tokens))
     versions = [
@@ -196,6 +198,14 @@ def _ruling(call: CallRow, row: SpanRow, rules: SampleRules, reason: str | None)
         if (reason := _excluded_version(run.version, rules)) is not None
     ]
     return Ruling(tokens, _apart(versions, unscored_tokens))
+
+
+def _under_grammar(call: CallRow, tokens: int) -> list[Excluded]:
+    """Return the range of tokens that a grammar constrained."""
+    sampler = call.sampler
+    if sampler is None or not sampler.grammar or sampler.unconstrained >= tokens:
+        return []
+    return [(sampler.unconstrained, tokens, GRAMMAR)]
 
 
 def _without_logprob(span: Span) -> list[Excluded]:

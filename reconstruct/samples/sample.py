@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from bridle.store.records import CallKind, CallStatus, Logprobs, Sampler, SessionRecord, TokenIds
+from bridle.store.records import (
+    CallKind,
+    CallStatus,
+    Logprobs,
+    Message,
+    Sampler,
+    SessionRecord,
+    TokenIds,
+)
 from bridle.store.reward import Reward
 from bridle.store.schema.accounts import Fate
 
@@ -98,7 +108,7 @@ class Conservation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The result of a call of a session, for filters."""
+    """A call of a session: its text and its result, for filters, anchors and estimators."""
 
     call_id: str
     kind: CallKind
@@ -112,6 +122,22 @@ class Turn:
     """Whether the reply has text besides reasoning and tool calls."""
     parse_failed: bool = False
     """Whether it has a tool call that cannot be parsed."""
+    role: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The messages that the request added to the call that it continues."""
+    reply: Message | None = None
+    """The first reply."""
+
+    @property
+    def observation(self) -> str | None:
+        """The text of the messages after the last reply; ``None`` if no messages are recorded."""
+        if not self.messages:
+            return None
+        begins = max(
+            (at + 1 for at, one in enumerate(self.messages) if one.role == "assistant"), default=0
+        )
+        seen = [(one.role, one.content) for one in self.messages[begins:]]
+        return orjson.dumps(seen).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +150,5 @@ class Episode:
     conservation: Conservation
     turns: tuple[Turn, ...] = ()
     """The agent's calls in the order of their start; side calls are left out."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """The data of the session's task, such as the expected answer; empty if it has none."""

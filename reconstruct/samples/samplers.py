@@ -12,19 +12,22 @@ from bridle.store.records import Sampler
 
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _TRUNCATION: Final = ("temperature", "top_p", "top_k", "min_p")
+GRAMMAR: Final = "sampler_grammar"
+"""The reason for a token that a grammar constrained."""
 GREEDY_BELOW: Final = 1e-5
 """The temperature below which engines sample the likeliest token."""
 
 
 def unscored(sampler: Sampler | None) -> str | None:
-    """Return the reason why tokens of ``sampler`` cannot be trained, or ``None`` if they can.
+    """Return the reason why no token of ``sampler`` can be trained, or ``None`` if some can.
 
-    Training is against the distribution that they were drawn from.
+    Training is against the distribution that they were drawn from. Where a grammar began within the
+    reply, the tokens before it can be trained (:attr:`Sampler.unconstrained`).
     """
     if sampler is None:
         return "sampler_not_recorded"
-    if sampler.grammar:
-        return "sampler_grammar"
+    if sampler.grammar and not sampler.unconstrained:
+        return GRAMMAR
     if sampler.others:
         return f"sampler_{sampler.others[0]}"
     if any(getattr(sampler, name) is None for name in (*_TRUNCATION, *_PENALTIES)):

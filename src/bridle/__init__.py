@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from bridle.harnesses.adapters.base import Adapter as Adapter
     from bridle.harnesses.client import Client as Client
     from bridle.harnesses.sandboxes.base import Sandbox as Sandbox
+    from bridle.harnesses.scorers import FinishedSession as FinishedSession
     from bridle.harnesses.tasks.task import Task as Task
     from bridle.harnesses.verifiers import Delivery as Delivery
+    from bridle.harnesses.verifiers import Score as Score
     from bridle.reconstruct.dataset import open_store as open_store
     from bridle.run.config import RunConfig as RunConfig
     from bridle.run.evaluation import evaluate as evaluate
@@ -31,7 +33,9 @@ _HOMES = {
     "BridleError": "bridle.errors",
     "Client": "bridle.harnesses.client",
     "Delivery": "bridle.harnesses.verifiers",
+    "FinishedSession": "bridle.harnesses.scorers",
     "RunConfig": "bridle.run.config",
+    "Score": "bridle.harnesses.verifiers",
     "Sandbox": "bridle.harnesses.sandboxes.base",
     "Task": "bridle.harnesses.tasks.task",
     "evaluate": "bridle.run.evaluation",
@@ -49,8 +53,10 @@ __all__ = [
     "BridleError",
     "Client",
     "Delivery",
+    "FinishedSession",
     "RunConfig",
     "Sandbox",
+    "Score",
     "Task",
     "evaluate",
     "open_store",

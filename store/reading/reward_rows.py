@@ -87,7 +87,7 @@ def read_lone_scores(
     own = rewards.c
     is_lone = and_(
         func.count() == 1,
-        func.count(own.call_id) + func.count(own.turn) == 0,
+        *(func.count(place) == 0 for place in (own.call_id, own.turn, own.role, own.branch)),
         func.min(own.kind) == RewardKind.SCORE,
         func.min(own.source).in_(list(RewardSource)),
         # SQLite sorts texts after numbers.

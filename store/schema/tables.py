@@ -234,7 +234,7 @@ rewards = Table(
     *columns(Reward),
     Index(None, "session_id"),
 )
-"""The rewards. ``kind`` is ``score`` or ``finding``; only a finding has a ``mode``
+"""The rewards. ``kind`` is ``score``, ``success`` or ``finding``; only a finding has a ``mode``
 (``store/reward.py``)."""
 
 leases = Table(

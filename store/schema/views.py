@@ -127,7 +127,7 @@ CROSS JOIN {each}(m.tool_calls) one
 _SCORES: Final = """
 CREATE VIEW scores AS
 SELECT
-    r.session_id, r.call_id, r.turn, r.name,
+    r.session_id, r.role, r.branch, r.call_id, r.turn, r.name,
     CASE
         WHEN r.value > 0 AND EXISTS (
             SELECT 1 FROM rewards f
@@ -139,7 +139,7 @@ SELECT
 FROM (
     SELECT rewards.*,
         ROW_NUMBER() OVER (
-            PARTITION BY session_id, call_id, turn, name, source
+            PARTITION BY session_id, role, branch, call_id, turn, name, source
             ORDER BY created_at DESC, id DESC
         ) AS place
     FROM rewards
@@ -147,8 +147,8 @@ FROM (
 ) r
 WHERE r.place = 1
 """
-"""The latest score of each place, name and source. Findings are left out, and no score is above 0
-in a session that a finding zeroes or quarantines."""
+"""The latest score of each place, name and source. Findings and successes are left out, and no
+score is above 0 in a session that a finding zeroes or quarantines."""
 
 _EACH: Final = {"sqlite": "json_each", "postgresql": "json_array_elements"}
 _NAMES: Final = ("token_accounts", "tool_calls", "messages", "turns", "scores")

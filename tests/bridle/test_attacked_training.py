@@ -38,7 +38,7 @@ def test_a_store_that_changes_rewards_ends_the_step_by_name_also_when_resumed(
             check=False,
         )
         assert done.returncode == 1, done.stdout + done.stderr
-        assert "the store has the verifier's rewards reward=100" in done.stderr
+        assert "the store has the run's rewards reward=100" in done.stderr
         assert "Traceback" not in done.stderr
     with Reader(str(store)) as reader:
         (run,) = reader.runs("train")

@@ -21,7 +21,7 @@ messages = [{"role": "user", "content": sys.argv[-1]}]
 
 
 def ask(messages, tools=[TOOL]):
-    body = {"model": "policy", "messages": messages, "tools": tools}
+    body = {"model": "policy", "messages": messages, "tools": tools ASKED}
     reply = httpx.post(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json=body if tools else {**body, "tools": None},
@@ -46,11 +46,15 @@ print(message["content"])
 
 @pytest.fixture
 def case(tmp_path: Path) -> Callable[..., HarnessCase]:
-    """A harness that does more ``before`` its first call and ``after`` every turn."""
+    """A harness that does more ``before`` its first call and ``after`` every turn.
 
-    def make(before: str = "", after: str = "pass") -> HarnessCase:
+    Its requests have the fields ``asked`` as well.
+    """
+
+    def make(before: str = "", after: str = "pass", asked: str = "") -> HarnessCase:
         script = tmp_path / "agent.py"
-        script.write_text(AGENT.replace("BEFORE", before).replace("AFTER", after))
+        text = AGENT.replace("BEFORE", before).replace("AFTER", after).replace("ASKED", asked)
+        script.write_text(text)
         return HarnessCase("small", "chat", lambda: PythonAgent(script, name="small"), False)
 
     return make
@@ -72,6 +76,8 @@ async def test_a_harness_that_drops_reasoning_is_one_row_exactly_and_breaks_when
         "breaks": 0,
         "unexplained": 0,
         "breaks_by_reason": {},
+        "trained_share": 1.0,
+        "masked": {},
         "calls": 3,
         "calls_by_kind": {"main": 3},
         "problems": [],
@@ -84,8 +90,18 @@ async def test_a_harness_that_drops_reasoning_is_one_row_exactly_and_breaks_when
     }
     assert report.failures() == []
     on_what = "arguments_reserialised 2, edited 1, reasoning_dropped 2"
-    row = f"| small | – | – | 3 | 1 | 0 | 0 | 3 | 2 | {on_what} |"
+    row = f"| small | – | – | 3 | 1 | 100.0% | 0 | 0 | 3 | 2 | {on_what} |"
     assert row in markdown(report)
+
+
+async def test_the_report_shows_what_a_harness_at_temperature_0_leaves_to_train(
+    case: Callable[..., HarnessCase],
+) -> None:
+    report = await report_of(case(asked=', "temperature": 0'))
+
+    exact = report.figures["small"][Continuation.EXACT]
+    assert exact.trained == 0
+    assert f"| 0 | 0.0%, sampler_greedy {exact.masked.total()} | 0 | 0 |" in markdown(report)
 
 
 async def test_a_title_asked_on_the_side_is_told_apart_and_no_row(

@@ -183,7 +183,7 @@ def test_a_verifier_and_the_operator_may_record_findings_by_http(
     assert httpx.post(at, json=zero).json()["mode"] == "zero"
     refused = httpx.post(at, json={"name": "reward", "value": 1.0, "mode": "zero"})
     assert refused.status_code == 422
-    assert "a score has no mode" in refused.text
+    assert "only a finding has a mode" in refused.text
     assert httpx.post(at, json={"name": "reward", "value": 1.0, "kind": "x"}).status_code == 422
     with open_store(store) as opened:
         session = opened.session(recorded)

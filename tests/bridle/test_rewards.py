@@ -48,6 +48,16 @@ def test_late_many_and_turn_rewards_by_http_and_command_line(
     assert json.loads(Path(written["card"]).read_text())["rewards"]["score"]["max"] == odd
 
 
+def test_a_reward_of_a_role_is_shown_with_it(bridle: Bridle, store: str, recorded: str) -> None:
+    given = bridle(
+        "reward", recorded, "0.5", "--name", "plan", "--role", "planner", "--store", store
+    )
+    assert given.exit_code == 0, given.stderr
+    assert "reward plan = 0.5 (role planner)" in bridle("show", recorded, "--store", store).stdout
+    two = bridle("reward", recorded, "1", "--role", "a", "--turn", "1", "--store", store)
+    assert (two.exit_code, "has one place" in two.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("value", ["-1", "-0.5", "-1e-3"])
 def test_a_reward_may_be_negative(bridle: Bridle, store: str, recorded: str, value: str) -> None:
     told = bridle("reward", recorded, value, "--name", "score", "--store", store)

@@ -62,6 +62,20 @@ def test_output_and_exit_code_pass_through_and_the_session_is_recorded(
     assert set(session.environment_names or ()) >= {"HOME", "PATH"} & set(os.environ)
 
 
+def test_temperature_0_is_reported_with_the_option_that_pins_it(proxy_url: str, store: str) -> None:
+    greedy = AGENT.replace('model="gpt-x"', 'model="gpt-x", temperature=0')
+    done = run(proxy_url, sys.executable, "-c", greedy, "Hello?")
+    assert "temperature 0" in done.stderr
+    assert "bridle run --sampling policy" in done.stderr
+    pinned = run(
+        proxy_url, sys.executable, "-c", greedy, "Hello?", options=["--sampling", "policy"]
+    )
+    assert "temperature 0" not in pinned.stderr
+    with Reader(store) as reader:
+        calls = [call for one in reader.sessions() for call in reader.calls(one.id)]
+    assert sorted(call.sampler.temperature for call in calls) == [0.0, 1.0]
+
+
 def test_a_session_has_the_name_of_its_command_or_of_the_harness_in_it(
     proxy_url: str, store: str
 ) -> None:

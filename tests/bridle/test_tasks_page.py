@@ -49,10 +49,15 @@ def test_its_tasks_and_its_verifier_are_run_by_its_command(
         rewards = [reader.rewards(session.id) for session in reader.sessions()]
     assert sorted(reward.value for (reward,) in rewards) == [0.0, 1.0]
     assert {reward.name for (reward,) in rewards} == {"reward"}
+    (tmp_path / "repeats.py").write_text(block("python", 1))
+    run(block("console", 1), tmp_path, proxy_url)
+    with Reader(store) as reader:
+        named = [[r.name for r in reader.rewards(session.id)] for session in reader.sessions()]
+    assert sorted(named) == [["reward"], ["reward"], ["reward", "format"], ["reward", "format"]]
 
 
 def test_a_session_is_opened_scored_and_sealed_by_http(proxy_url: str, tmp_path: Path) -> None:
-    answers = run(block("console", 1), tmp_path, proxy_url)
+    answers = run(block("console", 2), tmp_path, proxy_url)
     decoder, found, at = json.JSONDecoder(), list[Any](), 0
     while at < len(answers):
         value, at = decoder.raw_decode(answers, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,14 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> GivenRewards:
     file = tmp_path / "given.jsonl" if request.param == "resumed" else None
     made = GivenRewards(file)
     made.begin("ses_1")
-    made.add("ses_1", "reward", 0.5)
+    made.add(stored())
     made.begin("ses_2")
     made.begin("ses_4")
-    made.add("ses_4", "network", 1.0, RewardKind.FINDING, FindingMode.ZERO)
+    zero = {"kind": RewardKind.FINDING, "mode": FindingMode.ZERO}
+    made.add(stored(1.0, "network", session_id="ses_4", **zero))
+    made.begin("ses_5")
+    made.add(stored(1.0, "step", session_id="ses_5", call_id="c", turn=1))
+    made.add(stored(1.0, "cost", session_id="ses_5", role="worker", source=RewardSource.SCORER))
     if file is None:
         return made
     with file.open("ab") as cut:
@@ -46,6 +51,8 @@ def test_the_same_rewards_pass_and_those_of_others_are_no_difference(given: Give
         [stored(name="bonus")],
         [stored(turn=1)],
         [stored(source=RewardSource.OPERATOR)],
+        [stored(source=RewardSource.SCORER)],
+        [stored(role="worker")],
         [stored(kind=RewardKind.FINDING, mode=FindingMode.WARN)],
     ],
 )
@@ -72,3 +79,16 @@ def test_a_session_that_was_given_none_has_none(given: GivenRewards) -> None:
 def test_nothing_is_known_of_a_session_of_another_run(given: GivenRewards) -> None:
     assert not given.knows("ses_9")
     given.require("ses_9", [stored()])
+
+
+def test_a_reward_keeps_its_place_and_source(given: GivenRewards) -> None:
+    step = stored(1.0, "step", session_id="ses_5", call_id="c", turn=1)
+    cost = stored(1.0, "cost", session_id="ses_5", role="worker", source=RewardSource.SCORER)
+    given.require("ses_5", [step, cost])
+    for moved in (
+        [replace(step, call_id="d"), cost],
+        [step, replace(cost, role="planner")],
+        [step, replace(cost, source=RewardSource.VERIFIER)],
+    ):
+        with pytest.raises(RewardsDiffer, match="cost=1 of a scorer at worker, step=1 at c"):
+            given.require("ses_5", moved)

@@ -394,6 +394,26 @@ def test_a_template_that_looks_at_the_whole_conversation_is_found_out(
     not_local(policy, tokenizer, Message("user", "?"))
 
 
+def test_a_tail_that_depends_on_the_history_is_rendered_with_it(
+    policy, tokenizers, tmp_path
+) -> None:
+    source = (
+        "{%- for m in messages %}<|im_start|>{{ m.role }} {{ loop.index }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {{ messages | length + 1 }}\n"
+        "{% endif %}"
+    )
+    session = policy(with_template(tokenizers["qwen3"], tmp_path, source))
+    assert not session.continuer.report.tails_local
+    for _ in range(2):
+        # The same words each time: only the place of the turn differs.
+        session.reply("Yes.", new=[Message("user", "Is it?")])
+    _, _, prompt = session.ask(Message("user", "Is it?"))
+    assert prompt.token_ids is not None
+    assert prompt.break_reason is None
+    assert session.tokenizer.decode(list(prompt.token_ids)) == session.rendered()
+
+
 UNFINDABLE = {
     "a reply is not rendered": (
         "{%- for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>"

@@ -12,11 +12,6 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
 
 MATERIAL = cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
-NOT_LOCAL = {
-    "cohere-command-r7b": "results are numbered through the whole conversation",
-    "deepseek-r1-distill": "only the first result of a conversation opens the block of results",
-}
-"""Templates whose tails depend on earlier turns, and how; the probe reports them."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -31,8 +26,5 @@ def test_a_conversation_of_the_family_is_one_line_and_its_verdict_is_right(name:
     assert found["differences"] == []
     assert exact["errors"] == []
     assert exact["unexplained"] == 0
-    if name in NOT_LOCAL:
-        assert set(exact["reasons"]) == {"tail_not_local"}
-    else:
-        assert (exact["rows_per_session"], exact["breaks"]) == (1.0, 0)
+    assert (exact["rows_per_session"], exact["breaks"]) == (1.0, 0)
     assert found["rendered"]["unexplained"] == 0

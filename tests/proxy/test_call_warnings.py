@@ -46,6 +46,17 @@ def test_an_engine_whose_every_reply_is_quarantined_is_in_the_log(
     assert (last.calls, last.since_start) == (4, 5)
 
 
+def test_a_client_that_samples_at_temperature_0_is_in_the_log_once(
+    bench: Any, ask: Any, warnings: Callable[[], list[Any]]
+) -> None:
+    for _ in range(3):
+        httpx.post(bench.url + CHAT, json={**ask, "temperature": 0}).raise_for_status()
+    (line,) = warnings()
+    assert line.getMessage() == "temperature_zero"
+    assert line.call == bench.calls()[0].id
+    assert "--sampling policy" in line.meaning
+
+
 def ended(calls: Any, *, reason: str = "", notes: tuple[Note, ...] = ()) -> CallEnded:
     status = CallStatus.QUARANTINED if reason else CallStatus.COMPLETE
     return CallEnded(

@@ -174,6 +174,37 @@ def test_a_reward_that_names_two_calls_is_refused(bench: Any, control: Any, ask:
     assert second in refused.json()["error"]["message"]
 
 
+def test_a_role_and_a_branch_are_places_and_a_reward_has_one(
+    bench: Any, control: Any, ask: Any
+) -> None:
+    session, at = _asked(bench, control, ask)
+    (call,) = bench.reader.call_ids(session)
+    for place in ({"role": "planner"}, {"branch": call}):
+        made = control.post(at, json={"name": "own", "value": 1.0, "kind": "success", **place})
+        assert made.status_code == 201
+        assert made.json() | place | {"kind": "success"} == made.json()
+    kept = [one.place for one in bench.reader.rewards(session)]
+    assert kept == [("planner", None, None), (None, call, None)]
+    own = {"name": "own", "value": 1.0}
+    for place, status in (
+        ({"branch": "c_nope"}, 404),
+        ({"role": "planner", "turn": 1}, 422),
+        ({"branch": call, "call_id": call}, 422),
+    ):
+        assert control.post(at, json=own | place).status_code == status
+
+
+def test_a_scorer_s_reward_is_given_with_the_verifier_key_alone(bench: Any, control: Any) -> None:
+    made = control.post("/sessions", json={}).json()
+    reward = {"name": "cost", "value": 1.0, "scorer": True}
+    at = f"/sessions/{made['id']}/rewards"
+    refused = control.post(at, json=reward)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "scorer")
+    key = {"authorization": f"Bearer {made['verifier_key']}"}
+    given = control.post(at, json=reward, headers=key)
+    assert (given.status_code, given.json()["source"]) == (201, "scorer")
+
+
 def _asked(bench: Any, control: Any, ask: Any) -> tuple[str, str]:
     """A new session of one call, and where its rewards go."""
     session = control.post("/sessions", json={}).json()["id"]

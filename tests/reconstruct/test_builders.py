@@ -64,6 +64,15 @@ UNSCORED = {
 }
 
 
+def test_the_tokens_before_a_grammar_began_are_trained(reader, record):
+    session = record()
+    sampler = Sampler("processed", grammar="tool_choice", unconstrained=2)
+    session.call([1], [5, 6, 7, 8], sampler=sampler)
+    built = samples_of(reader, session)
+    assert built.conservation == Conservation(4, 2, {"sampler_grammar": 2}, {})
+    assert [trained(sample) for sample in built.samples] == [[5, 6]]
+
+
 @pytest.mark.parametrize("sampler", UNSCORED, ids=UNSCORED.values())
 def test_what_cannot_be_scored_at_its_sampler_is_masked_with_the_reason(reader, record, sampler):
     session = record()

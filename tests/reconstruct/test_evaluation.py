@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bridle.reconstruct.evaluation import (
     Attempt,
-    attempt_reward,
     evaluated,
+    judged,
     over_tasks,
     pass_at_k,
     split_by,
@@ -81,7 +82,12 @@ def test_nothing_cannot_be_evaluated() -> None:
 
 
 scores = st.lists(
-    st.tuples(st.sampled_from(["reward", "tests", "a finding"]), st.sampled_from([-1.0, 0.0, 1.0])),
+    st.tuples(
+        st.sampled_from(["reward", "tests", "a finding"]),
+        st.sampled_from([-1.0, 0.0, 1.0]),
+        st.sampled_from([RewardKind.SCORE, RewardKind.SUCCESS]),
+        st.sampled_from([{}, {}, {"role": "planner"}, {"branch": "c"}, {"call_id": "c"}]),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -98,13 +104,18 @@ scores = st.lists(
 def test_a_finding_never_raises_a_pass_rate(sessions, mode, name, value, success) -> None:  # type: ignore[no-untyped-def]
     """The finding's mode makes no difference: also a quarantined session is an attempt."""
     rule, verifier = Aggregation(), RewardSource.VERIFIER
-    own = [[Reward("s", n, v, 1.0, source=verifier) for n, v in given] for given in sessions]
+    own = [
+        [Reward("s", n, v, 1.0, source=verifier, kind=kind, **at) for n, v, kind, at in given]
+        for given in sessions
+    ]
     finding = Reward("s", name, value, 2.0, None, None, verifier, RewardKind.FINDING, mode)
 
     def figures(rewards: list[list[Reward]], outcome: str) -> tuple[int, float, float]:
         outcomes = [outcome, *["completed"] * (len(rewards) - 1)]
-        values = [attempt_reward(o, r, rule) for o, r in zip(outcomes, rewards, strict=True)]
-        found = evaluated([Attempt("t", v) for v in values if v is not None], success=success)
+        values = [judged(o, r, rule) for o, r in zip(outcomes, rewards, strict=True)]
+        assume(any(values))
+        own = [Attempt("t", one.reward, success=one.success) for one in values if one is not None]
+        found = evaluated(own, success=success)
         return found.attempts, found.pass_at[1].value, found.mean_at[1].value
 
     before = figures(own, "completed")
@@ -115,3 +126,21 @@ def test_a_finding_never_raises_a_pass_rate(sessions, mode, name, value, success
     assert after[2] <= before[2]
     if mode is FindingMode.WARN:
         assert after == before
+
+
+def test_a_success_decides_whether_an_attempt_has_passed_and_counts_in_nothing_else() -> None:
+    verifier = RewardSource.VERIFIER
+    score = Reward("s", "reward", 0.25, 1.0, source=verifier)
+    passed = Reward("s", "solved", 1.0, 1.0, source=verifier, kind=RewardKind.SUCCESS)
+    claimed = replace(passed, value=0.0, created_at=2.0, source=RewardSource.OPERATOR)
+    zero = Reward("s", "x", 1.0, 2.0, None, None, verifier, RewardKind.FINDING, FindingMode.ZERO)
+    rule = Aggregation()
+    assert judged("completed", [score], rule) == (0.25, 0.25)
+    assert judged("completed", [score, passed, claimed], rule) == (0.25, 1.0)
+    assert judged("completed", [passed], rule) == (1.0, 1.0)
+    assert judged("completed", [score, passed, zero], rule) == (0.0, 0.0)
+    assert judged("quarantined", [score, passed], rule) == (0.0, 0.0)
+    assert rule.numbers([score, passed]) == rule.numbers([score])
+    plan = Reward("s", "plan", 0.5, 1.0, source=verifier, role="planner")
+    assert judged("completed", [plan], rule) == (0.5, 0.5)
+    assert judged("completed", [score, plan], rule) == (0.25, 0.25)

@@ -144,7 +144,10 @@ def test_without_one_named_reward_the_sum_counts_and_a_line_says_so_once():
     notice = RewardNotice(lines.append)
     for _ in range(3):
         notice(Aggregation(), SOME)
-    assert lines == ["a session's reward is the sum of score, style, since none is named reward"]
+    assert lines == [
+        "a session's reward is the sum of score, style, since none is named reward; "
+        "step of its calls and roles counts in estimators for steps and roles alone"
+    ]
     notice(Aggregation(), SCORED)
     assert len(lines) == 2, "a session that is scored in another way is reported too"
     notice(Aggregation(), [])

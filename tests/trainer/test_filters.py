@@ -9,10 +9,13 @@ import pytest
 
 from bridle.reconstruct.samples.sample import Turn
 from bridle.store.records import CallKind, CallStatus
+from bridle.store.reward import Reward, RewardSource
+from bridle.trainer.batch.filters import FilterFailed
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, FilterConfig, GrpoConfig
 from bridle.trainer.filters.overlong import overlong_punishment
 from bridle.trainer.filters.resample_on_correct import call_penalty, kept_on_correct
+from support.episodes import one_branch
 
 
 def turn(**fields) -> Turn:
@@ -131,3 +134,41 @@ def test_resampling_is_before_the_baseline_and_accounts_for_what_it_drops(sessio
     assert sorted(prepared.rewards) == [0.0, 0.0, 0.0, 1.0]
     assert prepared.account.balanced
     assert {round(float(item.credit[1]), 6) for item in prepared.items} == {0.75, -0.25}
+
+
+def test_a_filter_may_leave_out_turns_or_tokens_under_its_name(
+    make_sample, make_episode, tmp_path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def turns(episode): return {'s0'}\n"
+        "def tokens(episode): return [np.arange(len(s.mask)) > 2 for s in episode.samples]\n"
+        "def nothing(episode): return []\n"
+        "def short(episode): return [np.ones(1, bool)]\n"
+        "def number(episode): return 0.5\n"
+    )
+    pair = [one_branch(name, [([1], None), ([1], None)], (), "completed") for name in "st"]
+    verifier = RewardSource.VERIFIER
+    pair = [
+        dataclasses.replace(
+            one, rewards=(Reward(one.session.id, "reward", value, 0.0, source=verifier),)
+        )
+        for one, value in zip(pair, (0.0, 1.0), strict=True)
+    ]
+
+    def prepared(*names: str):
+        extra = tuple(f"{file}:{name}" for name in names)
+        return prepare(pair, 0, GrpoConfig(filters=FilterConfig(extra=extra)))
+
+    assert dict(prepared("turns").account.masked) == {"turns": 1}
+    assert dict(prepared("tokens").account.masked) == {"tokens": 2}
+    both = prepared("turns", "tokens", "nothing")
+    assert dict(both.account.masked) == {"turns": 1, "tokens": 2}
+    assert (both.account.trained, both.account.balanced) == (1, True)
+    assert len(both.items) == 1
+    assert both.rewards == (0.0, 1.0), "no baseline has shifted"
+    with pytest.raises(FilterFailed, match="the filter short returned no decision about session s"):
+        prepared("short")
+    with pytest.raises(FilterFailed, match="the filter number returned no decision"):
+        prepared("number")

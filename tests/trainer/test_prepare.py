@@ -220,7 +220,14 @@ def test_the_latest_session_reward_of_a_name_counts_and_call_rewards_do_not(sess
 
 def test_rewards_of_turns_count_as_the_run_says(session):
     rewards = tuple(
-        Reward("a", "step", value, created_at=1.0 + turn, source=RewardSource.VERIFIER, turn=turn)
+        Reward(
+            "a",
+            "step",
+            value,
+            created_at=1.0 + turn,
+            source=RewardSource.VERIFIER,
+            call_id=f"c{turn}",
+        )
         for turn, value in enumerate((0.5, 1.0, 0.0))
     )
     episode = dataclasses.replace(session("a", None), rewards=rewards)

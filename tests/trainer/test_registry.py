@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bridle
-from bridle.trainer.batch.filters import not_trained
+from bridle.trainer.batch.filters import filtered
 from bridle.trainer.config import AdvantageConfig, FilterConfig, LossConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup
 from bridle.trainer.filters import FILTERS
@@ -79,10 +79,4 @@ def test_a_filter_drops_sessions_under_its_name(make_sample, make_episode, tmp_p
 
 
 def dropped(episode, name: str) -> str | None:
-    return not_trained(
-        episode,
-        degenerate_group=False,
-        version=0,
-        max_staleness=0,
-        config=FilterConfig(extra=(name,)),
-    )
+    return filtered(episode, FilterConfig(extra=(name,))).reason

@@ -47,12 +47,14 @@ def finding(
 def session(name: str, rewards: Sequence[Reward], roles: Sequence[str | None] = (None,)) -> Episode:
     """One branch with a call of each role; each call samples one token after an equal prompt."""
     given = [
-        replace(
-            one, session_id=name, call_id=None if one.call_id is None else f"{name}{one.call_id}"
-        )
+        replace(one, session_id=name, call_id=own(name, one.call_id), branch=own(name, one.branch))
         for one in rewards
     ]
     return one_branch(name, [([1], role) for role in roles], given, "completed")
+
+
+def own(session: str, call: str | None) -> str | None:
+    return None if call is None else f"{session}{call}"
 
 
 def prepared(episodes: Sequence[Episode], drop: bool = False, **stated: Any) -> PreparedStep:
@@ -71,7 +73,17 @@ def credit(step: PreparedStep) -> dict[str, list[float]]:
 
 values = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0])
 names = st.sampled_from(["reward", "tests", "planner", "worker", "guard:git_history"])
-places = st.sampled_from([{}, {"call_id": "0"}, {"call_id": "1"}, {"turn": 2}])
+places = st.sampled_from(
+    [
+        {},
+        {"call_id": "0"},
+        {"call_id": "1"},
+        {"turn": 2},
+        {"role": "planner"},
+        {"role": "nobody"},
+        {"branch": "1"},
+    ]
+)
 given_rewards = st.lists(
     st.builds(lambda name, value, place: reward(name, value, **place), names, values, places),
     min_size=1,
@@ -83,6 +95,8 @@ configurations = st.fixed_dictionaries(
     {
         "baseline": st.sampled_from(BUILT_IN),
         "reward_turns": st.sampled_from([None, "sum", "mean"]),
+        "anchor": st.sampled_from(["prompt", "state", "last_n"]),
+        "role_rewards": st.sampled_from([None, {"worker": ("tests", "worker")}]),
         "reward_weights": st.sampled_from([None, None, {"reward": 1.0, "tests": -0.5}]),
         "options": st.builds(
             lambda discount, gate: {
@@ -95,6 +109,14 @@ configurations = st.fixed_dictionaries(
         ),
     }
 )
+
+
+UNCOUNTED: list[dict[str, Any]] = [
+    {"name": "elsewhere"},
+    {"name": "elsewhere", "source": RewardSource.SCORER},
+    {"source": RewardSource.OPERATOR},
+    {"kind": RewardKind.SUCCESS},
+]
 
 
 def made(group: Any) -> list[Episode]:
@@ -133,16 +155,14 @@ def test_a_finding_never_raises_an_advantage_of_its_session(
 
 
 @settings(max_examples=150, deadline=None)
-@given(groups, configurations, values, places, st.booleans())
-def test_a_reward_of_a_source_or_name_that_does_not_count_changes_no_advantage(
-    group: Any, stated: Any, value: float, place: Any, by_name: bool
+@given(groups, configurations, values, places, st.sampled_from(UNCOUNTED))
+def test_a_reward_of_a_source_name_or_kind_that_does_not_count_changes_no_advantage(
+    group: Any, stated: Any, value: float, place: Any, fields: Any
 ) -> None:
     episodes = made(group)
-    if by_name:
+    if "name" in fields:
         stated = {**stated, "reward_weights": {"reward": 1.0, "tests": -0.5}}
-    name = "elsewhere" if by_name else "reward"
-    source = VERIFIER if by_name else RewardSource.OPERATOR
-    other = reward(name, 100 * value, 9.0, source=source, **place)
+    other = reward(**{"name": "reward", "value": 100 * value, "at": 9.0, **fields}, **place)
     first = made([([*group[0][0], other], group[0][1])])[0]
     before, after = (prepared(each, **stated) for each in (episodes, [first, *episodes[1:]]))
     np.testing.assert_equal(credit(after), credit(before))
@@ -305,7 +325,7 @@ def test_gigpo_is_the_paper_s_when_reward_turns_is_not_set(
             own.append(reward("step", value, 2.0 + place, call_id=str(place)))
         episodes.append(session("abcd"[n], own, [None] * len(steps)))
     options = {"gigpo": {"discount": discount, "step_weight": weight}}
-    found = credit(prepared(episodes, baseline="gigpo", options=options))
+    found = credit(prepared(episodes, baseline="gigpo", anchor="prompt", options=options))
     expected = reference(*zip(*group, strict=True), discount, weight)  # type: ignore[misc]
     for n, own in enumerate(expected):
         assert found["abcd"[n]] == pytest.approx(own, abs=2e-5)
@@ -338,3 +358,87 @@ def test_a_session_reward_named_reward_does_not_switch_off_those_of_steps() -> N
     (alone,) = prepared([session("a", own)]).rewards
     (summed,) = prepared([session("a", own)], reward_turns="sum").rewards
     assert (alone, summed) == (1.0, 1.5)
+
+
+@pytest.mark.parametrize("baseline", ["per_role", "spiral"])
+def test_rewards_at_roles_and_at_their_calls_reach_these_roles_alone(baseline: str) -> None:
+    given = {"a": (1.0, 0.0), "b": (0.0, 1.0)}
+    acted = ["planner", "worker"]
+    by_role = [
+        session(n, [reward("own", p, role="planner"), reward("own", w, role="worker")], acted)
+        for n, (p, w) in given.items()
+    ]
+    by_call = [
+        session(n, [reward("own", p, call_id="0"), reward("own", w, branch="1")], acted)
+        for n, (p, w) in given.items()
+    ]
+    found = credit(prepared(by_role, drop=True, baseline=baseline))
+    assert found == credit(prepared(by_call, drop=True, baseline=baseline))
+    assert found["a"][0] > found["b"][0]
+    assert found["a"][1] < found["b"][1]
+
+
+def test_a_role_s_return_is_its_own_reward_and_those_of_its_steps() -> None:
+    step = reward("step", 0.5, call_id="1")
+    scored = {
+        "a": [reward("reward", 1.0), step],
+        "b": [reward("reward", 1.0)],
+        "c": [reward("reward", 1.5)],
+    }
+    for stated in ({}, {"reward_turns": "sum"}):
+        episodes = [session(n, one, ["planner", "worker"]) for n, one in scored.items()]
+        found = credit(prepared(episodes, baseline="per_role", **stated))
+        assert found["a"][0] == found["b"][0] < found["c"][0], "a step of the worker is not its own"
+        assert found["b"][1] < found["a"][1] == found["c"][1]
+
+
+def test_a_role_may_have_several_rewards_and_a_scorer_s_if_a_weight_names_it() -> None:
+    scorer = RewardSource.SCORER
+    episodes = [
+        session(
+            n,
+            [reward("plan", p), reward("format", f), reward("judge", j, source=scorer)],
+            ["planner"],
+        )
+        for n, p, f, j in (("a", 1.0, 0.0, 0.0), ("b", 0.0, 1.0, 0.0), ("c", 0.0, 0.0, 1.0))
+    ]
+    mapped = {"planner": ("plan", "format", "judge")}
+    found = credit(prepared(episodes, baseline="per_role", role_rewards=mapped))
+    assert found["c"] < found["a"] == found["b"]
+    weights = {"plan": 1.0, "format": 2.0, "judge": 3.0}
+    weighted = {"role_rewards": mapped, "reward_weights": weights}
+    found = credit(prepared(episodes, baseline="per_role", **weighted))
+    assert found["a"] < found["b"] < found["c"]
+    found = credit(prepared(episodes, reward_weights=weights))
+    assert found["a"] < found["b"] < found["c"]
+
+
+@pytest.mark.parametrize("baseline", ["gigpo", "turn_returns"])
+def test_a_role_s_reward_is_one_of_its_last_step_and_counts_once(baseline: str) -> None:
+    acted = ["planner", "worker", "planner"]
+    plain = [reward("reward", 1.0)]
+    for place, same in ({"role": "planner"}, "2"), ({"branch": "1"}, "1"):
+        given, as_call = reward("own", 2.0, **place), reward("own", 2.0, call_id=same)
+        steps = [
+            prepared([session("a", [*plain, one], acted), session("b", plain, acted)], **stated)
+            for one in (given, as_call)
+            for stated in ({"baseline": baseline}, {"baseline": baseline, "reward_turns": "sum"})
+        ]
+        assert {tuple(step.rewards) for step in steps} == {(3.0, 1.0)}
+        assert all(credit(step) == credit(steps[0]) for step in steps)
+
+
+def test_a_reward_of_a_turn_that_is_not_there_is_counted_and_changes_nothing() -> None:
+    own = [reward("reward", 1.0)]
+    lost = prepared([session("a", [*own, reward("step", 9.0, turn=7)])], reward_turns="sum")
+    assert (lost.unplaced_rewards, lost.rewards) == (1, (1.0,))
+
+
+def test_a_reward_has_one_place() -> None:
+    for places in (
+        {"role": "planner", "branch": "c"},
+        {"role": "planner", "turn": 1},
+        {"branch": "c", "call_id": "c"},
+    ):
+        with pytest.raises(ValueError, match="has several places"):
+            reward("reward", 1.0, **places)

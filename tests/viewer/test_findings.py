@@ -212,17 +212,24 @@ def recorded(tmp_path: Path, *, task: TaskRecord | None = None, **call: Any) -> 
 
 
 @pytest.mark.parametrize("task", [None, TaskRecord("t", "s", "train", {}, EPOCH)])
-@pytest.mark.parametrize("call", [{}, {"temperature": 0.0}])
 def test_a_session_that_nobody_scores_has_no_finding(
-    tmp_path: Path, task: TaskRecord | None, call: dict[str, Any]
+    tmp_path: Path, task: TaskRecord | None
 ) -> None:
-    store, session = recorded(tmp_path, task=task, **call)
+    store, session = recorded(tmp_path, task=task)
     result = CliRunner().invoke(app, ["doctor", session, "--store", store])
     assert result.exit_code == 0, result.output
     assert "nothing is wrong in the record" in result.output
     with Reader(store) as reader:
         page = TestClient(viewer_app(Source(reader, store, str))).get(f"/sessions/{session}").text
     assert "badge error" not in page
+
+
+def test_temperature_0_is_a_warning_before_anybody_scores(tmp_path: Path) -> None:
+    store, session = recorded(tmp_path, temperature=0.0)
+    result = CliRunner().invoke(app, ["doctor", session, "--store", store, "--json"])
+    (finding,) = json.loads(result.output)["findings"]
+    assert (finding["name"], finding["severity"]) == ("temperature_zero", "warning")
+    assert "bridle run --sampling policy" in finding["remedy"]
 
 
 def test_a_session_whose_task_has_data_for_a_verifier_should_have_a_reward(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ and :class:`MaskReason`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,10 @@ class MaskReason(StrEnum):
     """The token was sampled by another policy than the one that is trained."""
     VERSION_AHEAD = "version_ahead"
     """The token was recorded at a version that this training has not reached."""
+
+
+class FilterFailed(BridleError):
+    """A filter of the run's own returned no decision."""
 
 
 class ConservationError(BridleError):
@@ -112,7 +117,7 @@ def account_of(episode: Episode, reason: str | None) -> TokenAccount:
     )
 
 
-def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: MaskReason) -> Episode:
+def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: str) -> Episode:
     """Return ``episode`` without the tokens that ``excluded`` marks in each sample.
 
     The masks and the account change alike.
@@ -126,7 +131,7 @@ def masked(episode: Episode, excluded: Sequence[NDArray[np.bool_]], reason: Mask
     if kept == table.trained:
         return episode
     counts = Counter(dict(table.masked))
-    counts[reason.value] += table.trained - kept
+    counts[str(reason)] += table.trained - kept
     return replace(
         episode, samples=samples, conservation=replace(table, trained=kept, masked=dict(counts))
     )
@@ -170,7 +175,7 @@ def not_trained(
     """Return the reason why a session that counted in its group's baseline is not trained on.
 
     ``None`` means that it is trained on. ``version`` is the version about to be trained. The reason
-    is a :class:`DropReason`, or the name of one of ``config.extra``.
+    is a :class:`DropReason`; :func:`filtered` has those of ``config.extra``.
     """
     if trained_tokens(episode) == 0:
         return DropReason.EMPTY
@@ -182,10 +187,57 @@ def not_trained(
         return DropReason.STALE
     if degenerate_group and config.drop_zero_variance:
         return DropReason.ZERO_VARIANCE
-    for name in config.extra:
-        if not FILTERS.configured(name, config.options)(episode):
-            return name.rpartition(":")[2]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The decisions of a run's further filters about one session."""
+
+    reason: str | None = None
+    """The name of the first filter that leaves the session out, or ``None``."""
+    tokens: Mapping[str, Sequence[NDArray[np.bool_]]] = field(default_factory=dict)
+    """The tokens of each sample that are not trained, by the name of the filter."""
+
+
+def filtered(episode: Episode, config: FilterConfig) -> Judgement:
+    """Return the decisions of ``config.extra`` about a session.
+
+    Raise :class:`FilterFailed` for a decision in none of the forms of
+    :data:`bridle.trainer.filters.Filtered`.
+    """
+    tokens: dict[str, list[NDArray[np.bool_]]] = {}
+    for each in config.extra:
+        name = each.rpartition(":")[2]
+        decision = FILTERS.configured(each, config.options)(episode)
+        if isinstance(decision, bool | np.bool_):
+            if not decision:
+                return Judgement(name)
+            continue
+        tokens[name] = _excluded(episode, name, decision)
+    return Judgement(None, tokens)
+
+
+def _excluded(episode: Episode, name: str, decision: Any) -> list[NDArray[np.bool_]]:
+    """Return the tokens of each sample that a filter leaves out."""
+    shapes = [sample.mask.shape for sample in episode.samples]
+    try:
+        given = list(decision)
+        if given and not any(isinstance(one, str) for one in given):
+            marks = [np.asarray(one, np.bool_) for one in given]
+            if [one.shape for one in marks] != shapes:
+                raise ValueError("it has no array of each sample's length")
+            return marks
+        calls = set(given)
+    except (TypeError, ValueError) as error:
+        raise FilterFailed(
+            f"the filter {name} returned no decision about session {episode.session.id}: return "
+            f"whether it is trained, ids of calls, or bool[T] for each sample ({error})"
+        ) from error
+    return [
+        np.isin(sample.calls, [n for n, one in enumerate(sample.call_ids) if one in calls])
+        for sample in episode.samples
+    ]
 
 
 def newest_version(episode: Episode) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from bridle.trainer.batch.filters import (
     MaskReason,
     TokenAccount,
     account_of,
+    filtered,
     masked,
     not_trained,
     outside_the_baseline,
@@ -66,6 +68,8 @@ class PreparedStep:
     staleness: NDArray[np.int64]
     """``int64[M]``: number of versions by which each trained token lags behind the one in
     training."""
+    unplaced_rewards: int = 0
+    """Number of rewards of turns that their sessions do not have, which therefore count nowhere."""
     teacher_gap: TeacherGap | None = None
     """The difference between the teacher and the policy, or ``None`` without a teacher."""
 
@@ -98,18 +102,22 @@ def prepare(
     rewards. Its errors are raised.
     """
 
+    judgement = cache(lambda index: filtered(episodes[index], config.filters))
+
     def fate(index: int, degenerate_group: bool) -> str | None:
-        return not_trained(
+        reason = not_trained(
             episodes[index],
             degenerate_group=degenerate_group,
             version=version,
             max_staleness=config.max_staleness,
             config=config.filters,
         )
+        return judgement(index).reason if reason is None else reason
 
     memory = {} if memory is None else memory
     stated = config.advantages
-    given = [compared_by(numbers_of(episode, stated), stated) for episode in episodes]
+    numbers = [numbers_of(episode, stated) for episode in episodes]
+    given = [compared_by(one, stated) for one in numbers]
     punished = [_punishment(episode, stated) for episode in episodes]
     rewards = [
         None if reward is None else reward + less
@@ -151,6 +159,8 @@ def prepare(
             alone = [np.isnan(part) for part in credit[index]]
             judged[index] = masked(episodes[index], stale, MaskReason.STALE)
             judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
+            for name, tokens in judgement(index).tokens.items():
+                judged[index] = masked(judged[index], tokens, name)
     accounts = tuple(map(account_of, judged, reasons))
     dropped = [str(reason) for reason in reasons if reason is not None]
     items = [
@@ -171,6 +181,7 @@ def prepare(
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
+        unplaced_rewards=sum(len(one.unplaced) for one in numbers),
         teacher_gap=teacher_gap,
     )
 
@@ -242,11 +253,11 @@ def _credit(
     own = [episodes[index] for index in indices]
     less = [punished[index] for index in indices]
     before = dict(memory)
-    credit = _estimated(own, less, config, memory)
+    credit = _estimated(own, less, config, memory, episodes)
     taken = [place for place, episode in enumerate(own) if zeroed(episode.rewards)]
     if taken:
         plain = [replace(one, rewards=without_findings(one.rewards)) for one in own]
-        otherwise = _estimated(plain, less, config, before)
+        otherwise = _estimated(plain, less, config, before, episodes)
         for place in taken:
             pairs = zip(credit[place], otherwise[place], strict=True)
             credit[place] = [np.minimum(part, other) for part, other in pairs]
@@ -258,11 +269,12 @@ def _estimated(
     less: Sequence[float],
     config: GrpoConfig,
     memory: dict[str, float],
+    batch: Sequence[Episode],
 ) -> Credit:
     stated = config.advantages
     values = [numbers_of(episode, stated).value or 0.0 for episode in episodes]
     rewards = np.asarray(values, np.float64) + np.asarray(less, np.float64)
-    group = CreditGroup(episodes, rewards, stated, memory)
+    group = CreditGroup(episodes, rewards, stated, memory, batch)
     return estimated(group)
 
 

@@ -2,8 +2,8 @@
 
 ``group`` defines what an estimator sees. ``advantages`` has the estimators for whole sessions,
 ``steps`` those for single calls, and ``running`` those against a baseline that outlives the group.
-``distillation`` adds a teacher's scores of each token, and ``weighting`` sets the weights of tokens
-in the loss.
+``anchors`` are the states by which single calls are compared. ``distillation`` adds a teacher's
+scores of each token, and ``weighting`` sets the weights of tokens in the loss.
 """
 
 from bridle.trainer.credit import advantages as advantages

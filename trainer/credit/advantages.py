@@ -67,7 +67,7 @@ _GATED: Final = GatedOptions()
 def gated(group: CreditGroup, options: GatedOptions = _GATED) -> Credit:
     """Add step rewards where the session's own reward has passed the gate, then standardize."""
     totals = group.terminal.copy()
-    for (episode, _), value in group.call_rewards.items():
+    for (episode, _), value in group.step_rewards.items():
         if group.terminal[episode] >= options.gate:
             totals[episode] += value
     return group.everywhere(_standardized(group, totals))

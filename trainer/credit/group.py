@@ -12,16 +12,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridle.reconstruct.rewards import Numbers
-from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.reconstruct.samples.sample import Episode, Sample, Turn
 from bridle.registry import Registry
 from bridle.trainer.config import AdvantageConfig
-from bridle.trainer.credit.rewards import aggregation, numbers_of
+from bridle.trainer.credit.rewards import aggregation, calls_in_order, numbers_of
 
 STD_EPSILON: Final = 1e-6
 
@@ -40,6 +41,10 @@ class CreditStep:
     role: str | None
     prompt: bytes
     """The ids before the call's first token as bytes, which are equal for equal prompts."""
+    observation: str | bytes = b""
+    """The text of the messages after the last reply, else the ids since the last sampled token."""
+    turn: Turn | None = None
+    """The call's text and result, or ``None`` if they are not known."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,13 @@ class CreditGroup:
 
     episodes: Sequence[Episode]
     rewards: NDArray[np.float64]
-    """``float64[G]``: the number of each session. It is 0 for a session that has rewards of calls
+    """``float64[G]``: the number of each session. It is 0 for a session that has rewards of parts
     alone; only :func:`stepwise` estimators receive such sessions."""
     config: AdvantageConfig
     memory: dict[str, float] = field(default_factory=dict)
     """State that an estimator keeps from group to group of a run, by a key of its own."""
+    batch: Sequence[Episode] = ()
+    """All sessions that the step collected, those of other groups included."""
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
@@ -76,15 +83,33 @@ class CreditGroup:
         """The steps of all sessions, in the order of their first appearance."""
         found: dict[tuple[int, str], CreditStep] = {}
         for number, episode in enumerate(self.episodes):
+            turns = {turn.call_id: turn for turn in episode.turns}
             for sample in episode.samples:
                 for place, call_id in enumerate(sample.call_ids):
                     here = np.flatnonzero(sample.calls == place)
                     trained = len(here) > 0 and bool(sample.mask[here].any())
                     if trained and (number, call_id) not in found:
-                        prompt = sample.token_ids[: here[0]].tobytes()
-                        role = role_of(sample, place)
-                        found[number, call_id] = CreditStep(number, call_id, role, prompt)
+                        step = _step(sample, place, int(here[0]), turns.get(call_id))
+                        found[number, call_id] = CreditStep(number, call_id, *step)
         return tuple(found.values())
+
+    def steps_of(self, episode: int) -> list[CreditStep]:
+        """Return the steps of one session, in the order in which its calls started."""
+        own = {step.call_id: step for step in self.steps if step.episode == episode}
+        return [own[one] for one in calls_in_order(self.episodes[episode]) if one in own]
+
+    @cached_property
+    def keeps_history(self) -> bool:
+        """Whether a prompt of a session begins with its role's prompt before, and is longer."""
+        prompts: dict[tuple[int, str | None], list[bytes]] = {}
+        for number in range(len(self.episodes)):
+            for step in self.steps_of(number):
+                prompts.setdefault((number, step.role), []).append(step.prompt)
+        return any(
+            len(later) > len(before) and later.startswith(before)
+            for own in prompts.values()
+            for before, later in pairwise(own)
+        )
 
     def everywhere(self, advantages: NDArray[np.float64]) -> Credit:
         """Return the same credit for every token of a session; ``advantages`` is ``float64[G]``."""
@@ -113,55 +138,88 @@ class CreditGroup:
         return tuple(numbers_of(episode, self.config) for episode in self.episodes)
 
     @cached_property
-    def call_rewards(self) -> dict[tuple[int, str], float]:
-        """Reward of each call itself, by episode and call.
+    def step_rewards(self) -> dict[tuple[int, str], float]:
+        """The reward of each call itself, by episode and call.
 
-        It is the sum over names; of several rewards with one name, the latest counts.
+        It is the sum over names; of several rewards with one name, the latest counts. A branch's
+        reward is that of the call that ends it, and a role's that of its last step.
         """
-        return {
-            (number, call_id): value
-            for number, one in enumerate(self.numbers)
-            for call_id, value in one.calls.items()
-        }
+        found: dict[tuple[int, str], float] = {}
+        for number, one in enumerate(self.numbers):
+            last = self.last_steps(number)
+            at_roles = {last[role]: value for role, value in one.roles.items() if role in last}
+            for place in (one.calls, at_roles):
+                for call_id, value in place.items():
+                    found[number, call_id] = found.get((number, call_id), 0.0) + value
+        return found
+
+    def last_steps(self, episode: int) -> dict[str | None, str]:
+        """Return the last step of each role of a session, as its call."""
+        return {step.role: step.call_id for step in self.steps_of(episode)}
 
     @cached_property
     def terminal(self) -> NDArray[np.float64]:
         """The number of each session without the part that ``reward_turns`` adds, ``float64[G]``.
 
-        The part is added from the session's calls.
+        The part is added from the session's calls and roles. Rewards of roles that have no step in
+        the session are included, because no step has them.
         """
         added = [(one.value or 0.0) - (one.own or 0.0) for one in self.numbers]
         terminal: NDArray[np.float64] = self.rewards - np.asarray(added, np.float64)
+        for number, one in enumerate(self.numbers):
+            acted = self.last_steps(number) if one.roles else {}
+            terminal[number] += math.fsum(v for role, v in one.roles.items() if role not in acted)
         return terminal
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
         """``float64[G]``: the return of each episode.
 
-        With ``reward_turns`` it is ``rewards``, which includes the rewards of calls already;
+        With ``reward_turns`` it is ``rewards``, which includes the rewards of parts already;
         otherwise they are added.
         """
-        totals = self.rewards.copy()
-        if self.config.reward_turns is None:
-            for (episode, _), value in self.call_rewards.items():
-                totals[episode] += value
+        if self.config.reward_turns is not None:
+            return self.rewards
+        totals = self.terminal.copy()
+        for (episode, _), value in self.step_rewards.items():
+            totals[episode] += value
         return totals
 
-    def own_reward(self, episode: int, role: str | None) -> float:
-        """Return the reward that a session was given under the name of a role.
+    def given_to(self, episode: int, role: str | None) -> float | None:
+        """Return the reward that a session was given for a role as a whole.
 
-        Without one, return the session's number, and NaN without either.
+        It is the sum of those at the role and of the session's under the role's names
+        (``role_rewards``), or ``None`` without any.
         """
-        if role is not None:
-            mapped = self.config.role_rewards or {}
-            name, factor = mapped.get(role, role), 1.0 if role in mapped else None
-            rule = aggregation(self.config)
-            given = rule.role(self.episodes[episode].rewards, name, factor)
-            if given is not None:
-                return given
-        numbers = self.numbers[episode]
-        calls_alone = numbers.value is None and bool(numbers.calls)
-        return math.nan if calls_alone else float(self.rewards[episode])
+        if role is None:
+            return None
+        mapped = self.config.role_rewards or {}
+        stated = mapped.get(role, role)
+        names = (stated,) if isinstance(stated, str) else stated
+        factor = 1.0 if role in mapped else None
+        named = aggregation(self.config).role(self.episodes[episode].rewards, names, factor)
+        at_role = self.numbers[episode].roles.get(role)
+        values = [value for value in (named, at_role) if value is not None]
+        return math.fsum(values) if values else None
+
+    def steps_reward(self, episode: int, role: str | None) -> float | None:
+        """Return the sum of the rewards of a role's own calls, or ``None`` without any."""
+        calls = self.numbers[episode].calls
+        own = {one.call_id for one in self.steps if (one.episode, one.role) == (episode, role)}
+        values = [value for call_id, value in calls.items() if call_id in own]
+        return math.fsum(values) if values else None
+
+
+def _step(
+    sample: Sample, place: int, begins: int, turn: Turn | None
+) -> tuple[str | None, bytes, str | bytes, Turn | None]:
+    """Return the facts of a call whose first token is at ``begins``, as :class:`CreditStep`."""
+    ids = sample.token_ids[:begins]
+    earlier = np.flatnonzero(sample.calls[:begins] >= 0)
+    since = ids[earlier[-1] + 1 :] if len(earlier) else ids
+    seen = None if turn is None else turn.observation
+    observation = since.tobytes() if seen is None else seen
+    return role_of(sample, place), ids.tobytes(), observation, turn
 
 
 def role_of(sample: Sample, place: int) -> str | None:
@@ -197,7 +255,7 @@ STEPWISE: Final = "reads_step_rewards"
 
 
 def stepwise(advantage: Advantage) -> Advantage:
-    """Mark an estimator that reads the rewards of single calls.
+    """Mark an estimator that reads the rewards of a session's calls, branches or roles.
 
     It compares sessions by :attr:`CreditGroup.totals`, and accepts sessions that have no other
     reward.

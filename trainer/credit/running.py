@@ -6,7 +6,7 @@ role ``p`` in tasks of the suite ``G``, session by session,
     ``b_{G,p} <- α b_{G,p} + (1 - α) R_p``    ``A = R_p - b_{G,p}``
 
 with ``b = 0`` at first. ``R_p`` is the sum of the rewards of the role's own calls if they have any,
-else the session's reward of the role's name (``role_rewards``), else the session's number; a role
+else the role's own reward (:meth:`.group.CreditGroup.given_to`), else the session's number; a role
 that has none of them is masked. The baselines live as long as the run: a checkpoint holds them.
 """
 
@@ -36,18 +36,12 @@ _SPIRAL: Final = SpiralOptions()
 def spiral(group: CreditGroup, options: SpiralOptions = _SPIRAL) -> Credit:
     """Compare each role with the running mean of its rewards, which decays by ``α``."""
     decay = options.decay
-    own: dict[tuple[int, str | None], float] = {}
-    for step in group.steps:
-        place = step.episode, step.role
-        given = group.call_rewards.get((step.episode, step.call_id))
-        if given is not None:
-            own[place] = own.get(place, 0.0) + given
     advantages: dict[tuple[int, str | None], float] = {}
     for step in group.steps:
         place = step.episode, step.role
         if place in advantages:
             continue
-        reward = own.get(place, group.own_reward(step.episode, step.role))
+        reward = _reward(group, *place)
         if math.isnan(reward):
             advantages[place] = reward
             continue
@@ -59,3 +53,11 @@ def spiral(group: CreditGroup, options: SpiralOptions = _SPIRAL) -> Credit:
     return group.by_step(
         np.asarray([advantages[step.episode, step.role] for step in group.steps], np.float64)
     )
+
+
+def _reward(group: CreditGroup, episode: int, role: str | None) -> float:
+    """Return ``R_p`` of a session, or NaN without any."""
+    for given in (group.steps_reward(episode, role), group.given_to(episode, role)):
+        if given is not None:
+            return given
+    return math.nan if group.numbers[episode].parts_alone else float(group.rewards[episode])

@@ -1,17 +1,17 @@
 """Credit for single steps: by role, by equal states, by what came after.
 
-``R`` is a session's number, ``R^p`` its reward under the name of the role ``p``
-(``role_rewards``), else ``R``; ``s_t`` is the reward of its step ``t`` itself, ``T`` its last step,
-``γ`` the discount and ``norm(x) = (x - mean) / (std + 1e-6)``:
+``R`` is a session's number, ``R^p`` the return of the role ``p`` (see below), ``s_t`` the reward of
+step ``t`` itself, ``T`` the last step, ``γ`` the discount and ``norm(x) = (x - mean) / (std +
+1e-6)``:
 
 ================  ==========================================  ====================================
 ``per_role``      ``norm(R^p)`` over all steps of the step's  Dr. MAS, arXiv 2602.08847. A role that
                   role in the group                           acted in one session only has no
                                                               baseline: its tokens are masked.
 ``gigpo``         ``A^E + ω A^S``: ``A^E = norm(E)`` over     GiGPO, arXiv 2505.10978, equations 3,
-                  the sessions, ``A^S = norm(G_t)`` over the  6 and 7: anchors are equal prompts
-                  steps with the same prompt                  within the group; a step whose prompt
-                                                              nobody shares has ``A^S = 0``.
+                  the sessions, ``A^S = norm(G_t)`` over the  6 and 7: steps are compared at equal
+                  steps at the same state                     states (:mod:`.anchors`); a step whose
+                                                              state nobody shares has ``A^S = 0``.
 ``turn_returns``  ``norm(G_t)`` over all steps of the group   discounted returns of turns
 ================  ==========================================  ====================================
 
@@ -19,7 +19,8 @@ The rewards of an episode are those of the paper when ``reward_turns`` is not se
 ``t`` has the reward ``r_t = s_t``, and the last one has the terminal reward besides,
 ``r_T = s_T + R``. So the episode's return is ``E = Σ_t r_t = R + Σ_t s_t``, without discount, and
 the return of a step is ``G_t = Σ_{k >= t} γ^(k - t) r_k``. A session that has rewards of steps
-alone has ``R = 0``. With ``reward_turns`` set, ``E`` is the session's number, which then has its
+alone has ``R = 0``. A branch's reward is one of the call that ends it, and a role's is one of the
+role's last step. With ``reward_turns`` set, ``E`` is the session's number, which then has its
 steps' rewards as that setting adds them; ``G_t`` is the same, so that no reward counts twice in it.
 
 Steps follow each other along the session, also where a harness strips the model's reasoning and
@@ -29,6 +30,7 @@ it has a reward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +40,7 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import AtLeastZero, Share
+from bridle.trainer.credit.anchors import anchors
 from bridle.trainer.credit.group import (
     STD_EPSILON,
     Credit,
@@ -50,11 +53,11 @@ from bridle.trainer.credit.rewards import calls_in_order
 
 
 @register_advantage("per_role")
+@stepwise
 def per_role(group: CreditGroup) -> Credit:
-    """Compare each role with itself, over its steps, by its own reward."""
-    own = {
-        (step.episode, step.role): group.own_reward(step.episode, step.role) for step in group.steps
-    }
+    """Compare each role with itself, over its steps, by its own return."""
+    places = dict.fromkeys((step.episode, step.role) for step in group.steps)
+    own = {place: _role_return(group, *place) for place in places}
     rewards = np.asarray([own[step.episode, step.role] for step in group.steps], np.float64)
     roles = [step.role for step in group.steps]
     found = _normalized(group, rewards, roles)
@@ -63,6 +66,15 @@ def per_role(group: CreditGroup) -> Credit:
         if len({group.steps[index].episode for index in acted}) < 2:
             found[acted] = np.nan
     return group.by_step(found)
+
+
+def _role_return(group: CreditGroup, episode: int, role: str | None) -> float:
+    """Return ``R^p`` of a session, or NaN without any reward."""
+    whole, steps = group.given_to(episode, role), group.steps_reward(episode, role)
+    if whole is None and not group.numbers[episode].parts_alone:
+        whole = float(group.terminal[episode])
+    given = [value for value in (whole, steps) if value is not None]
+    return math.fsum(given) if given else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +96,10 @@ _GIGPO: Final = GigpoOptions()
 @register_advantage("gigpo")
 @stepwise
 def gigpo(group: CreditGroup, options: GigpoOptions = _GIGPO) -> Credit:
-    """Add the session's advantage and the step's among steps with the same prompt."""
+    """Add the session's advantage and the step's among steps at the same state."""
     whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
-    step = _normalized(
-        group, returns(group, options.discount), [step.prompt for step in group.steps]
-    )
+    step = _normalized(group, returns(group, options.discount), anchors(group))
     return group.by_step(episode + options.step_weight * step)
 
 
@@ -103,7 +113,7 @@ def turn_returns(group: CreditGroup, options: ReturnOptions = _RETURNS) -> Credi
 
 def returns(group: CreditGroup, discount: float) -> NDArray[np.float64]:
     """Return the discounted return ``G_t`` of each step, ``float64[steps]``."""
-    own = group.call_rewards
+    own = group.step_rewards
     found: dict[tuple[int, str], float] = {}
     for number, episode in enumerate(group.episodes):
         value = float(group.terminal[number])

@@ -13,7 +13,7 @@ from typing import Literal
 
 from bridle.proxy.dialects.blank import BlankText
 from bridle.proxy.dialects.body import Json
-from bridle.proxy.dialects.errors import anthropic_error_object
+from bridle.proxy.dialects.errors import anthropic_stream_error
 from bridle.proxy.dialects.functions import arguments_object_text, call_in_pieces
 from bridle.proxy.dialects.messages.reply import message_object, stop_reason_of, usage_object
 from bridle.proxy.dialects.sse import event_bytes
@@ -106,7 +106,7 @@ class MessagesEmitter:
         )
 
     def fail(self, error: ApiError) -> bytes:
-        return event_bytes(anthropic_error_object(error))
+        return event_bytes(anthropic_stream_error(error))
 
     def _start(self, event: Event | None) -> bytes:
         self._started = True

@@ -41,6 +41,21 @@ class TasksConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScorersConfig:
+    """The scorers, which read a session's record after the verifier (``docs/tasks.md``)."""
+
+    named: tuple[Named, ...] = ()
+    """The scorers: ``cost``, ``format``, ``rubric``, an installed one, ``FILE.py:NAME`` or
+    ``MODULE:NAME``."""
+    artefacts: tuple[Named, ...] = ()
+    """Files of the workspace that scorers get, if the agent left them."""
+    judgements: Natural | None = None
+    """Maximum number of judgements that scorers ask of models; ``None`` sets no limit."""
+    options: Options = field(default_factory=dict)
+    """The own options of scorers, by the scorer's name, such as ``options.cost.token``."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentConfig:
     """The harness, and how its sessions run."""
 
@@ -163,6 +178,7 @@ class RolloutConfig:
     """Number of sessions per task, which are compared with each other."""
     model: Named = "policy"
     """The name of the model that the harness asks for."""
+    scorers: ScorersConfig = field(default_factory=ScorersConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +260,7 @@ class RunConfig:
     )
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
+    scorers: ScorersConfig = field(default_factory=ScorersConfig)
     services: ServicesConfig = ServicesConfig()
     recordings: RecordingsConfig = RecordingsConfig()
 

@@ -20,9 +20,9 @@ from bridle.reconstruct.evaluation import (
     MEASURED,
     Attempt,
     Evaluation,
-    attempt_reward,
     attempts_of,
     evaluated,
+    judged,
 )
 from bridle.reconstruct.rewards import Aggregation
 from bridle.run.environment import admin_key_for, default_proxy
@@ -93,9 +93,10 @@ def attempts_in(
     """
     attempts = []
     for result in results:
-        value = attempt_reward(result.outcome, result.rewards, rule)
-        if value is not None:
-            attempts.append(Attempt(result.task_id, value, harness, version))
+        numbers = judged(result.outcome, result.rewards, rule)
+        if numbers is not None:
+            own = (numbers.reward, harness, version, numbers.success)
+            attempts.append(Attempt(result.task_id, *own))
     if lost := len(results) - len(attempts):
         log.warning("%d of %d sessions have no verdict and are left out", lost, len(results))
     return attempts

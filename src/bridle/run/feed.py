@@ -27,7 +27,7 @@ from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.arrow import ArrowMissing, needs_arrow
 from bridle.reconstruct.episodes import episode_of
-from bridle.reconstruct.rewards import CountedRewards, call_scores, findings_in, session_rewards
+from bridle.reconstruct.rewards import CountedRewards, findings_in, part_scores, session_rewards
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
 from bridle.reconstruct.samples.sample import Episode, Sample
@@ -52,6 +52,8 @@ BuilderName = Annotated[str, Query(pattern=f"^({'|'.join(BUILDERS)})$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,48}$")]
 _V1: Final = "/bridle/v1/trajectories"
+_PART: Final = ("name", "value", "source", "role", "branch", "call_id", "turn")
+"""The shown facts of a reward of a session's part."""
 
 
 _STREAMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -174,9 +176,8 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         "sealed_at": session.sealed_at,
         "rules": DEFAULT_RULES.as_data(),
         "rewards": session_rewards(episode.rewards),
-        "call_rewards": [
-            {"name": r.name, "value": r.value, "call_id": r.call_id, "turn": r.turn}
-            for r in call_scores(episode.rewards)
+        "part_rewards": [
+            {name: getattr(r, name) for name in _PART} for r in part_scores(episode.rewards)
         ],
         "findings": [
             {"name": r.name, "mode": r.mode, "call_id": r.call_id, "detail": r.detail}

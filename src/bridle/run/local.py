@@ -21,8 +21,9 @@ from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings
 from bridle.harnesses.sampling import session_settings
+from bridle.harnesses.scorers import Scorer, scorers
 from bridle.harnesses.tasks import Task
-from bridle.reconstruct.evaluation import attempt_reward, attempts_of
+from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
@@ -208,6 +209,7 @@ class _Work:
     fleet: Fleet
     tasks: list[Task]
     held_out: list[Task]
+    scorers: tuple[Scorer, ...]
 
 
 def _work_of(config: RunConfig) -> _Work:
@@ -224,7 +226,9 @@ def _work_of(config: RunConfig) -> _Work:
         options={**config.tasks.options, **config.agent.options},
         permissions=permissions,
     )
-    return _Work(adapter, fleet, tasks, held_out_tasks(config.evaluation, config.tasks))
+    held_out = held_out_tasks(config.evaluation, config.tasks)
+    chosen = scorers(config.scorers.named, config.scorers.options)
+    return _Work(adapter, fleet, tasks, held_out, chosen)
 
 
 def _sessions(config: RunConfig, directory: Path) -> Path:
@@ -259,7 +263,7 @@ def _train_agent(
     )
     with Reader(plan.store) as reader:
         finished = FinishedGroups.of(reader, plan.run_id)
-        choice.learn((one.task, one.reward) for one in attempts_of(reader, run=plan.run_id))
+        choice.learn((one.task, one.judged_by) for one in attempts_of(reader, run=plan.run_id))
     rule, notice = aggregation(config.training.advantages), RewardNotice(on_rule)
     settings = RolloutSettings(
         directory=_sessions(config, plan.directory),
@@ -271,6 +275,9 @@ def _train_agent(
         hidden=(*private_in(plan.directory), *store_files(plan.store)),
         guards=config.agent.guards,
         bounds=config.agent.bounds,
+        scorers=work.scorers,
+        artefacts=config.scorers.artefacts,
+        judgements=config.scorers.judgements,
     )
     per_step = config.groups.per_step * config.groups.size
     starts = not config.services.engine_urls
@@ -278,10 +285,10 @@ def _train_agent(
 
     def on_result(result: RolloutResult) -> None:
         notice(rule, result.rewards)
-        reward = attempt_reward(result.outcome, result.rewards, rule)
-        if reward is not None:
-            choice.learn([(keys[result.task_id], reward)])
-        on_session(reward)
+        numbers = judged(result.outcome, result.rewards, rule)
+        if numbers is not None:
+            choice.learn([(keys[result.task_id], numbers.success)])
+        on_session(None if numbers is None else numbers.reward)
 
     with (
         attempt(plan.store, *runs_of(plan.run_id, work.adapter.name, work.held_out)),

@@ -37,6 +37,7 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.collector import Collector, StartGroup
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
+from bridle.trainer.credit.anchors import ANCHORS
 from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
@@ -124,11 +125,13 @@ def rules_of(config: GrpoConfig) -> SampleRules:
 def require_parts(config: GrpoConfig) -> None:
     """Raise :class:`bridle.errors.UsageError` for a part of ``config`` that cannot be used.
 
-    The error is raised if ``config`` names an advantage, loss, importance correction, trust region,
-    filter, sink or optimizer that does not exist, or an option that such a part does not have. It
-    is also raised for a teacher that cannot be asked.
+    The error is raised if ``config`` names an advantage, anchor, loss, importance correction, trust
+    region, filter, sink or optimizer that does not exist, or an option that such a part does not
+    have. It is also raised for a teacher that cannot be asked.
     """
-    require_named(config.advantages.options, (ADVANTAGES, config.advantages.baseline))
+    advantages = config.advantages
+    chosen = (ADVANTAGES, advantages.baseline), (ANCHORS, advantages.anchor)
+    require_named(advantages.options, *chosen)
     require_named(
         config.loss.options,
         (LOSSES, config.loss.name),

@@ -25,12 +25,15 @@ def reward(
     store: StoreOption,
     name: Annotated[str, typer.Option(help="Name of the reward.")] = "reward",
     turn: Annotated[int | None, typer.Option(help="Only this turn, as `show` numbers it.")] = None,
+    role: Annotated[str | None, typer.Option(help="Only the calls of this role.")] = None,
 ) -> None:
-    """Add a named reward to a session, or to one turn of it."""
+    """Add a named reward to a session, or to one turn or role of it."""
     if not math.isfinite(value):
         fail(f"a reward is a finite number, not {value}", 2)
     if not 1 <= len(name) <= SHORT_TEXT:
         fail(f"a reward's name has 1 to {SHORT_TEXT} characters, not {len(name)}", 2)
+    if role is not None and turn is not None:
+        fail("a reward has one place: give --turn or --role", 2)
     with reader(store) as source:
         record = one_session(source, session)
         call_id = None
@@ -48,6 +51,8 @@ def reward(
                 call_id=call_id,
                 turn=turn,
                 source=RewardSource.OPERATOR,
+                role=role,
             )
         )
-    out.print(f"{record.id}: {name} = {value:g}" + (f" (turn {turn})" if turn else ""))
+    place = f" (turn {turn})" if turn else f" (role {role})" if role else ""
+    out.print(f"{record.id}: {name} = {value:g}{place}")

@@ -20,6 +20,7 @@ from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
 from bridle.harnesses.sampling import session_settings
+from bridle.harnesses.scorers import scorers
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
@@ -73,6 +74,7 @@ def rollout(
         options={**config.tasks.options, **agent.options},
         permissions=permissions,
     )
+    chosen_scorers = scorers(config.scorers.named, config.scorers.options)
     leave_on_sigterm()
     with (
         Rollouts(proxy, running, key=key) as rollouts,
@@ -88,6 +90,9 @@ def rollout(
             session_settings=session_settings(agent.sampling),
             guards=agent.guards,
             bounds=agent.bounds,
+            scorers=chosen_scorers,
+            artefacts=config.scorers.artefacts,
+            judgements=config.scorers.judgements,
         )
         bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
         notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))

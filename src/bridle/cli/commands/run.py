@@ -34,6 +34,7 @@ from bridle.harnesses.install import (
 )
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
 from bridle.harnesses.run import run_command, seal_session, session_variables
+from bridle.harnesses.sampling import AGENT, session_settings
 from bridle.harnesses.started import how_started, installed_version, workspace_commit
 from bridle.run.environment import admin_key_for
 from bridle.run.rollouts import NO_CALL_HINT
@@ -62,6 +63,13 @@ def run(
     budget_calls: BudgetCalls = None,
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
+    sampling: Annotated[
+        str,
+        typer.Option(
+            help="`policy` pins the policy's own distribution, `temperature=0.7,top_p=0.8` other "
+            "values; `agent` leaves sampling to the harness.",
+        ),
+    ] = AGENT,
     intercept: Annotated[
         bool,
         typer.Option("--intercept", help="Also record calls to the providers' own addresses."),
@@ -92,12 +100,13 @@ def run(
     argv = [_found(argv[0], known), *argv[1:]]
     if hosts:
         find_mitmdump()
+    pins = session_settings(sampling)
     asked = {"calls": budget_calls, "tokens": budget_tokens, "wall_s": budget_seconds}
     budget = {name: value for name, value in asked.items() if value is not None}
     request = SessionRequest(
         name=name,
         harness=harness or (program if known is None else known.name),
-        settings={"budget": budget} if budget else None,
+        settings={**pins, **({"budget": budget} if budget else {})} or None,
         start=replace(
             how_started(argv, os.getcwd(), os.environ),
             harness_version=installed_version(argv[0]),
@@ -221,11 +230,19 @@ async def seal(proxy: str, key: str | None, session: Session, code: int | None, 
             return f"bridle: session {session.id} could not be sealed: {problem}"
         try:
             recorded = await client.session(session.id)
+            first = await client.calls(session.id)
         except (ProxyUnreachable, ControlError) as error:
             return f"bridle: recorded session {session.id}; its calls cannot be counted: {error}"
     counts = (f"{count} {status}" for status, count in recorded["calls"].items())
     calls = ", ".join(counts) or f"none ({remedy})"
+    greedy = sum(call["sampling"].get("temperature") == 0 for call in first)
     return (
         f"bridle: recorded session {session.id}; calls: {calls}. "
-        f"See it with `bridle show {session.id}`"
+        f"See it with `bridle show {session.id}`{_GREEDY if greedy else ''}"
     )
+
+
+_GREEDY = (
+    "\nbridle: the harness asked for temperature 0. Such replies can be imitated and not trained "
+    "from rewards: `bridle run --sampling policy` pins the policy's own distribution"
+)

@@ -13,7 +13,7 @@ from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.terminal import out, print_json, print_table
 from bridle.diagnosis.pages import SessionLine, lines_of
 from bridle.diagnosis.transcript import lasted
-from bridle.reconstruct.rewards import CountedRewards, findings_in, session_rewards
+from bridle.reconstruct.rewards import CountedRewards, findings_in, role_rewards, session_rewards
 from bridle.store.reading.queries import DamagedSession, Reader
 from bridle.store.reading.run_states import run_state
 from bridle.store.reading.session_filter import OPEN
@@ -107,5 +107,6 @@ def _summary(
         "observed_tokens": observed,
         "sampled_tokens": sampled,
         "rewards": session_rewards(rewards),
+        "role_rewards": role_rewards(rewards),
         "findings": {one.name: {"mode": one.mode, **one.detail} for one in findings_in(rewards)},
     }

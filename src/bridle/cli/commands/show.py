@@ -166,6 +166,9 @@ def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[s
         out.print(f"noted: {each}", highlight=False)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
+    for role, named in about["role_rewards"].items():
+        for name, value in named.items():
+            out.print(f"reward {name} = {value:g} (role {role})")
     for name, found in about["findings"].items():
         at = ", ".join(map(str, found.get("turns", ())))
         where = f" in turns {at}" if at else ""
@@ -192,7 +195,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 def _rows(session: LoadedSession) -> list[dict[str, Any]]:
     numbers = {call_id: number for number, call_id in enumerate(session.by_id, start=1)}
-    names = {one.name for one in session.all_rewards if not one.is_finding}
+    names = {one.name for one in session.all_rewards if one.is_score}
     rewards = {name: session.turn_rewards(name) for name in sorted(names)}
     observed: Counter[str] = Counter()
     for row in session.spans:

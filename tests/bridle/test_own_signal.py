@@ -1,0 +1,109 @@
+"""Test a user's own scorer, anchor, filter and estimator, each one file, in a run of training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridle.reconstruct.episodes import episodes
+from bridle.store.reading.queries import Reader
+
+AGENT = """
+import json, os, sys, urllib.request
+
+messages = [{"role": "user", "content": sys.argv[1]}]
+for seen in ("one", "two"):
+    body = {"model": "policy", "max_tokens": 4, "messages": messages}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {
+            "content-type": "application/json",
+            "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+        },
+    )
+    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append({"role": "assistant", "content": reply["content"] or ""})
+    messages.append({"role": "user", "content": seen})
+print("done")
+"""
+FILES = {
+    "scorer": """
+def letters(session):
+    from bridle import Score
+    values = {turn.turn: sum(map(ord, turn.text)) / 1000 for turn in session.turns}
+    return [Score("turn", value, turn=turn) for turn, value in values.items()]
+""",
+    "anchor": """
+def asked(group, step):
+    return step.turn.observation
+""",
+    "filter": """
+def late(episode):
+    return [turn.call_id for turn in episode.turns[1:]]
+""",
+    "estimator": """
+def by_question(group):
+    assert len(group.batch) == 12, len(group.batch)
+    assert all(one.payload == {"answer": one.session.task_id} for one in group.episodes)
+    assert all(step.turn.messages[0].content for step in group.steps)
+    from bridle.trainer.credit.steps import gigpo
+    return gigpo(group)
+""",
+}
+
+
+@pytest.mark.loop
+@pytest.mark.usefixtures("warm_start")
+def test_each_is_one_file_that_a_setting_names(
+    training_arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    arguments = training_arguments()
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "verifier.py").write_text("def check(delivery): return 0.0\n")
+    tasks = "".join(
+        f'{{"id": "t{n}", "prompt": "Question {n}?", "payload": {{"answer": "t{n}"}}}}\n'
+        for n in range(4)
+    )
+    (tmp_path / "tasks.jsonl").write_text(tasks)
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    own = [
+        f'scorers.named=["{tmp_path}/scorer.py:letters"]',
+        'training.advantages.reward_weights={reward = 1.0, "letters.turn" = 1.0}',
+        'training.advantages.reward_turns="sum"',
+        f"training.advantages.baseline={tmp_path}/estimator.py:by_question",
+        f"training.advantages.anchor={tmp_path}/anchor.py:asked",
+        f'training.filters.extra=["{tmp_path}/filter.py:late"]',
+    ]
+    sets = [part for one in own for part in ("--set", one)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bridle", *arguments, "--steps", "1", *sets],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
+        (run,) = reader.runs("train")
+        built = list(episodes(reader, run=run.id))
+        figures = {one.name: one.value for one in reader.metrics(run.id)}
+    turns = [[one.call_id for one in episode.turns] for episode in built]
+    assert [len(one) for one in turns] == [2] * 12
+    for episode, own_turns in zip(built, turns, strict=True):
+        steps = [one.call_id for one in episode.rewards if one.name == "letters.turn"]
+        assert steps == own_turns
+    tokens = [
+        int((sample.mask & (sample.calls == place)).sum())
+        for episode in built
+        for sample in episode.samples
+        for place, call_id in enumerate(sample.call_ids)
+        if call_id == episode.turns[1].call_id
+    ]
+    assert figures["tokens/masked/late"] == sum(tokens) > 0
+    assert 0 < figures["tokens/trained"] <= sum(e.conservation.trained for e in built) - sum(tokens)
+    assert figures["reward/mean"] > 0, "the verifier gives 0"
