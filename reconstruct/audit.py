@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sqlalchemy.exc import DBAPIError
 
 from bridle.reconstruct.accounts import StatedRules, session_fates
+from bridle.reconstruct.kinds.roots import unlinked_roots
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build, not_built
 from bridle.reconstruct.samples.rules import SampleRules, rulings
 from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
@@ -80,6 +81,9 @@ class SessionAudit:
     samplers: Mapping[str, SamplerTokens]
     """Sampled tokens by the sampler's label (:attr:`bridle.store.records.Sampler.label`)."""
     violations: tuple[Violation, ...]
+    unlinked_roots: int = 0
+    """Number of calls that continue none and whose kind does not explain it
+    (:func:`bridle.reconstruct.kinds.roots.unlinked_roots`)."""
     judged: bool = False
     """Whether the audit has stored verdicts or an account that the store did not have."""
 
@@ -186,7 +190,14 @@ def audit_loaded(
     by_sampler = _tokens_by_sampler(session, samples)
     violations = tuple(found.violations)
     return SessionAudit(
-        session.id, fates, table, dict(counts), len(samples), by_sampler, violations
+        session.id,
+        fates,
+        table,
+        dict(counts),
+        len(samples),
+        by_sampler,
+        violations,
+        len(unlinked_roots(session.calls)),
     )
 
 

@@ -12,6 +12,8 @@ from bridle.store.reading.conversation import ReplyId, base, completes_prompt, l
 from bridle.store.records import CallStatus, Note
 
 _CUT: Final = frozenset({CallStatus.FAILED, CallStatus.PARTIAL, CallStatus.INTERRUPTED})
+REPETITIONS: Final = frozenset({"retry", "asked_again", "reply_dropped"})
+"""Names of the notes on calls that repeat an earlier one's question."""
 _REPLIED: Final = frozenset({CallStatus.COMPLETE, CallStatus.PARTIAL})
 
 
@@ -32,9 +34,11 @@ class Repetition(NamedTuple):
             yield Note("reply_dropped", self.left_out.id)
 
 
-def with_repetitions(calls: Sequence[CallRow]) -> list[CallRow]:
-    """Return the calls of one session, in the same order, with notes on what they repeat."""
-    found = repetitions(calls)
+def with_repetitions(calls: Sequence[CallRow], found: Mapping[str, Repetition]) -> list[CallRow]:
+    """Return the calls, in the same order, with notes on what they repeat.
+
+    ``found`` are their :func:`repetitions`.
+    """
     return [
         replace(call, notes=(*call.notes, *found[call.id].notes())) if call.id in found else call
         for call in calls

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 from bridle.reconstruct.breaks import explained
 from bridle.reconstruct.conversation import holds_media, new_messages
 from bridle.reconstruct.kinds.kinds import Verdict, classify, with_kinds
-from bridle.reconstruct.repeats import with_repetitions
+from bridle.reconstruct.repeats import repetitions, with_repetitions
 from bridle.reconstruct.rewards import (
     Aggregation,
     CountedRewards,
@@ -111,8 +111,9 @@ class LoadedSession:
             with suppress(KeyError, ValueError):
                 calls = explained(calls, [row.span for row in spans])
         try:
-            calls = with_repetitions(calls)
-            verdicts = classify(calls)
+            repeated = repetitions(calls)
+            calls = with_repetitions(calls, repeated)
+            verdicts = classify(calls, repeated)
         except (NotFound, ValueError) as error:
             damage = (*damage, Damage("texts_damaged", str(error)))
             return cls(reader, record, calls, spans, rewards, {}, damage)

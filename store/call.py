@@ -51,7 +51,10 @@ class BegunFacts:
     ] = None
     lineage_rule: Annotated[
         str | None,
-        Fact("The rule that found the parent: `minted_id`, `content`, `token_prefix` …", size=32),
+        Fact(
+            "The rule that found the parent: `minted_id`, `content`, `position`, `token_prefix`",
+            size=32,
+        ),
     ] = None
     replayed_call_id: Annotated[
         str | None,

@@ -127,6 +127,8 @@ class BreakReason(StrEnum):
     TOOLS_CHANGED = "tools_changed"
     COMPACTED = "compacted"
     EDITED = "edited"
+    REWORDED = "reworded"
+    """The harness put the parent's reply into words of its own."""
     TRUNCATED = "truncated"
     TAIL_NOT_LOCAL = "tail_not_local"
     """The template does not render a turn on its own, so the history was rendered in full."""

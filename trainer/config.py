@@ -316,7 +316,7 @@ class PublishConfig:
 class SampleConfig:
     """The calls of a session that are trained."""
 
-    kinds: tuple[TrainedKind, ...] = ("main", "subagent", "retry", "unknown")
+    kinds: tuple[TrainedKind, ...] = ("main", "subagent", "unknown")
     """Kinds of calls that are trained. With ``compaction``, the summaries from which a conversation
     continues are trained too, by the reward of their session (SUPO, arXiv 2510.06727)."""
 

@@ -40,6 +40,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     training.no_groups,
     training.equal_rewards,
     training.nothing_trained,
+    recording.unlinked_roots,
     recording.template_rewrites,
     training.growing_gap,
     training.slow,

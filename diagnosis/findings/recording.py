@@ -109,6 +109,23 @@ def truncated(facts: Facts) -> Finding | None:
     )
 
 
+def unlinked_roots(facts: Facts) -> Finding | None:
+    if not facts.unlinked.number:
+        return None
+    return Finding(
+        "unlinked_roots",
+        Severity.WARNING,
+        "Calls begin conversations of their own in a session that has another",
+        f"{facts.unlinked.number} of {facts.calls} calls continue no other, and their kind does "
+        "not explain it.",
+        "Either one key serves several conversations, then give each a session of its own "
+        "(docs/record.md), or the harness writes its history anew with every call, so that it "
+        "shows no earlier reply: `bridle show SESSION` has what each call was sent. Such calls "
+        "are trained all the same, each as a row.",
+        facts.unlinked.examples,
+    )
+
+
 _TEMPLATE: Final = frozenset(
     {
         BreakReason.TEMPLATE_REWROTE_HISTORY.value,
@@ -134,6 +151,7 @@ def template_rewrites(facts: Facts) -> Finding | None:
         BreakReason.ENGINE_RENDERS_OTHERWISE.value: "The engine renders otherwise than the proxy",
         BreakReason.COMPACTED.value: "The harness compacts its history",
         BreakReason.EDITED.value: "The harness edits its history",
+        BreakReason.REWORDED.value: "The harness puts replies into words of its own",
         BreakReason.TRUNCATED.value: "The harness cuts its history",
     }
     cause = causes.get(first, f"Turns do not continue each other in tokens ({first})")

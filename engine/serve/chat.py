@@ -12,7 +12,7 @@ from bridle.engine.serve.backend import PromptLogprob, SampledToken
 from bridle.engine.serve.choices import Piece
 from bridle.engine.serve.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
 from bridle.engine.serve.requests import ChatBody
-from bridle.engine.serve.wire import chat_logprobs, prompt_logprobs, usage
+from bridle.engine.serve.wire import chat_logprobs, prompt_logprobs, texts, usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ChatWriter:
     def __init__(self, body: ChatBody, head: ReplyHead, vocabulary: Vocabulary) -> None:
         self._body = body
         self._head = head
-        self._vocabulary = vocabulary
+        self._text_of = texts(vocabulary, body.return_tokens_as_token_ids)
         self._called: set[int] = set()
         """Indices of the choices that have called a tool."""
 
@@ -53,9 +53,7 @@ class ChatWriter:
         choice: dict[str, Any] = {
             "index": piece.index,
             "delta": self._delta(piece),
-            "logprobs": chat_logprobs(piece.tokens, self._vocabulary)
-            if self._body.logprobs
-            else None,
+            "logprobs": chat_logprobs(piece.tokens, self._text_of) if self._body.logprobs else None,
             "finish_reason": chat_finish(
                 piece.finish_reason, piece.index in self._called, self._body
             ),
@@ -146,10 +144,11 @@ class ChoiceFold:
                 }
                 for id, name, arguments in self.calls
             ]
+        text_of = texts(vocabulary, body.return_tokens_as_token_ids)
         return {
             "index": self.index,
             "message": message,
-            "logprobs": chat_logprobs(self.tokens, vocabulary) if body.logprobs else None,
+            "logprobs": chat_logprobs(self.tokens, text_of) if body.logprobs else None,
             "finish_reason": chat_finish(self.finish_reason, bool(self.calls), body),
             "stop_reason": self.stop_reason,
             "token_ids": [token.id for token in self.tokens] if body.return_token_ids else None,

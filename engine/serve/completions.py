@@ -12,7 +12,7 @@ from bridle.engine.serve.chat import ReplyHead
 from bridle.engine.serve.choices import Piece
 from bridle.engine.serve.deltas import Content
 from bridle.engine.serve.requests import CompletionBody
-from bridle.engine.serve.wire import completion_logprobs, prompt_logprobs, usage
+from bridle.engine.serve.wire import completion_logprobs, prompt_logprobs, texts, usage
 
 
 @dataclass(slots=True)
@@ -62,7 +62,8 @@ class CompletionFold:
     ) -> dict[str, Any]:
         logprobs = None
         if self.body.logprobs is not None:
-            logprobs = completion_logprobs(tokens, self.vocabulary, self._characters)
+            text_of = texts(self.vocabulary, self.body.return_tokens_as_token_ids)
+            logprobs = completion_logprobs(tokens, text_of, self._characters)
             self._characters += sum(len(token) for token in logprobs["tokens"])
         return {
             "index": self.index,

@@ -45,6 +45,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None

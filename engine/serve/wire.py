@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -33,14 +33,23 @@ def finite(logprob: float) -> float:
     return max(logprob, MISSING_LOGPROB)
 
 
-def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dict[str, Any]:
+TextOf = Callable[[int], str]
+"""A function from a token's id to the text that stands for it in logprobs."""
+
+
+def texts(vocabulary: Vocabulary, as_ids: bool | None) -> TextOf:
+    """Return the function for a request; ``as_ids`` is its ``return_tokens_as_token_ids``."""
+    return "token_id:{}".format if as_ids else vocabulary.token_text
+
+
+def chat_logprobs(tokens: Iterable[SampledToken], text_of: TextOf) -> dict[str, Any]:
     """Return ``choices[i].logprobs`` of a chat reply."""
     return {
         "content": [
             {
-                **_entry(token.id, token.logprob, vocabulary),
+                **_entry(token.id, token.logprob, text_of),
                 "top_logprobs": [
-                    _entry(token_id, logprob, vocabulary) for token_id, logprob in token.top
+                    _entry(token_id, logprob, text_of) for token_id, logprob in token.top
                 ],
             }
             for token in tokens
@@ -49,7 +58,7 @@ def chat_logprobs(tokens: Iterable[SampledToken], vocabulary: Vocabulary) -> dic
 
 
 def completion_logprobs(
-    tokens: Iterable[SampledToken], vocabulary: Vocabulary, offset: int
+    tokens: Iterable[SampledToken], text_of: TextOf, offset: int
 ) -> dict[str, Any]:
     """Return ``choices[i].logprobs`` of a text completion.
 
@@ -57,14 +66,14 @@ def completion_logprobs(
     """
     texts, values, offsets, tops = [], [], [], []
     for token in tokens:
-        text = vocabulary.token_text(token.id)
+        text = text_of(token.id)
         texts.append(text)
         values.append(finite(token.logprob))
         offsets.append(offset)
         offset += len(text)
         tops.append(
             {
-                vocabulary.token_text(token_id): finite(logprob)
+                text_of(token_id): finite(logprob)
                 for token_id, logprob in ((token.id, token.logprob), *token.top)
             }
         )
@@ -102,6 +111,6 @@ def prompt_logprobs(
     return written
 
 
-def _entry(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    text = vocabulary.token_text(token_id)
+def _entry(token_id: int, logprob: float, text_of: TextOf) -> dict[str, Any]:
+    text = text_of(token_id)
     return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}

@@ -111,21 +111,18 @@ class DataPlane:
         caller, body, request, history = await self._parsed(
             route, client, identity, held, dialect.parse
         )
-        session = await services.sessions.admit(caller, route.session, identity)
-        step = Step(request)
-        if session is None:
-            session, link = await self._anonymous(caller, identity, request, history)
-        elif (replay := await services.replays.of(session)) is None:
-            link = await services.memory.find(session, request, identity.role, history)
-        else:
-            await services.memory.load(session)
-            parse = partial(self._parsed_again, route, client, caller)
-            step = await replay.step(session, request, body, identity.role, parse)
-            request = step.request
-            link = await services.memory.find(session, request, identity.role)
-            if step.replayed is not None:
-                await serve_replayed(services, client, dialect, body, session, link, replay, step)
-                return
+        session, link, step = await self._placed(
+            route, client, caller, identity, body, request, history
+        )
+        request = step.request
+        if step.replayed is not None:
+            await serve_replayed(services, client, dialect, body, session, link, step)
+            return
+        if link.unfolded is not None:
+            noted = Note("turns_unfolded", f"{len(request.messages)} messages")
+            request = structs.replace(
+                request, messages=link.unfolded, notes=(*request.notes, noted)
+            )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         form = await services.templates[to].form(session, link, request, step.prompt)
@@ -183,8 +180,7 @@ class DataPlane:
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
             request, history = parse_on(body, self._known(caller, route, identity))
         else:
-            query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-            request = parse(body, dict(route.parameters), query)
+            request = parse(body, dict(route.parameters), _query(client))
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
@@ -217,6 +213,34 @@ class DataPlane:
             return session.trails.histories()
         return [] if named else services.memory.anonymous_trails.histories()
 
+    async def _placed(
+        self,
+        route: Route,
+        client: Client,
+        caller: Caller,
+        identity: Identity,
+        body: bytes,
+        request: Request,
+        history: History | None,
+    ) -> tuple[Session, Link, Step]:
+        """Return the session of a request, its link to an earlier call, and its step there.
+
+        The step has the request itself, unless the session re-enters another one.
+        """
+        services = self._services
+        session = await services.sessions.admit(caller, route.session, identity)
+        if session is None:
+            return *await self._anonymous(caller, identity, request, history), Step(request)
+        replay = await services.replays.of(session)
+        if replay is None:
+            link = await services.memory.find(session, request, identity.role, history)
+            return session, link, Step(request)
+        await services.memory.load(session)
+        parse = partial(self._parsed_again, route, client, caller)
+        step = await replay.step(session, request, body, identity.role, parse)
+        link = await services.memory.find(session, step.request, identity.role)
+        return session, link, step
+
     async def _anonymous(
         self, caller: Caller, identity: Identity, request: Request, history: History | None
     ) -> tuple[Session, Link]:
@@ -241,7 +265,7 @@ class DataPlane:
         caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, session = await services.memory.find_anonymous(request)
+            _, session = await services.memory.find_anonymous(request, begins=False)
             if session is not None and not caller.may_read(session.record):
                 session = None
         to = services.models.find(request.model, identity.role)
@@ -299,6 +323,9 @@ class DataPlane:
         readable = services.sessions.readable(caller)
         if call is None or not readable(call.session_id):
             raise stored.unknown(response_id)
+        if "part" in dict(route.parameters):
+            await client.respond(200, await stored.inputs(call, _query(client)))
+            return
         whole = await stored.whole(call)
         if whole is None:
             raise stored.unknown(response_id)
@@ -322,6 +349,10 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
+
+
+def _query(client: Client) -> dict[str, str]:
+    return dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
 
 
 def _allowed(method: str, route: Route) -> bool:

@@ -11,7 +11,7 @@ from bridle.proxy.http.client import Client
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.recording.replayed import ReplayedRecording
 from bridle.proxy.replay.recorded import RecordedCall, renamed_replies
-from bridle.proxy.replay.replay import Replay, Step
+from bridle.proxy.replay.replay import Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.session.session import Session
@@ -31,7 +31,6 @@ async def serve_replayed(
     body: bytes,
     session: Session,
     link: Link,
-    replay: Replay,
     step: Step,
 ) -> None:
     """Record the call and send the recorded reply, with the ids of the new call.
@@ -39,7 +38,9 @@ async def serve_replayed(
     Raise :class:`bridle.proxy.wire.canonical.ApiError` if the store takes no record.
     """
     recorded, request, watch = step.replayed, step.request, Stopwatch()
+    replay = await services.replays.of(session)
     assert recorded is not None, "a live call"  # noqa: S101 - a programming error
+    assert replay is not None, "a session without an origin"  # noqa: S101
     begun = replace(
         begun_call(session.id, request, body, client.headers, watch.started_at, link),
         replayed_call_id=recorded.id,

@@ -50,7 +50,8 @@ class ApiPath:
 
     pattern: str
     """A regular expression for the whole path. Its named groups are the route's parameters: a path
-    of ``MODELS`` may have ``model``, and one of ``STORED`` has ``response``."""
+    of ``MODELS`` may have ``model``, and one of ``STORED`` has ``response`` and, if it is about the
+    reply's input, ``part``."""
     action: Action = Action.GENERATE
     methods: str = "POST"
     """The permitted method, or several with commas between."""
@@ -136,6 +137,10 @@ class StoredReplies(Protocol):
 
     async def whole(self, call: CallRow) -> bytes | None:
         """Return the reply as a client reads it later; ``None`` if not all of it was sent."""
+        ...
+
+    async def inputs(self, call: CallRow, query: Mapping[str, str]) -> bytes:
+        """Return a page of the items that the call was asked with, for paths with ``part``."""
         ...
 
     def unknown(self, response_id: str) -> ApiError:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.engines.errors import error_in, reported
+from bridle.proxy.engines.reasoning import ReasoningCount
 from bridle.proxy.engines.reply_body import (
     SURROGATE,
     Choice,
@@ -121,7 +122,8 @@ class ReplyDecoder:
         self._calls: dict[int, ToolCalls] = {}
         """The tool calls of each choice, by its index."""
         self._call_count = 0
-        self._usage: Usage | None = None
+        self._usage: UsageObject | None = None
+        self._reasoning = ReasoningCount()
         self.notes: dict[Note, None] = {}
         """The notes of the normalisations so far, in order."""
         self.opaque_names: set[str] = set()
@@ -146,7 +148,7 @@ class ReplyDecoder:
         elif body.id and body.id != self._id:
             self._check_id(body.id, bool(choices))
         if body.usage is not None:
-            self._usage = _usage(body.usage)
+            self._usage = body.usage
         if body.model is not None:
             self.model = body.model
         events: list[Event] = []
@@ -170,6 +172,7 @@ class ReplyDecoder:
             return
         if choice.token_ids or choice.logprobs is not None:
             events.append(self._tokens(choice))
+            self._reasoning.add(choice)
         text = choice.delta or choice.message
         if text is not None:
             self._add_text(text, choice, events)
@@ -205,7 +208,7 @@ class ReplyDecoder:
             if self._gave_up is not None:
                 message = f"the engine ended the reply with {self._gave_up!r}"
             raise ApiError("upstream_error", message, status=502)
-        return [] if self._usage is None else [self._usage]
+        return [] if self._usage is None else [_usage(self._usage, self._reasoning.tokens)]
 
     # -- what the payload is ---------------------------------------------------------------------
 
@@ -449,12 +452,16 @@ def _completion_detail(given: Logprobs[Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _usage(given: UsageObject) -> Usage:
+def _usage(given: UsageObject, reasoning_tokens: int) -> Usage:
+    """Return the usage; ``reasoning_tokens`` were counted here, if the engine counts none."""
     cached = given.prompt_tokens_details
     reasoning = given.completion_tokens_details
+    completion = given.completion_tokens or 0
+    if reasoning is not None and reasoning.reasoning_tokens is not None:
+        reasoning_tokens = reasoning.reasoning_tokens
     return Usage(
         prompt_tokens=given.prompt_tokens or 0,
-        completion_tokens=given.completion_tokens or 0,
+        completion_tokens=completion,
         cached_tokens=(cached.cached_tokens or 0) if cached else 0,
-        reasoning_tokens=(reasoning.reasoning_tokens or 0) if reasoning else 0,
+        reasoning_tokens=min(reasoning_tokens, completion),
     )

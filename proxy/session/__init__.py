@@ -9,6 +9,7 @@ structures hold what that needs: the session in memory (``session``), and its to
 - ``memory`` has all sessions within one budget of bytes; ``loading`` fills them from the store
 - ``turn`` has the recorded calls and their index, and ``digests`` compares messages by meaning,
   however they are written
+- ``folded_turns`` puts turns that a client folded into others back in order
 - ``search`` finds the call that a request continues; ``rewritten`` finds it if the history was
   edited, cut or summarised, and ``match`` compares an echo with a recorded reply
 

@@ -61,6 +61,8 @@ class SessionMemory:
         self._writers: frozenset[str] = frozenset()
         """Ids of the processes that had written to the store when the anonymous sessions were last
         read."""
+        self._asked_again: dict[str, str] = {}
+        """The failed call of each anonymous session that a request has asked again."""
         self._running: dict[str, asyncio.Event | None] = {}
         """The running calls by id, with an event that is set when the call is over. The event is
         made when a request waits for it."""
@@ -108,6 +110,7 @@ class SessionMemory:
         if session is None:
             return
         self._size -= session.size
+        self._asked_again.pop(session_id, None)
         self._ids.pop(("name", session.record.name or ""), None)
         self._ids.pop(("key", session.record.key_hash or ""), None)
         session.dissolve()
@@ -183,11 +186,11 @@ class SessionMemory:
         return link
 
     async def find_anonymous(
-        self, request: Request, history: History | None = None
+        self, request: Request, history: History | None = None, *, begins: bool = True
     ) -> tuple[Link, Session | None]:
         """Return the place of a request that names no session, and the session it continues.
 
-        ``history`` is as for :meth:`find`.
+        ``history`` is as for :meth:`find`. ``begins`` is whether a call begins with it.
         """
         link = self._find_anonymous(request, history)
         if link.unknown and await self._were_running(link.unknown):
@@ -200,7 +203,23 @@ class SessionMemory:
         if link.parent is None and link.unexplained and await self._others_wrote():
             await self._load_anonymous()
             link = self._find_anonymous(request, history)
-        return link, None if link.parent is None else self.get(link.parent.session_id)
+        return link, self._session_by(link, begins)
+
+    def _session_by(self, link: Link, begins: bool) -> Session | None:
+        """Return the session that an anonymous request shows, or ``None`` if it begins one.
+
+        A session whose call failed gets one request that asks the same again. Another one, which
+        comes before that call is over, belongs to another client.
+        """
+        if link.parent is not None:
+            return self.get(link.parent.session_id)
+        for turn in link.failed:
+            session = self._sessions.get(turn.session_id)
+            if session is not None and self._asked_again.get(session.id) != turn.call_id:
+                if begins:
+                    self._asked_again[session.id] = turn.call_id
+                return self.get(session.id)
+        return None if link.quoted is None else self.get(link.quoted.session_id)
 
     def find_first(self, request: Request) -> Link:
         """Return the place of ``request`` in a session that it is the first call of."""

@@ -28,6 +28,7 @@ from operator import attrgetter
 from msgspec import structs
 
 from bridle.proxy.session.digests import value_digest
+from bridle.proxy.session.folded_turns import has_folded, without_folds
 from bridle.proxy.session.match import (
     WHOLE,
     Place,
@@ -36,16 +37,20 @@ from bridle.proxy.session.match import (
     own_head,
     same_call,
 )
-from bridle.proxy.session.rewritten import Rewritten
+from bridle.proxy.session.rewritten import Reworded, Rewritten
 from bridle.proxy.session.trails import Step, Trail, Trails, Ways
-from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex
+from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex, chained
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.minting import call_id_of
 from bridle.store.records import BreakReason, CallStatus, RequestDigests
 
 COMPACTED_BELOW = 2 / 3
-"""The share of its former steps below which a rewritten history counts as a compaction."""
+"""The share of its former steps, and of the replies in them, below which a rewritten history counts
+as a compaction."""
+
+_FEW = 8
+"""Number of calls at one place above which those are looked up that were asked the same."""
 
 _digest, _form, _minted = attrgetter("digest"), attrgetter("form"), attrgetter("minted")
 _end = attrgetter("end")
@@ -82,6 +87,9 @@ class Search:
         prefill = _prefill(request, index) if "continue_final_message" in request.extra else ()
         steps = request.messages[:-1] if prefill else request.messages
         self.trail = self._read(steps, history)
+        if self.unfolded is not None:
+            self.unfolded += request.messages[len(steps) :]
+            self.request = structs.replace(request, messages=self.unfolded)
         self.units, self.digests = self.trail.units, self.trail.digests
         asked = request.tool_choice is not None or request.response_format is not None
         arguments = request.template_arguments
@@ -106,11 +114,19 @@ class Search:
     def _read(self, messages: tuple[Message, ...], history: History | None) -> Trail:
         """Cut the messages into steps, and take those that a trail shares from it."""
         digester, trails = self.index.digester, self._trails
+        self.unfolded: tuple[Message, ...] | None = None
+        """The messages, if turns that the client folded into others were taken out of them."""
         self._before: Trail | None = None
         self._shared = self._known = kept = 0
         trail = Trail(messages, history=history)
         if trails is not None:
             self._before, self._shared = trails.closest(messages)
+        if has_folded(messages[max(0, self._shared - 1) :]):
+            unfolded = without_folds(messages, self.index)
+            if unfolded != messages:
+                self.unfolded = trail.messages = messages = unfolded
+                if trails is not None:
+                    self._before, self._shared = trails.closest(messages)
         before = self._before
         if before is None or not before.units or before.units[0].start != self.head:
             trail.units = digester.units(messages, self.head)
@@ -135,19 +151,7 @@ class Search:
 
     def link(self) -> Link:
         """Return the request's link to its session."""
-        base = self._deepest()
-        link = self._unbroken(base)
-        echoes, named = False, None
-        for unit in self.units[0 if base is None else base.end :]:
-            if unit.message is not None:
-                echoes, named = True, self._rewritten().echoed_last(base)
-                break
-        if named is not None:
-            link = self._broken(link, named)
-        elif base is None:
-            link = self._compacted(link)
-        if link.parent is not None and not link.parent.choices:
-            link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+        link, echoes = self._found()
         turns = self.index.turns
         # The ids in the steps of a trail were known, and no call has been removed since.
         ids = list(chain.from_iterable(map(_minted, self.units[self._known :])))
@@ -157,12 +161,38 @@ class Search:
         if self._trails is not None and not unknown:
             self._trails.keep(self.trail, self._before, self._shared)
             link = structs.replace(link, written=self.trail.written)
+        if self.unfolded is not None:
+            link = structs.replace(link, unfolded=self.unfolded)
         if unknown or echoes:
             return structs.replace(link, unexplained=True, unknown=unknown)
         return link
 
-    def _rewritten(self) -> Rewritten:
-        return Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
+    def _found(self) -> tuple[Link, bool]:
+        """Return the link, and whether the request shows a reply that no turn explains."""
+        base = self._deepest()
+        link = self._unbroken(base)
+        changed = Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
+        reworded, named = changed.asked_before(base, link), None
+        echoes = self._replies_after(0 if base is None else base.end)
+        if echoes:
+            end = 0 if base is None else base.end
+            named = changed.echoed_last(base, end if reworded is None else reworded.at)
+        if named is not None:
+            link = self._broken(link, named)
+        elif base is None and (summariser := changed.summariser()) is not None:
+            link = self._compacted(link, summariser)
+        elif reworded is not None:
+            link = self._reworded(link, reworded)
+            echoes = self._replies_after(reworded.at + 1)
+        elif base is None and self.index.unrelated:
+            link = structs.replace(link, failed=changed.failed(), quoted=changed.quoted())
+        if link.parent is not None and not link.parent.choices:
+            link = structs.replace(link, break_reason=BreakReason.PARENT_WITHOUT_IDS)
+        return link, echoes
+
+    def _replies_after(self, start: int) -> bool:
+        """Return whether a step from ``start`` on is an assistant turn."""
+        return any(unit.message is not None for unit in self.units[start:])
 
     # — the base: following the request down from the roots —
 
@@ -217,13 +247,13 @@ class Search:
             below, start = open_.pop()
             if start >= len(digests):
                 continue
-            reach, before, cut = start + 1, len(found), len(self.cut)
+            before, cut = len(found), len(self.cut)
             keys = ("next", below, digests[start]), ("next", below, b"")
-            for turn in (*index.get(keys[0], ()), *index.get(keys[1], ())):
-                end = start + len(turn.seen.units)
-                reach = max(reach, end + 1)
-                if end < len(digests) and digests[start:end] == turn.seen.units:
-                    self._add_places(turn, end, found, open_)
+            turns = (*index.get(keys[0], ()), *index.get(keys[1], ()))
+            longest = max([len(turn.seen.units) for turn in turns], default=0)
+            reach = start + longest + 1
+            for turn in turns if len(turns) <= _FEW else self._asked(below, start, longest):
+                self._add_places(turn, start, found, open_)
             if ways.single and len(found) == before + 1 and len(self.cut) == cut:
                 ways.add(Step(found[-1], max(reach, ways.reach)), keys)
             else:
@@ -231,16 +261,35 @@ class Search:
         ways.keep(self.index)
         return found
 
+    def _asked(self, below: Below, start: int, longest: int) -> tuple[Turn, ...]:
+        """Return the turns at a place whose requests the steps from ``start`` on begin with.
+
+        ``longest`` is the number of steps of the longest of them. The cost grows with that number
+        and not with the number of turns at the place.
+        """
+        end = min(start + longest, len(self.digests))
+        chain, found = chained(self.digests[start:end]), self.index.found
+        return tuple([turn for one in chain for turn in found.get(("asked", below, one), ())])
+
     def _add_places(
-        self, turn: Turn, end: int, found: list[Place], open_: list[tuple[Below, int]]
+        self, turn: Turn, start: int, found: list[Place], open_: list[tuple[Below, int]]
     ) -> None:
-        """Add the places of the replies of ``turn`` that step ``end`` repeats, whole or in part."""
-        unit, turns = self.units[end], self.index.turns
-        if unit.message is None:
+        """Add the places of the replies of ``turn`` that are repeated, whole or in part.
+
+        The steps from ``start`` on must be the turn's own new steps, and the one after them repeats
+        the reply.
+        """
+        end, turns = start + len(turn.seen.units), self.index.turns
+        unit = self.units[end] if end < len(self.units) else None
+        if unit is None or unit.message is None:
             return
         minted = unit.minted and [one for one in unit.minted if one in turns]
         if minted and turn.call_id not in minted:
             return
+        unlike, one = self.index.unlike, (turn.call_id, unit.form)
+        if one in unlike or self.digests[start:end] != turn.seen.units:
+            return
+        before = len(found), len(self.cut)
         for choice, reply in enumerate(turn.choices):
             same = reply.digest == unit.digest
             match = WHOLE if same else compare_step(turn, choice, unit, self.request.messages)
@@ -252,6 +301,8 @@ class Search:
                 continue
             found.append(place)
             open_.append(((turn.call_id, choice), end + 1))
+        if before == (len(found), len(self.cut)):
+            unlike.add(one)
 
     def _rank(self, place: Place) -> tuple[object, ...]:
         """Return the rank of a place.
@@ -361,7 +412,7 @@ class Search:
             reason = link.break_reason
         elif named.match.part == "prefix":
             reason = BreakReason.TRUNCATED
-        elif named.end - 1 < COMPACTED_BELOW * before.depth:
+        elif named.end - 1 < COMPACTED_BELOW * before.depth and self._leaves_out(named):
             reason = BreakReason.COMPACTED
         else:
             reason = BreakReason.EDITED
@@ -374,17 +425,45 @@ class Search:
             break_reason=reason,
         )
 
-    def _compacted(self, link: Link) -> Link:
-        parent = self._rewritten().summariser()
-        if parent is None:
-            return link
+    def _leaves_out(self, named: Place) -> bool:
+        """Return whether replies above ``named`` are missing from the request.
+
+        Fewer steps do not show it, because a client may have joined them.
+        """
+        steps = self.units[: named.end - 1]
+        echoed = {call_id for unit in steps for call_id in unit.minted}
+        said = {unit.digest for unit in steps}
+        above = kept = 0
+        turn = self.index.above(named.turn)
+        while turn is not None:
+            above += 1
+            kept += turn.call_id in echoed or any(one.digest in said for one in turn.choices)
+            turn = self.index.above(turn)
+        return kept < COMPACTED_BELOW * above or not above
+
+    def _compacted(self, link: Link, summariser: Turn) -> Link:
         return structs.replace(
             link,
-            parent=parent,
+            parent=summariser,
             rule="content",
             confidence=0.6,
             differs=("history",),
             break_reason=BreakReason.COMPACTED,
+        )
+
+    def _reworded(self, link: Link, found: Reworded) -> Link:
+        """Return the link of a request that has the latest reply in the harness's own words."""
+        turn, reason = found.turn, BreakReason.REWORDED
+        if not own_head(turn, self.seen):
+            other = turn.seen.system != self.seen.system
+            reason = BreakReason.SYSTEM_CHANGED if other else BreakReason.TOOLS_CHANGED
+        return structs.replace(
+            link,
+            parent=turn,
+            rule="position",
+            confidence=0.5 + 0.4 * found.share,
+            differs=tuple(sorted({*link.differs, "history"})),
+            break_reason=reason,
         )
 
     def _differs(self, place: Place) -> set[str]:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from bridle.proxy.session.search import Search
 from bridle.proxy.session.trails import Trails
-from bridle.proxy.session.turn import Link, Sampled, Turn, TurnIndex
+from bridle.proxy.session.turn import Ending, Link, Sampled, Turn, TurnIndex, ending_text
 from bridle.proxy.wire.canonical import Message, Request, prefilled
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.proxy.wire.histories import History
@@ -189,6 +189,7 @@ class Session:
             base=link.base,
             base_choice=0 if link.base is None else link.choice,
             choices=tuple(choices),
+            ending=None if (text := ending_text(link.tail)) is None else Ending.of(text),
             prompt=prompt,
         )
 

@@ -12,16 +12,17 @@ and the break has a reason.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 
-from bridle.proxy.session.digests import Digester, digest_of, spoken_text
+from bridle.proxy.session.digests import Digester, digest_of, meaning_parts, spoken_text
 from bridle.proxy.wire.written import Written
-from bridle.store.reading.summaries import SUMMARY_LENGTH, quotable
+from bridle.store.reading.summaries import SUMMARY_LENGTH, openings, quotable
 from bridle.store.records import (
     BreakReason,
     CallStatus,
@@ -40,10 +41,10 @@ Below = tuple[str, int] | None
 """A place in the tree: below one reply of a call, or at the root."""
 Key = tuple[object, ...]
 
+_LAST: Final = 32
+"""Number of characters at the end of a text that are compared before the whole."""
 _ADDED_KEPT: Final = 100_000
-"""Number of additions that are remembered."""
-_BEGINNINGS: Final = re.compile(r"(?<!\w)\w|[^\w\s]")
-"""The places where a quoted text may begin: a word, or any sign that is not part of one."""
+"""Number of additions, and of comparisons, that are remembered."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +60,41 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The node of its tokens; ``None`` if nothing can be built on them."""
 
 
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """The user's text that a request ended with, for a later one that it is the beginning of."""
+
+    length: int
+    """Number of characters."""
+    last: str
+    """The last of them."""
+    digest: bytes
+
+    @classmethod
+    def of(cls, text: str) -> Ending:
+        return cls(len(text), text[-_LAST:], _text_digest(text))
+
+    def begins(self, text: str) -> bool:
+        """Return whether a longer text begins with this one."""
+        length = self.length
+        return (
+            len(text) > length
+            and text.startswith(self.last, length - len(self.last))
+            and _text_digest(text[:length]) == self.digest
+        )
+
+
+def _text_digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def ending_text(messages: Sequence[Message]) -> str | None:
+    """Return the text of the last message if it is the user's, and nothing but text."""
+    if not messages or messages[-1].role != "user":
+        return None
+    parts = meaning_parts(messages[-1].content)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else None
+
+
 class Turn(msgspec.Struct, frozen=True, eq=False):
     """A recorded call that is over."""
 
@@ -70,6 +106,9 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     base: Turn | None = None
     base_choice: int = 0
     choices: tuple[Sampled, ...] = ()
+    ending: Ending | None = None
+    """The text of its request's last message, if it is the user's. Calls of an earlier process have
+    none."""
     prompt: Point | None = None
     """The end of its prompt. ``None`` if the engine reported no ids, or if the record is not to be
     trusted: its echo is then recognised, but nothing is built on it."""
@@ -113,7 +152,8 @@ class Link(msgspec.Struct, frozen=True):
     choice: int = 0
     """The index of the base's reply that is continued."""
     rule: str | None = None
-    """The rule that found the parent: ``minted_id``, ``content`` or ``token_prefix``."""
+    """The rule that found the parent: ``minted_id``, ``content``, ``position`` or
+    ``token_prefix``."""
     differs: tuple[str, ...] = ()
     """The names of the differences in form between this request and the parent's request and
     reply, in order."""
@@ -121,12 +161,21 @@ class Link(msgspec.Struct, frozen=True):
     """The confidence in the parent: 1.0 if an echoed id names it, less the more is inferred."""
     tail: tuple[Message, ...] = ()
     """The request's messages after the base's reply; all of them when there is no base."""
+    failed: tuple[Turn, ...] = ()
+    """Calls that failed at the same question, each the last of its session to ask it, the latest
+    first. Like ``quoted``, they show the session of a request that has no parent if nothing else
+    does."""
+    quoted: Turn | None = None
+    """A call of the session of which the request quotes several replies."""
     head: int = 0
     """Number of leading system messages in the request."""
     break_reason: BreakReason | None = None
     written: Written | None = None
     """The first of the request's messages as JSON for the engine. Whoever writes more of them adds
     them here, for the next request that begins with them. ``None`` if nothing is remembered."""
+    unfolded: tuple[Message, ...] | None = None
+    """The request's messages in the order in which they were said, if the client folded turns into
+    others (:mod:`bridle.proxy.session.folded_turns`). They take the place of its own."""
     unexplained: bool = False
     """Whether the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
@@ -166,6 +215,8 @@ class TurnIndex:
         begins again when ``removals`` grows."""
         self.removals = 0
         """A number that grows when anything but an addition changes the index."""
+        self.unlike: set[tuple[str, bytes]] = set()
+        """Calls, with the forms of steps that were compared with their replies and are others."""
         self._deepest: dict[tuple[bytes, str | None], int] = {}
         """Number of steps of the longest request so far, by instructions and agent."""
 
@@ -174,7 +225,7 @@ class TurnIndex:
         turns, found = self.turns, self.found
         if turn.call_id in turns:
             self.remove(turns[turn.call_id])
-        elif len(self.added) > _ADDED_KEPT:
+        elif max(len(self.added), len(self.unlike)) > _ADDED_KEPT:
             self._changed()
         self.added.append(_next_key(turn))
         for key in _keys(turn):
@@ -193,6 +244,7 @@ class TurnIndex:
     def _changed(self) -> None:
         self.removals += 1
         self.added.clear()
+        self.unlike.clear()
 
     def remove(self, turn: Turn) -> None:
         self._changed()
@@ -227,8 +279,39 @@ class TurnIndex:
 
         Sampling parameters do not count.
         """
-        key = ("asked", below, seen.system, seen.tools, seen.ask, seen.units)
-        return self.found.get(key, ())
+        wanted = seen.system, seen.tools, seen.ask
+        return [
+            turn
+            for turn in self.found.get(("asked", below, chained(seen.units)[-1]), ())
+            if (turn.seen.system, turn.seen.tools, turn.seen.ask) == wanted
+            and turn.seen.units == seen.units
+        ]
+
+    def requested(
+        self, below: Below, chain: int, steps: Sequence[bytes], start: int, end: int
+    ) -> Sequence[Turn]:
+        """Return the turns whose new steps at this place are ``steps[start:end]``, oldest first.
+
+        Their instructions and tools do not count. ``chain`` is the item of :func:`chained` for
+        these steps.
+        """
+        turns = self.found.get(("asked", below, chain))
+        if not turns:
+            return ()
+        wanted = tuple(steps[start:end])
+        return [turn for turn in turns if turn.seen.units == wanted]
+
+    def begun(self, below: Below, chain: int, seen: RequestDigests) -> Sequence[Turn]:
+        """Return the turns that end with a user's text after the same new steps, oldest first.
+
+        They have the instructions and tools of ``seen``. ``chain`` is the item of :func:`chained`
+        for the steps before the text.
+        """
+        return self.found.get(("begun", below, chain, seen.system, seen.tools), ())
+
+    def next_after(self, below: Below, step: bytes) -> Sequence[Turn]:
+        """Return the turns whose requests go on with this step at this place, oldest first."""
+        return self.found.get(("next", below, step), ())
 
     def deepest(self, seen: RequestDigests) -> int:
         """Return the number of steps of the longest known request.
@@ -242,13 +325,8 @@ class TurnIndex:
 
         The cost grows with the length of the text, not with the number of turns.
         """
-        seen: set[str] = set()
-        for match in _BEGINNINGS.finditer(text):
-            at = match.start()
-            opening = text[at : at + SUMMARY_LENGTH]
-            if opening not in seen and (turns := self.found.get(("opening", opening))):
-                seen.add(opening)
-                yield from turns
+        for opening in openings(text):
+            yield from self.found.get(("opening", opening), ())
 
     def echoed(self, turn: Turn) -> bool:
         """Whether a later call was built on this one's reply."""
@@ -260,8 +338,24 @@ class TurnIndex:
         while at is not None:
             if at.call_id == ancestor.call_id:
                 return True
-            at = at.base or self.turns.get(at.parent_call_id or "")
+            at = self.above(at)
         return False
+
+    def above(self, turn: Turn) -> Turn | None:
+        """Return the call that ``turn`` continues, by base or by parent."""
+        return turn.base or self.turns.get(turn.parent_call_id or "")
+
+
+def chained(steps: Iterable[bytes]) -> list[int]:
+    """Return a hash of no step, of the first one, of the first two, and so on up to all.
+
+    ``steps`` are the digests of the steps' meanings. The hashes hold in this process only.
+    """
+    return list(accumulate(steps, _chain, initial=0))
+
+
+def _chain(before: int, step: bytes) -> int:
+    return hash((before, step))
 
 
 def _next_key(turn: Turn) -> Key:
@@ -274,15 +368,15 @@ def _next_key(turn: Turn) -> Key:
 def _keys(turn: Turn) -> dict[Key, None]:
     """Return the keys by which a request can recognise the turn, each once.
 
-    They are the place and first new step of its request, its whole question, the calls whose
+    They are the place and first new step of its request, all its new steps, the calls whose
     replies its request repeats, its replies, and the beginnings of long ones.
     """
     seen, base = turn.seen, turn.base
     below = None if base is None else (base.call_id, turn.base_choice)
-    keys: dict[Key, None] = {
-        _next_key(turn): None,
-        ("asked", below, seen.system, seen.tools, seen.ask, seen.units): None,
-    }
+    chain = chained(seen.units)
+    keys: dict[Key, None] = {_next_key(turn): None, ("asked", below, chain[-1]): None}
+    if turn.ending is not None and seen.units:
+        keys["begun", below, chain[-2], seen.system, seen.tools] = None
     if turn.parent_call_id is not None:
         keys["used", turn.parent_call_id] = None
     if base is not None:

@@ -45,6 +45,8 @@ class _Quoter(NamedTuple):
         same_head = digests(reply) == self.head
         if self.begins and (same_head or tools(reply)):
             return False  # It may be an answer that a person pasted.
+        if self.begins and reply.parent_call_id is not None and reply.break_reason is None:
+            return False  # It may be the end of a transcript that a summariser gets.
         return not (self.as_assistant and same_head)
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bridle.reconstruct.conversation import digests, tools
+from bridle.reconstruct.conversation import digests, first_reply, tools
 from bridle.reconstruct.kinds.compaction import compactions
-from bridle.reconstruct.kinds.delegation import delegated
-from bridle.reconstruct.repeats import repetitions
+from bridle.reconstruct.kinds.delegation import awaited_by, delegated, gaps, tool_name
+from bridle.reconstruct.repeats import Repetition, repetitions
 from bridle.store.reading.conversation import lineage_of
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import BreakReason, CallKind, CallStatus
@@ -56,8 +56,14 @@ def _with_kind(call: CallRow, verdict: Verdict) -> CallRow:
     return call.with_kind(verdict.kind, call.role or verdict.role)
 
 
-def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
-    """Return the verdict on every call of one session, by call id; earlier rules win."""
+def classify(
+    calls: Sequence[CallRow], repeated: Mapping[str, Repetition] | None = None
+) -> dict[str, Verdict]:
+    """Return the verdict on every call of one session, by call id; earlier rules win.
+
+    ``repeated`` are the calls' repetitions, which are found if they are not given.
+    """
+    repeated = repetitions(calls) if repeated is None else repeated
     lines = _lines(calls)
     verdicts = {call.id: stated for call in calls if (stated := _stated_kind(call)) is not None}
     tasks = delegated(_by_line(calls, lines)) if len(lines) > 1 else {}
@@ -65,10 +71,8 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
         verdicts.setdefault(
             call_id, Verdict(CallKind.COMPACTION, "a shortened conversation begins with its reply")
         )
-    for call_id in _replaced(calls):
-        verdicts.setdefault(
-            call_id, Verdict(CallKind.RETRY, "it did not complete and was asked again")
-        )
+    for call_id, evidence in _replaced(calls, repeated).items():
+        verdicts.setdefault(call_id, Verdict(CallKind.RETRY, evidence))
     for line in lines:
         if task := tasks.get(line.first.id):
             evidence = f"its task is an argument of a tool call of {task.call_id}"
@@ -76,6 +80,11 @@ def classify(calls: Sequence[CallRow]) -> dict[str, Verdict]:
     for line in _side_lines(lines):
         evidence = "one call without tools, under instructions of its own"
         line.give(Verdict(CallKind.SIDE, evidence), verdicts)
+    waits = gaps(calls) if len(lines) > 1 else []
+    for line in lines:
+        if line.first.parent_call_id is None and (by := awaited_by(line.calls, waits)):
+            evidence = f"it ran while the result of {by.id} was awaited"
+            line.give(Verdict(CallKind.SUBAGENT, evidence, tool_name(by)), verdicts)
     for call in _digressions(calls):
         verdicts.setdefault(
             call.id, Verdict(CallKind.SIDE, "asked with other tools or instructions, then left")
@@ -156,12 +165,25 @@ def _stated_kind(call: CallRow) -> Verdict | None:
     return None
 
 
-def _replaced(calls: Sequence[CallRow]) -> set[str]:
-    """Return the ids of the calls that did not complete and that another call repeats."""
-    bad = {call.id for call in calls if call.status is not CallStatus.COMPLETE}
-    if not bad:
-        return bad
-    return {one.asked.id for one in repetitions(calls).values() if one.asked is not None} & bad
+def _replaced(calls: Sequence[CallRow], repeated: Mapping[str, Repetition]) -> dict[str, str]:
+    """Return the calls in whose place another one that repeats them stands, with the evidence.
+
+    They did not complete, or the conversation goes on from the other reply and not from theirs.
+    """
+    asked_by = {one.asked.id: later for later, one in repeated.items() if one.asked}
+    if not asked_by:
+        return {}
+    continued = {call.parent_call_id for call in calls}
+    found: dict[str, str] = {}
+    for call in reversed(calls):
+        later = asked_by.get(call.id)
+        if later is None:
+            continue
+        if call.status is not CallStatus.COMPLETE:
+            found[call.id] = "it did not complete and was asked again"
+        elif call.id not in continued and (later in continued or later in found):
+            found[call.id] = "its reply was left, and the conversation goes on from another"
+    return found
 
 
 def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
@@ -187,13 +209,17 @@ def _side_lines(lines: Sequence[_Line]) -> list[_Line]:
 def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
     """Return the calls that leave a conversation while it goes on without them.
 
-    They leave it with other tools or instructions. A reply that was cut and that nothing continues
-    does not count as going on, because such a call may resume what was interrupted.
+    They leave it with other tools or instructions. An interrupted turn does not count as going on,
+    because such a call may resume it (:func:`_goes_on_beside`).
     """
     children: dict[str, list[CallRow]] = {}
-    for call in calls:
-        if call.parent_call_id is not None:
-            children.setdefault(call.parent_call_id, []).append(call)
+    latest = {call.id: call.started_at for call in calls}
+    """The start of the latest call that continues a call, or its own."""
+    for call in reversed(calls):
+        parent = call.parent_call_id
+        if parent is not None and parent in latest:
+            children.setdefault(parent, []).append(call)
+            latest[parent] = max(latest[parent], latest[call.id])
     changed = (BreakReason.SYSTEM_CHANGED, BreakReason.TOOLS_CHANGED)
     return [
         call
@@ -203,10 +229,25 @@ def _digressions(calls: Sequence[CallRow]) -> list[CallRow]:
         and call.id not in children
         and any(
             other.break_reason not in changed
-            and (other.status in _ANSWERED or other.id in children)
+            and _goes_on_beside(call, other, latest[other.id], other.id in children)
             for other in siblings
         )
     ]
+
+
+def _goes_on_beside(call: CallRow, other: CallRow, latest: float, continued: bool) -> bool:
+    """Return whether the conversation of ``other`` goes on without ``call``.
+
+    ``latest`` is the start of the latest call of its line, and ``continued`` is whether another
+    call continues it. A turn was interrupted if its reply was cut, or if nothing answers its tool
+    calls. Then it goes on only if something of its line is later than the beginning of ``call``.
+    """
+    if latest > call.started_at:
+        return continued or other.status in _ANSWERED
+    if other.status not in _ANSWERED:
+        return False
+    at_once = other.ended_at is None or other.ended_at > call.started_at
+    return continued or at_once or not first_reply(other).tool_calls
 
 
 def _settle(lines: Sequence[_Line], verdicts: dict[str, Verdict]) -> None:

@@ -51,11 +51,9 @@ class SampleRules:
     trainer's filters decide whether a cut answer deserves its reward.
     """
 
-    kinds: frozenset[CallKind] = frozenset(
-        {CallKind.MAIN, CallKind.SUBAGENT, CallKind.RETRY, CallKind.UNKNOWN}
-    )
-    """Kinds of calls that are trained. Sub-agents share the policy's weights; a retry is the call
-    that went well after one that was cut; an unknown kind is not evidence of a side task."""
+    kinds: frozenset[CallKind] = frozenset({CallKind.MAIN, CallKind.SUBAGENT, CallKind.UNKNOWN})
+    """Kinds of calls that are trained. Sub-agents share the policy's weights. A retry has a twin
+    that the conversation went on from. An unknown kind is not evidence of a side task."""
     partial: bool = False
     """Train calls that were cut, whose ends are not the policy's decision."""
     finish_length: bool = True

@@ -97,3 +97,17 @@ def test_scoring_twice_gives_the_same_logprobs(api: Any) -> None:
 
     assert score() == pytest.approx(score(), abs=1e-5)
     assert min(score()) < -0.01
+
+
+def test_tokens_of_logprobs_are_named_by_their_ids_if_asked(api: Any) -> None:
+    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    (chunk, *_) = complete(api, "line 1;", logprobs=1, **asked)["choices"]
+    names = [f"token_id:{token}" for token in chunk["token_ids"]]
+    assert chunk["logprobs"]["tokens"] == names
+    whole = api.chat("text", top_logprobs=1, **asked)["choices"]
+    streamed = [one for chunk in api.stream("text", **asked) for one in chunk["choices"]]
+    for choices in (whole, streamed):
+        entries = [e for one in choices for e in (one["logprobs"] or {}).get("content") or ()]
+        ids = [token for one in choices for token in one.get("token_ids") or ()]
+        assert ids
+        assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in ids]

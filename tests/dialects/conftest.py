@@ -32,6 +32,12 @@ CALL_ID = "call_abcdefghij234567klmnopqr"
 CREATED = 1_700_000_000
 
 
+@pytest.fixture(autouse=True)
+def replies_end_when_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ``completed_at`` of every response the same value."""
+    monkeypatch.setattr("bridle.proxy.dialects.responses.stream.now", lambda: CREATED)
+
+
 @pytest.fixture(scope="session")
 def call_id() -> str:
     return CALL_ID

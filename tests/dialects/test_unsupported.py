@@ -101,6 +101,15 @@ def test_harmless_values_of_refused_fields_pass() -> None:
         dialect.parse(orjson.dumps(BODIES[dialect.name] | {"something_new": {"a": 1}}), PATH, {})
 
 
+@pytest.mark.parametrize("asked", [["AUDIO"], ["TEXT", "IMAGE"], "AUDIO", 7])
+def test_gemini_is_asked_for_text_alone(asked: Any) -> None:
+    config = {"responseModalities": asked}
+    assert refusal(GOOGLE, generationConfig=config).param == "generationConfig.responseModalities"
+    for harmless in (["TEXT"], ["text"], [], None):
+        config = {"responseModalities": harmless}
+        GOOGLE.parse(orjson.dumps(BODIES["google"] | {"generationConfig": config}), PATH, {})
+
+
 @pytest.mark.parametrize("name", ["continue_final_message", "add_generation_prompt"])
 def test_an_engines_own_fields_about_the_prompt_reach_it(name: str) -> None:
     request = CHAT.parse(orjson.dumps(BODIES["chat"] | {name: True}), {}, {})

@@ -91,6 +91,19 @@ def test_a_kept_end_under_a_dropped_middle_is_a_compaction(session) -> None:
     assert link.break_reason is BreakReason.COMPACTED
 
 
+def test_a_history_that_keeps_every_reply_in_fewer_steps_is_edited_and_not_compacted(
+    session,
+) -> None:
+    history, joined = [SYSTEM, USER], [SYSTEM, USER]
+    for n in range(6):
+        turn = session.answer(session.ask(*history), f"Turn {n}.", ("f", f'{{"a": {n}}}'))
+        history += [session.said(turn), *session.results(turn, str(n)), NEXT, USER]
+        joined += [session.said(turn), *session.results(turn, str(n))]
+    link = session.ask(*joined)
+    assert link.parent is turn
+    assert link.break_reason is BreakReason.EDITED
+
+
 @pytest.mark.parametrize("first_user_kept", [True, False])
 def test_a_conversation_begun_from_a_summary_is_a_compaction(session, first_user_kept) -> None:
     history = [USER]

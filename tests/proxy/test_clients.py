@@ -428,7 +428,6 @@ def test_websocket_upgrade_of_responses_is_a_426(bench: Any) -> None:
         "/v1beta/models/policy:bogus",
         "/s/lamp/v1/models/policy:bogus",
         "/v1/responses/compact",
-        "/v1/responses/input_tokens",
     ],
 )
 def test_a_route_of_a_provider_that_is_not_served_is_a_404(bench: Any, path: str) -> None:

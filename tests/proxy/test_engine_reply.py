@@ -55,6 +55,7 @@ WHOLE = {
         "prompt_tokens": 3,
         "completion_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
     },
 }
 CHUNKS = [
@@ -73,6 +74,33 @@ CHUNKS = [
 
 def test_the_stream_folds_to_the_whole_reply() -> None:
     assert fold(events(*CHUNKS)) == fold(events(WHOLE))
+
+
+def reasoning_tokens(*payloads: Any) -> int:
+    used = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}
+    return events(*payloads, used)[-1].reasoning_tokens
+
+
+def test_tokens_of_reasoning_are_counted_where_the_engine_counts_none() -> None:
+    thought = [chunk({}, [1]), chunk({"reasoning": "h"}, [2]), chunk({}, [3])]
+    ended = [
+        chunk({"reasoning_content": "m"}, [4, 5]),
+        chunk({}, [6]),
+        chunk({"content": "a"}, [7]),
+    ]
+    end = chunk({}, finish_reason="stop")
+
+    assert reasoning_tokens(*thought, *ended, end) == 5
+    assert reasoning_tokens(chunk({"content": "a"}, [1]), end) == 0
+
+
+def test_a_whole_message_that_is_reasoning_alone_is_counted() -> None:
+    def whole(**message: Any) -> Any:
+        choice = chunk(ids=[1, 2], finish_reason="length")["choices"][0]
+        return {"choices": [choice | {"delta": None, "message": message}]}
+
+    assert reasoning_tokens(whole(reasoning="hm")) == 2
+    assert reasoning_tokens(whole(reasoning="hm", content="a")) == 0
 
 
 def test_tool_call_ids_are_minted_from_the_call() -> None:

@@ -14,6 +14,7 @@ from bridle.reconstruct.audit import audit
 from bridle.store.records import CallKind, CallStatus
 
 http = httpx.Client(timeout=60, trust_env=False)
+HI: Any = {"role": "user", "content": "hi"}
 
 
 @pytest.fixture
@@ -145,3 +146,36 @@ def test_a_count_that_belongs_to_no_session_is_counted_as_such(bench: Any) -> No
     assert bench.calls() == []
     metrics = http.get(f"{bench.url}/metrics").text
     assert 'bridle_events_total{name="count_without_session"} 1.0' in metrics
+
+
+def test_the_input_of_a_response_is_listed_after_what_it_continues(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="m", input="hi")
+    message: Any = {"role": "assistant", "content": "Yes?"}
+    item: Any = {"type": "item_reference", "id": first.output[-1].id}
+    second = client.responses.create(
+        model="m", input=[message, item, HI], previous_response_id=first.id
+    )
+    listed = [*client.responses.input_items.list(second.id, order="asc", limit=2)]
+    said = [part.text for one in listed for part in one.content]  # type: ignore[union-attr]
+    assert said == ["hi", "The answer is four.", "Yes?", "The answer is four.", "hi"]
+    assert len({one.id for one in listed}) == 5
+    newest, *_ = client.responses.input_items.list(second.id)
+    assert newest.id == listed[-1].id
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=nothing"])
+def test_a_page_of_input_that_cannot_be_is_refused(
+    bench: Any, client: openai.OpenAI, query: str
+) -> None:
+    made = client.responses.create(model="m", input="hi")
+    reply = http.get(f"{bench.url}/v1/responses/{made.id}/input_items?{query}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, query.partition("=")[0])
+    assert http.get(f"{bench.url}/v1/responses/resp_no/input_items").status_code == 404
+
+
+def test_input_tokens_are_counted_as_the_prompt_is(bench: Any, client: openai.OpenAI) -> None:
+    first = client.responses.create(model="m", input="hi")
+    asked: Any = {"model": "m", "input": "on", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == client.responses.create(**asked).usage.input_tokens  # type: ignore[union-attr]
+    assert [call.kind for call in bench.calls()].count(CallKind.COUNT) == 1

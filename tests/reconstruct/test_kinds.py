@@ -274,6 +274,15 @@ def test_a_cut_reply_that_the_conversation_went_on_from_still_shows_a_digression
     assert kinds() == [CallKind.MAIN, CallKind.MAIN, CallKind.SIDE, CallKind.MAIN]
 
 
+def test_a_call_that_resumes_after_what_followed_a_cut_reply_does_the_work(call, kinds):
+    first = call()
+    cut = call(parent=first, status=CallStatus.PARTIAL)
+    call(parent=cut)
+    call(asked("go on", tools=()), parent=first, break_reason=BreakReason.TOOLS_CHANGED)
+
+    assert kinds()[-1] is CallKind.MAIN
+
+
 def test_a_failed_call_that_was_asked_again_is_a_retry_and_the_one_that_worked_is_not(
     call, kinds, recording
 ):

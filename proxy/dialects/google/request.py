@@ -89,10 +89,18 @@ class _Thinking(msgspec.Struct, rename="camel", gc=False):
     include_thoughts: bool | None = None
 
 
+def _is_text_alone(value: Any) -> bool:
+    return isinstance(value, list) and all(str(one).upper() == "TEXT" for one in value)
+
+
 REFUSED: Final[Mapping[str, Unsupported]] = {
     "cachedContent": Unsupported("send the content in 'contents'"),
 }
 """Fields that carry history."""
+REFUSED_CONFIG: Final[Mapping[str, Unsupported]] = {
+    "responseModalities": Unsupported("ask for text alone", _is_text_alone),
+}
+"""Fields of ``generationConfig`` that ask for a reply which no engine gives."""
 REFUSED_TOOLS: Final[Mapping[str, str]] = {
     "fileSearch": "send what the files say in 'contents'",
     "mcpServers": "connect to the servers and send their tools as 'functionDeclarations'",
@@ -126,6 +134,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
         transcript.system(instruction_content(wire.system_instruction, transcript))
     add_contents(wire.contents, transcript)
     settings = camel_keys(wire.generation_config or {})
+    refuse(settings, REFUSED_CONFIG, "generationConfig.")
     config = convert(settings, _Config, "generationConfig")
     tools, tool_choice = _tool_choice(wire.tool_config, _tools(wire, transcript), transcript)
     extra, template_kwargs, thoughts = _thinking(config, transcript)

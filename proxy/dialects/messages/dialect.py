@@ -34,15 +34,19 @@ ANTHROPIC: Final = Provider(
 
 
 def _model(model: Model) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+    return {
         "type": "model",
         "id": model.id,
         "display_name": model.id,
         "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+        "capabilities": None,
+        "max_input_tokens": model.context_length,
+        "max_tokens": model.context_length,
     }
-    if model.context_length is not None:
-        shown["max_input_tokens"] = model.context_length
-    return shown
 
 
 def _list(models: Sequence[Model]) -> bytes:

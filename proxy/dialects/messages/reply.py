@@ -7,7 +7,14 @@ import orjson
 from bridle.proxy.dialects.blank import shown_text
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.functions import arguments_object
-from bridle.proxy.wire.canonical import ChoiceReply, FinishReason, Minted, Reply, Request
+from bridle.proxy.wire.canonical import (
+    ChoiceReply,
+    FinishReason,
+    Minted,
+    Reply,
+    Request,
+    Usage,
+)
 
 
 def write(request: Request, minted: Minted, reply: Reply) -> bytes:
@@ -22,9 +29,7 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
         content=_content(minted, choice),
         stop_reason=stop_reason,
         stop_sequence=choice.stop_sequence if stop_reason == "stop_sequence" else None,
-        usage=usage_object(usage.prompt_tokens, usage.completion_tokens)
-        if usage
-        else usage_object(0, 0),
+        usage=usage_object(usage or Usage(0, 0)),
     )
     return orjson.dumps(whole)
 
@@ -50,20 +55,42 @@ def message_object(
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
+        "stop_details": None,
         "usage": usage,
+        "container": None,
     }
 
 
-def usage_object(input_tokens: int, output_tokens: int) -> Json:
+def usage_object(usage: Usage) -> Json:
     """Return the usage, with all input counted as ``input_tokens``.
 
     Harnesses add the cache fields to it, and the sum decides when they compact.
     """
     return {
-        "input_tokens": input_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "cache_creation": None,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
-        "output_tokens": output_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
+    }
+
+
+def text_block(text: str) -> Json:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def call_block(identifier: str, name: str, given: Json) -> Json:
+    """Return the block of a call with the arguments ``given``."""
+    return {
+        "type": "tool_use",
+        "id": identifier,
+        "name": name,
+        "input": given,
+        "caller": {"type": "direct"},
     }
 
 
@@ -89,8 +116,7 @@ def _content(minted: Minted, choice: ChoiceReply) -> list[Json]:
         signature = minted.signature(0)
         content.append({"type": "thinking", "thinking": choice.reasoning, "signature": signature})
     if text := shown_text(choice):
-        content.append({"type": "text", "text": text})
+        content.append(text_block(text))
     for call in choice.tool_calls:
-        given = arguments_object(call.arguments)
-        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+        content.append(call_block(call.id, call.name, arguments_object(call.arguments)))
     return content

@@ -15,7 +15,13 @@ from bridle.proxy.dialects.blank import BlankText
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.errors import anthropic_stream_error
 from bridle.proxy.dialects.functions import arguments_object_text, call_in_pieces
-from bridle.proxy.dialects.messages.reply import message_object, stop_reason_of, usage_object
+from bridle.proxy.dialects.messages.reply import (
+    call_block,
+    message_object,
+    stop_reason_of,
+    text_block,
+    usage_object,
+)
 from bridle.proxy.dialects.sse import event_bytes
 from bridle.proxy.wire.canonical import (
     ApiError,
@@ -54,9 +60,8 @@ class MessagesEmitter:
         """Pieces of the arguments of the call that is being written."""
         self._blank = BlankText()
         self._called_tools = False
-        self._prompt_tokens = 0
+        self._usage = Usage(0, 0)
         self._finished: Finished | None = None
-        self._usage: Usage | None = None
 
     def begin(self) -> bytes:
         return b""
@@ -85,16 +90,14 @@ class MessagesEmitter:
     def end(self) -> bytes:
         start = b"" if self._started else self._start(None)
         finished = self._finished or Finished("stop")
-        output_tokens = 0
-        if self._usage is not None:
-            self._prompt_tokens = self._usage.prompt_tokens
-            output_tokens = self._usage.completion_tokens
         stop_reason = stop_reason_of(finished.reason, finished.stop_sequence, self._called_tools)
         delta = {
             "stop_reason": stop_reason,
             "stop_sequence": finished.stop_sequence if stop_reason == "stop_sequence" else None,
+            "stop_details": None,
+            "container": None,
         }
-        usage = usage_object(self._prompt_tokens, output_tokens)
+        usage = usage_object(self._usage)
         return b"".join(
             (
                 start,
@@ -111,13 +114,13 @@ class MessagesEmitter:
     def _start(self, event: Event | None) -> bytes:
         self._started = True
         if isinstance(event, Started):
-            self._prompt_tokens = event.prompt_tokens or 0
+            self._usage = Usage(event.prompt_tokens or 0, 0)
         message = message_object(
             self._minted,
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=usage_object(self._prompt_tokens, 0),
+            usage=usage_object(self._usage),
         )
         return event_bytes({"type": "message_start", "message": message})
 
@@ -126,7 +129,7 @@ class MessagesEmitter:
             return b""
         opening = b""
         if self._open != "text":
-            opening = self._start_block("text", {"type": "text", "text": ""})
+            opening = self._start_block("text", text_block(""))
         return opening + self._delta({"type": "text_delta", "text": text})
 
     def _thinking(self, text: str) -> bytes:
@@ -144,8 +147,7 @@ class MessagesEmitter:
             if event.id is None or event.name is None:
                 raise call_in_pieces(event.index)
             self._blank.rest()
-            block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-            opening = self._start_block(event.index, block)
+            opening = self._start_block(event.index, call_block(event.id, event.name, {}))
             self._called_tools = True
         if not event.arguments:
             return opening

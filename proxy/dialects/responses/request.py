@@ -46,10 +46,12 @@ class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
 
 _ECHOED: Final[Json] = {
     "background": False,
+    "frequency_penalty": 0.0,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
@@ -244,7 +246,15 @@ def _echo(fields: Json) -> bytes:
     for name, default in _ECHOED.items():
         value = fields.get(name)
         echo[name] = default if value is None else value
+    echo["tools"] = [_echoed_tool(tool) for tool in fields.get("tools") or ()]
     return json_text(echo, "the request").encode()
+
+
+def _echoed_tool(tool: Json) -> Json:
+    """Return the tool with the fields that a function of a response always has."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _note_unused(fields: Json, transcript: Transcript) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from bridle.proxy.dialects.dialect import Readable
+from bridle.proxy.dialects.responses.input_items import given_items, page
 from bridle.proxy.dialects.responses.request import NOT_STORED, parse_with, with_history
 from bridle.proxy.wire.canonical import ApiError, Message, Request, prefilled
 from bridle.proxy.wire.minting import call_id_of
@@ -100,6 +101,9 @@ class StoredResponses:
                 return bytes(event.response)
         return None
 
+    async def inputs(self, call: CallRow, query: Mapping[str, str]) -> bytes:
+        return await asyncio.to_thread(self._inputs, call, query)
+
     def unknown(self, response_id: str) -> ApiError:
         return ApiError("not_found", f"Response with id '{response_id}' not found.", status=404)
 
@@ -170,6 +174,26 @@ class StoredResponses:
         while len(self._known) > _CONVERSATIONS:
             self._known.popitem(last=False)
         return whole
+
+    def _inputs(self, call: CallRow, query: Mapping[str, str]) -> bytes:
+        """Return the page of the call's input, after the conversation that it continues."""
+        found: list[dict[str, Any]] = []
+        previous: str | None = call.id
+        with self._lock:
+            while previous is not None:
+                body = orjson.loads(self._reader.request_body(previous))
+                response_id = f"{self.prefix}_{previous.removeprefix('call_')}"
+                found[:0] = [self._resolved(item) for item in given_items(body, response_id)]
+                previous = call_id_of(body.get("previous_response_id") or "")
+                if previous is not None:
+                    found[:0] = map(dict, self._of_call(previous)[1].values())
+        return page(found, query)
+
+    def _resolved(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the recorded item that a reference names."""
+        call_id = call_id_of(item["id"]) if item["type"] == "item_reference" else None
+        known = {} if call_id is None else self._of_call(call_id)[1]
+        return dict(known.get(item["id"], item))
 
     def _named(self, references: tuple[str, ...], readable: Readable) -> Items:
         with self._lock:

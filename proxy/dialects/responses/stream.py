@@ -8,6 +8,7 @@ event, because harnesses run what is done even if the stream is cut afterwards.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import time as now
 from typing import Any
 
 import orjson
@@ -199,6 +200,7 @@ class ResponsesEmitter:
             "id": self._minted.response_id,
             "object": "response",
             "created_at": self._minted.created,
+            "completed_at": int(now()) if status == "completed" else None,
             "status": status,
             "error": error,
             "incomplete_details": {"reason": incomplete} if incomplete is not None else None,

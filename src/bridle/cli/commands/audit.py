@@ -81,6 +81,7 @@ class _Total:
     def __init__(self) -> None:
         self.sessions = 0
         self.judged = 0
+        self.unlinked = 0
         self.calls: Counter[str] = Counter()
         self.fates: Counter[Fate] = Counter()
         self.samplers: dict[str, SamplerTokens] = {}
@@ -89,6 +90,7 @@ class _Total:
     def add(self, audited: SessionAudit) -> None:
         self.sessions += 1
         self.judged += audited.judged
+        self.unlinked += audited.unlinked_roots
         self.calls.update({str(status): count for status, count in audited.calls.items()})
         self.fates.update(audited.fates)
         for label, tokens in audited.samplers.items():
@@ -106,6 +108,7 @@ class _Total:
         return {
             "sessions": self.sessions,
             "judged": self.judged,
+            "unlinked_roots": self.unlinked,
             "calls": dict(self.calls),
             "captured": self.captured,
             **{fate: self.fates[Fate(fate)] for fate in ("trained", "trainable")},
@@ -139,8 +142,17 @@ class _Total:
             out.print(Text.assemble((violation["rule"], "bold red"), where), soft_wrap=True)
         if self.judged:
             out.print(f"Stored the judgement of {counted(self.judged, 'session')}.")
-        if self.violations:
-            return
+        if self.unlinked:
+            out.print(
+                f"{counted(self.unlinked, 'call')} continue no other though the session has "
+                "another conversation: `bridle doctor SESSION` says more.",
+                soft_wrap=True,
+            )
+        if not self.violations:
+            self._print_verdict()
+
+    def _print_verdict(self) -> None:
+        """Print that the account is clean, or why nothing was captured."""
         if self.captured:
             out.print("Every token is accounted for.")
         elif self.calls["complete"]:
