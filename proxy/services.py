@@ -20,6 +20,7 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
+from bridle.proxy.replay.replay import Replays
 from bridle.proxy.session.idle_seal import IdleSeal
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.registry import Sessions
@@ -59,6 +60,7 @@ class Services:
     in_flight: InFlight
     sessions: Sessions
     memory: SessionMemory
+    replays: Replays
     metrics: Metrics
     recorder: Recorder
     templates: Mapping[EnginePool, PoolTemplate]
@@ -126,6 +128,7 @@ class Services:
             in_flight=InFlight(settings.limits.in_flight_bytes),
             sessions=sessions,
             memory=memory,
+            replays=Replays(reader),
             metrics=metrics,
             recorder=Recorder(
                 writer,

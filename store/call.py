@@ -56,6 +56,10 @@ class BegunFacts:
             size=32,
         ),
     ] = None
+    replayed_call_id: Annotated[
+        str | None,
+        Fact("The recorded call whose reply was sent; NULL if no record was replayed", size=64),
+    ] = None
     headers: Annotated[
         Mapping[str, str], Fact("Headers that identify the harness; never credentials")
     ] = field(default_factory=dict)

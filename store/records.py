@@ -279,6 +279,13 @@ class SessionRecord(StartFacts):
         str | None,
         Fact("The outcome: `completed`, `timeout`, `error` …; null while it is open", size=32),
     ] = None
+    origin_session_id: Annotated[
+        str | None, Fact("The recorded session that this one re-enters", size=64)
+    ] = None
+    origin_call_id: Annotated[
+        str | None,
+        Fact("The recorded call at which it goes on live; NULL: after the last one", size=64),
+    ] = None
 
     def __post_init__(self) -> None:
         known = [part is not None for part in (self.task_suite, self.task_split, self.task_id)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import parse_qsl
 
 from msgspec import structs
 
 from bridle.proxy.calls.call import Call
+from bridle.proxy.calls.replayed import serve_replayed
 from bridle.proxy.continuation.roles import RoleRules
 from bridle.proxy.dialects.dialect import Action
 from bridle.proxy.dialects.responses.stored import DELETED
@@ -17,6 +19,7 @@ from bridle.proxy.engines.models import models_reply
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
+from bridle.proxy.replay.replay import Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.harness_identity import Identity, identify
 from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
@@ -108,7 +111,13 @@ class DataPlane:
         caller, body, request, history = await self._parsed(
             route, client, identity, held, dialect.parse
         )
-        session, link = await self._admit(caller, route, identity, request, history)
+        session, link, step = await self._placed(
+            route, client, caller, identity, body, request, history
+        )
+        request = step.request
+        if step.replayed is not None:
+            await serve_replayed(services, client, dialect, body, session, link, step)
+            return
         if link.unfolded is not None:
             noted = Note("turns_unfolded", f"{len(request.messages)} messages")
             request = structs.replace(
@@ -116,7 +125,7 @@ class DataPlane:
             )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        form = await services.templates[to].form(session, link, request)
+        form = await services.templates[to].form(session, link, request, step.prompt)
         rules = session.record.settings
         overruled: tuple[Note, ...] = ()
         sampling, budget = request.sampling, services.budgets.default
@@ -134,7 +143,7 @@ class DataPlane:
             messages=form.written,
             external=to.external,
         )
-        notes = [*request.notes]
+        notes = [*request.notes, *step.notes]
         if link.unknown:
             still_open = services.memory.running(link.unknown)
             notes += [Note("echoed_call_still_open", call_id) for call_id in still_open]
@@ -147,8 +156,8 @@ class DataPlane:
         except StoreUnavailable as error:
             raise store_unavailable() from error
         call = Call(services, client, dialect, recording, ask, form, notes, held)
-        if form.refusal is not None:
-            await call.refuse(form.refusal)
+        if (refused := step.refusal or form.refusal) is not None:
+            await call.refuse(refused)
         elif refusal is not None:
             reason, note = refusal
             notes.append(note)
@@ -175,10 +184,23 @@ class DataPlane:
         if "\0" in request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
-        if request.previous_response_id is not None or request.references:
-            readable = services.sessions.readable(caller)
-            request = await services.stored[route.dialect.name].expand(request, body, readable)
-        return caller, body, request, history
+        return caller, body, await self._whole(route, caller, request, body), history
+
+    async def _parsed_again(
+        self, route: Route, client: Client, caller: Caller, body: bytes
+    ) -> Request:
+        """Return the request of another ``body`` that came by the same route."""
+        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
+        request = route.dialect.parse(body, dict(route.parameters), query)
+        return await self._whole(route, caller, request, body)
+
+    async def _whole(self, route: Route, caller: Caller, request: Request, body: bytes) -> Request:
+        """Return ``request``, parsed from ``body``, with the recorded parts that it refers to."""
+        if request.previous_response_id is None and not request.references:
+            return request
+        services = self._services
+        readable = services.sessions.readable(caller)
+        return await services.stored[route.dialect.name].expand(request, body, readable)
 
     def _known(self, caller: Caller, route: Route, identity: Identity) -> list[History]:
         """Return the bodies that a body of this client may go on from.
@@ -191,19 +213,39 @@ class DataPlane:
             return session.trails.histories()
         return [] if named else services.memory.anonymous_trails.histories()
 
-    async def _admit(
+    async def _placed(
         self,
-        caller: Caller,
         route: Route,
+        client: Client,
+        caller: Caller,
         identity: Identity,
+        body: bytes,
         request: Request,
         history: History | None,
-    ) -> tuple[Session, Link]:
-        """Return the session of the request, and its link to the call that it continues."""
+    ) -> tuple[Session, Link, Step]:
+        """Return the session of a request, its link to an earlier call, and its step there.
+
+        The step has the request itself, unless the session re-enters another one.
+        """
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
-        if session is not None:
-            return session, await services.memory.find(session, request, identity.role, history)
+        if session is None:
+            return *await self._anonymous(caller, identity, request, history), Step(request)
+        replay = await services.replays.of(session)
+        if replay is None:
+            link = await services.memory.find(session, request, identity.role, history)
+            return session, link, Step(request)
+        await services.memory.load(session)
+        parse = partial(self._parsed_again, route, client, caller)
+        step = await replay.step(session, request, body, identity.role, parse)
+        link = await services.memory.find(session, step.request, identity.role)
+        return session, link, step
+
+    async def _anonymous(
+        self, caller: Caller, identity: Identity, request: Request, history: History | None
+    ) -> tuple[Session, Link]:
+        """Return the session of a request that names none, and its link to an earlier call."""
+        services = self._services
         link, continued = await services.memory.find_anonymous(request, history)
         if continued is not None and not caller.may_read(continued.record):
             # It echoes an id of a session whose key it does not have.

@@ -98,7 +98,9 @@ class Continuer:
         if before != link.seen.arguments and self._other_beginning(before, link, request):
             return CallPrompt(None, link.break_reason or BreakReason.TEMPLATE_REWROTE_HISTORY)
         new = self._new(tail, int(tip.token_ids[-1]))
-        more = np.concatenate([tip.token_ids, new])
+        # A replayed reply is the end of a span that begins within the prompt.
+        reply_ids = tip.token_ids[max(0, base.prompt_length - tip.start) :]
+        more = np.concatenate([reply_ids, new])
         followed = None if known is None else known.followed(base.prompt, more)
         ids, text = followed or (path_ids(tip, tip.end, new), None)
         return CallPrompt(ids, link.break_reason, text, len(new))

@@ -22,6 +22,8 @@ class CallPrompt:
     tail_token_count: int = 0
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
+    recorded: bool = False
+    """Whether the ids are those of a recorded prompt, which need not continue the link's base."""
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Return the reason why the ids do not continue those of the link's base, and the notes.
@@ -32,7 +34,8 @@ class CallPrompt:
         """
         if link.base is None:
             return link.break_reason, ()
-        notes = () if self.token_ids is None else (Note("exact_continuation_ignored"),)
+        ignored = self.token_ids is not None and not self.recorded
+        notes = (Note("exact_continuation_ignored"),) if ignored else ()
         if link.break_reason is not None:
             return link.break_reason, notes
         tip = link.base.tip(link.choice)

@@ -230,26 +230,29 @@ async def create_session(
             raise store_unavailable() from error
     key, session_id = new_session_key(), new_id(SESSION_ID_PREFIX)
     verifier_key = new_verifier_key(session_id)
-    record = await services.sessions.create(
-        SessionRecord(
-            id=session_id,
-            created_at=now,
-            run_id=new.run_id,
-            task_suite=new.task.suite if new.task else None,
-            task_split=new.task.split if new.task else None,
-            task_id=new.task.id if new.task else None,
-            group_id=new.group_id,
-            harness=new.harness,
-            name=new.name,
-            key_hash=hash_key(key),
-            verifier_key_hash=hash_key(verifier_key),
-            expires_at=None if new.ttl_s is None else now + new.ttl_s,
-            continuation=Continuation(new.continuation or settings.continuation),
-            settings=new.settings,
-            labels=new.labels,
-            **start_facts(new.start),
-        )
+    record = SessionRecord(
+        id=session_id,
+        created_at=now,
+        run_id=new.run_id,
+        task_suite=new.task.suite if new.task else None,
+        task_split=new.task.split if new.task else None,
+        task_id=new.task.id if new.task else None,
+        group_id=new.group_id,
+        harness=new.harness,
+        name=new.name,
+        key_hash=hash_key(key),
+        verifier_key_hash=hash_key(verifier_key),
+        expires_at=None if new.ttl_s is None else now + new.ttl_s,
+        continuation=Continuation(new.continuation or settings.continuation),
+        settings=new.settings,
+        labels=new.labels,
+        origin_session_id=None if new.origin is None else new.origin.session,
+        origin_call_id=None if new.origin is None else new.origin.call,
+        **start_facts(new.start),
     )
+    if new.origin is not None:
+        await services.replays.check(record)
+    await services.sessions.create(record)
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     root = f"{base.rstrip('/')}/s/{record.id}"
     environment: dict[str, str] = {}

@@ -97,6 +97,16 @@ class SessionStart(_declared(_Body, StartFacts)):  # type: ignore[misc]
     """The start of the session's harness."""
 
 
+class Origin(_Body):
+    """The recorded session that a new one re-enters."""
+
+    session: Annotated[str, Field(min_length=1, max_length=64)]
+    """Its id."""
+    call: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """The id of the recorded call at which the new session goes on live; by default it does so
+    after the last one."""
+
+
 class NewSession(_Body):
     name: Name | None = None
     run_id: str | None = None
@@ -111,6 +121,9 @@ class NewSession(_Body):
     ttl_s: Annotated[float, Field(gt=0)] | None = None
     start: SessionStart | None = None
     """The start of the session's harness, if it is known already."""
+    origin: Origin | None = None
+    """The session to re-enter. ``settings.replay`` has the rules: ``{"on_divergence": "stop",
+    "noise": {NAME: REGEX}, "model": NAME}``."""
 
 
 class OpenedSession(_Documented):

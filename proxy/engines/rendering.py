@@ -132,10 +132,13 @@ class PoolTemplate:
             if self._continuer.report.usable:
                 self.check = RenderingCheck(self._continuer.tokenizer)
 
-    async def form(self, session: Session, link: Link, request: Request) -> EngineForm:
+    async def form(
+        self, session: Session, link: Link, request: Request, recorded: TokenIds | None = None
+    ) -> EngineForm:
         """Return the form in which ``request`` reaches the engines.
 
-        ``link`` is the request's link to the call of ``session`` that it continues.
+        ``link`` is the request's link to the call of ``session`` that it continues. ``recorded``
+        are the ids of the same prompt in another session's record, ``uint32[P]``.
         """
         rules = await self.rules(request)
         if (refusal := unserved(rules, request)) is not None:
@@ -164,7 +167,7 @@ class PoolTemplate:
                 head += 1
             request = structs.replace(request, messages=messages)
             link = structs.replace(link, tail=rules.shape_tail(link.tail), head=head)
-        prompt = await self._prompt(session, link, request)
+        prompt = await self._prompt(session, link, request, recorded)
         notes += prompt.notes
         return EngineForm(request, prompt, notes, rules, self._pool, written=written)
 
@@ -195,11 +198,15 @@ class PoolTemplate:
         """
         return not self._pool.external and link.parent is not None
 
-    async def _prompt(self, session: Session, link: Link, request: Request) -> CallPrompt:
+    async def _prompt(
+        self, session: Session, link: Link, request: Request, recorded: TokenIds | None
+    ) -> CallPrompt:
         continuer, exact = self._continuer, session.record.continuation is Continuation.EXACT
         if continuer is None or not exact or request.prompt is not None:
             return CallPrompt(None, link.break_reason)
-        if continuer.takes_long(link):
+        if recorded is not None:
+            prompt = CallPrompt(recorded, link.break_reason, recorded=True)
+        elif continuer.takes_long(link):
             prompt = await asyncio.to_thread(continuer.prompt, link, request, session.prompt)
         else:
             prompt = continuer.prompt(link, request, session.prompt)

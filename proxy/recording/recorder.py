@@ -100,13 +100,17 @@ class Recorder:
         created with ``forward``.
         """
         begun = begun_call(session.id, request, body, headers, watch.started_at, link)
+        self.open(session, begun)
+        return Recording(begun, session, request, link, prompt, watch.now)
+
+    def open(self, session: Session, begun: CallBegun) -> None:
+        """Begin the record of a call. Raises ``StoreUnavailable`` as :meth:`begin` does."""
         try:
             self._writer.begin_call(begun)
         except StoreUnavailable:
             if not self._forward:
                 raise  # With forward, the call's end is refused too and counted as unrecorded.
         self._memory.begin(session, begun.id)
-        return Recording(begun, session, request, link, prompt, watch.now)
 
     async def commit(
         self,
@@ -209,7 +213,8 @@ class Recording:
         the record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`.
         """
         status, reply = outcome.status, self.fold.whole or self.fold.reply()
-        ids, sent = reply.prompt_token_ids, self._prompt.token_ids
+        ids = reply.prompt_token_ids
+        sent = None if self._prompt.recorded else self._prompt.token_ids
         frozen = is_frozen(outcome.notes)
         # Some providers send logprobs without ids, which then belong to no token.
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)

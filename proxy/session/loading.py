@@ -40,5 +40,8 @@ def _add(session: Session, row: CallRow, state: LineageState) -> None:
     length = row.prompt_tokens
     growth = None if not trusted or length is None else Growth(row.prompt_span_id, ())
     link = Link(state.digests, base=base, choice=state.base_choice)
-    turn = session.turn(row.id, link, row.status, row.replies, growth, length or 0)
+    replayed = row.replayed_call_id is not None
+    turn = session.turn(
+        row.id, link, row.status, row.replies, growth, length or 0, replayed=replayed
+    )
     turns.add(structs.replace(turn, parent_call_id=row.parent_call_id))

@@ -176,10 +176,7 @@ class SessionMemory:
 
         ``history`` is the body that its messages were read from, if a later one may go on from it.
         """
-        if not session.loaded:
-            await self._load(session)
-            if session.calls:
-                self._on_read()
+        await self.load(session)
         link = session.find(request, agent, history)
         if link.unknown and await self._were_running(link.unknown):
             link = session.find(request, agent, history)
@@ -258,6 +255,13 @@ class SessionMemory:
             await over.wait()
 
     # -- the store -------------------------------------------------------------------------------
+
+    async def load(self, session: Session) -> None:
+        """Read the session's calls from the store, unless that has been done."""
+        if not session.loaded:
+            await self._load(session)
+            if session.calls:
+                self._on_read()
 
     async def _load(self, session: Session) -> None:
         """Add the session's recorded calls that are not in memory."""

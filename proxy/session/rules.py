@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -77,11 +77,24 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
+class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules of a session that re-enters a recorded one."""
+
+    on_divergence: Literal["stop", "live"] = "stop"
+    """``stop`` refuses a request that differs from the recorded one, and all later ones; ``live``
+    sends it to the engine."""
+    noise: dict[str, str] = {}
+    """Regular expressions by name. Text that matches one on both sides counts as equal."""
+    model: str | None = None
+    """The model that live calls ask instead of the one that the harness names."""
+
+
 class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin: _Rules = _Rules()
     cap: _Rules = _Rules()
     default: _Rules = _Rules()
     budget: Budget = Budget()
+    replay: ReplayRules = ReplayRules()
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

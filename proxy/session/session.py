@@ -140,6 +140,18 @@ class Session:
             self.prompt.settle(prompt, Point(self.tree.nodes[growth.prompt_span_id], len(prompt)))
         return growth, exact
 
+    def observe(self, call_id: str, link: Link, prompt: TokenIds, reply: TokenIds) -> Growth:
+        """Put the tokens of a replayed call into the tree, all of them as observed ones.
+
+        The growth's prompt ends within a span, where its reply begins.
+        """
+        near = None if link.base is None else link.base.tip(link.choice)
+        growth = self.tree.grow(call_id, np.concatenate([prompt, reply]), (), near)
+        node = self.tree.nodes[growth.prompt_span_id]
+        while node.parent is not None and node.start >= len(prompt):
+            node = node.parent
+        return structs.replace(growth, prompt_span_id=node.id)
+
     def turn(
         self,
         call_id: str,
@@ -148,11 +160,14 @@ class Session:
         messages: Sequence[Message] = (),
         growth: Growth | None = None,
         prompt_length: int = 0,
+        *,
+        replayed: bool = False,
     ) -> Turn:
         """Return the turn of a call that is over.
 
         ``messages`` are its replies, ``growth`` its tokens. Without them, or without a known
-        prompt, nothing is built on it.
+        prompt, nothing is built on it. The first reply of a ``replayed`` call is the end of the
+        call's observed tokens.
         """
         nodes, prompt = self.tree.nodes, None
         if growth is not None and (tip := nodes.get(growth.prompt_span_id)) is not None:
@@ -162,7 +177,8 @@ class Session:
             prefill = link.seen.prefill
             message = prefilled(sampled, prefill) if prefill else sampled
             digest, form = self.turns.digester.reply(message)
-            node = None if prompt is None else nodes.get(f"{call_id}.s{index}")
+            name = f"{call_id}.o" if replayed and index == 0 else f"{call_id}.s{index}"
+            node = None if prompt is None else nodes.get(name)
             choices.append(Sampled(message, digest, form, node))
         return Turn(
             call_id=call_id,

@@ -33,6 +33,9 @@ Excluded = tuple[int, int, str]
 LOGPROB_MISSING: Final = "logprob_missing"
 """The reason for a token without a usable logprob from the engine."""
 
+REPLAYED: Final = "replayed"
+"""The reason for a reply that came from another session's record."""
+
 _CALL_MARKS: Final = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")
 """The texts with which the templates of Qwen, Hermes, Mistral and Llama models open a tool call.
 They stay in the text if a call could not be parsed."""
@@ -236,7 +239,7 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
 
     The result is ``None`` if that depends on the reply.
     """
-    if (reason := _excluded_status(call.status, rules)) is not None:
+    if (reason := _excluded_status(call, rules)) is not None:
         return reason
     if call.kind not in rules.kinds:
         return f"kind_{call.kind}"
@@ -258,8 +261,11 @@ def _excluded_call(call: CallRow, session: LoadedSession, rules: SampleRules) ->
     return None if value >= rules.min_turn_reward else "turn_reward_too_low"
 
 
-def _excluded_status(status: CallStatus, rules: SampleRules) -> str | None:
-    """Return the reason why no token of a call that ended so is trained, or ``None``."""
+def _excluded_status(call: CallRow, rules: SampleRules) -> str | None:
+    """Return the reason why no token of a call that came and ended so is trained, or ``None``."""
+    status = call.status
+    if call.replayed_call_id is not None:
+        return REPLAYED
     if status is CallStatus.QUARANTINED:
         return "quarantined"
     if status is CallStatus.PARTIAL:

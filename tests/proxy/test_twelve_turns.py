@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
@@ -21,6 +22,7 @@ from langchain_openai import ChatOpenAI
 from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, trainable
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import BreakReason, CallStatus, Continuation
 
@@ -30,6 +32,8 @@ PARAMETERS = {
 }
 LOOK_UP = {"name": "look_up", "description": "Find a word.", "parameters": PARAMETERS}
 QUESTIONS = ("What is a café?", "And a library?")
+RESULT = {"text": "page 12"}
+"""The text of every tool result."""
 TURNS_EACH = 6
 """Calls per question, the last of them a text."""
 
@@ -74,7 +78,7 @@ def chat(url: str, *, stream: bool, rewrite: Callable[[Any], Any]) -> None:
             message = reply.choices[0].message
             messages.append(rewrite(message.model_dump(exclude_none=True)))
             messages += [
-                {"role": "tool", "tool_call_id": call.id, "content": "page 12"}
+                {"role": "tool", "tool_call_id": call.id, "content": RESULT["text"]}
                 for call in message.tool_calls or ()
             ]
 
@@ -123,7 +127,7 @@ def responses(url: str, *, stored: bool, referenced: bool = False) -> None:
                 echoed = [{"type": "item_reference", "id": item["id"]} for item in echoed]
             items = [] if stored else [*items, *echoed]
             items += [
-                {"type": "function_call_output", "call_id": item.call_id, "output": "page 12"}
+                {"type": "function_call_output", "call_id": item.call_id, "output": RESULT["text"]}
                 for item in reply.output
                 if item.type == "function_call"
             ]
@@ -144,7 +148,7 @@ def messages_api(url: str) -> None:
             blocks = [block.to_dict() for block in reply.content]
             messages.append({"role": "assistant", "content": blocks})
             results = [
-                {"type": "tool_result", "tool_use_id": block.id, "content": "page 12"}
+                {"type": "tool_result", "tool_use_id": block.id, "content": RESULT["text"]}
                 for block in reversed(reply.content)  # in the order of completion
                 if block.type == "tool_use"
             ]
@@ -164,7 +168,7 @@ def langchain(url: str, *, responses_api: bool) -> None:
             reply = model.invoke(messages)
             messages.append(reply)
             messages += [
-                ToolMessage("page 12", tool_call_id=call["id"]) for call in reply.tool_calls
+                ToolMessage(RESULT["text"], tool_call_id=call["id"]) for call in reply.tool_calls
             ]
 
 
@@ -227,3 +231,44 @@ def test_rendered_mode_names_what_each_turn_breaks_on(
     tree = LoadedSession.load(bench.reader, calls[0].session_id).tree
     assert len(tree.branches()) > 1
     assert audit_session(bench.reader, calls[0].session_id).clean
+
+
+NOISY = "Chunk ID: {}\nWall time: 0.{} seconds\npage 12"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_client_re_enters_its_session_at_any_turn(
+    client: str, stage: Any, start_proxy: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.play = librarian
+    bench = start_proxy(stage.engine.base_url, tokenizer_dir=model_dir)
+    monkeypatch.setitem(RESULT, "text", NOISY.format("a1", 1))
+    CLIENTS[client](f"{bench.url}/s/library")
+    recorded = bench.calls()
+    monkeypatch.setitem(RESULT, "text", NOISY.format("b2", 2))
+    for turn in (1, 4, 9):
+        asked = len(stage.requests)
+        origin = {"session": recorded[0].session_id, "call": recorded[turn - 1].id}
+        again = httpx.post(
+            f"{bench.url}/bridle/v1/sessions", json={"origin": origin}, timeout=60
+        ).json()["id"]
+        CLIENTS[client](f"{bench.url}/s/{again}")
+
+        calls = bench.reader.calls(again)
+        assert [call.replayed_call_id for call in calls] == [
+            call.id if number < turn else None for number, call in enumerate(recorded, 1)
+        ]
+        assert len(stage.requests) - asked == 13 - turn, "no replayed turn asks an engine"
+        for then, now in zip(recorded[:turn], calls, strict=False):
+            ids = [bench.reader.prompt_token_ids(call.id) for call in (then, now)]
+            assert ids[0].tolist() == ids[1].tolist()
+        assert {call.break_reason for call in calls} == {None}
+        audited = audit_session(bench.reader, again)
+        assert audited.clean, audited.violations
+        live = sum(call.sampled_tokens for call in calls[turn - 1 :])
+        assert audited.conservation.captured == live
+        assert sum(call.sampled_tokens for call in calls[: turn - 1]) == 0
+        loaded = LoadedSession.load(bench.reader, again)
+        assert len(loaded.tree.branches()) == 1
+        reasons = {trainable(call, loaded, DEFAULT_RULES)[0].excluded for call in loaded.calls}
+        assert reasons == ({(), ((0, 0, "replayed"),)} if turn > 1 else {()})

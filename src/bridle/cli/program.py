@@ -42,6 +42,9 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
             f"{_ROOM}.proxy", "Record every call of the agents whose base URL is this proxy."
         ),
         "run": Entry(f"{_ROOM}.run", "Run a command as one recorded session: bridle run -- codex."),
+        "replay": Entry(
+            f"{_ROOM}.replay", "Start a recorded agent anew, and go on live at one of its turns."
+        ),
         "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
         "show": Entry(f"{_ROOM}.show", "Show a session's conversation, turn by turn."),
         "viewer": Entry(f"{_ROOM}.viewer", "Show sessions, tokens, trees and runs in a browser."),

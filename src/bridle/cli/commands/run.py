@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -113,29 +113,46 @@ def run(
             workspace_commit=workspace_commit(os.getcwd()),
         ),
     )
-    session = asyncio.run(_create(proxy, key, request))
+    session = asyncio.run(create(proxy, key, request))
     try:
-        with ExitStack() as stack:
-            variables = session_variables(session)
-            if known is not None:
-                variables |= stack.enter_context(_configured(known, session))
-            if PurePath(argv[0]).parent in BIN_DIRECTORIES:  # beside the Node that it needs
-                variables["PATH"] = search_path(os.environ.get("PATH", os.defpath))
-            if hosts:
-                variables |= stack.enter_context(intercepted(session, hosts))
-            code = run_command(argv, variables)
+        code = launch(session, argv, known, hosts)
     except (NotLaunchable, NoInterception) as error:
-        asyncio.run(_seal(proxy, key, session, None, ""))
+        asyncio.run(seal(proxy, key, session, None, ""))
         fail(str(error), NOT_FOUND if isinstance(error, NotLaunchable) else 1)
     remedy = _remedy(program, known, bool(hosts))
     if program == "codex" and code and _outside_git(argv[1:]):
         remedy = "Codex works outside a Git repository only with `codex exec --skip-git-repo-check`"
-    said = asyncio.run(_seal(proxy, key, session, code, remedy))
+    said = asyncio.run(seal(proxy, key, session, code, remedy))
     err.print(said, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
-async def _create(proxy: str, key: str | None, request: SessionRequest) -> Session:
+def launch(
+    session: Session,
+    argv: Sequence[str],
+    known: Configurable | None,
+    hosts: Sequence[str] = (),
+    places: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command as a session, and return its exit code.
+
+    ``known`` is the harness that is configured for it, ``hosts`` are the addresses whose calls are
+    intercepted, and ``places`` are further variables. Raise :class:`NotLaunchable` or
+    :class:`NoInterception`.
+    """
+    with ExitStack() as stack:
+        variables = session_variables(session) | dict(places or {})
+        if known is not None:
+            variables |= stack.enter_context(_configured(known, session))
+        if PurePath(argv[0]).parent in BIN_DIRECTORIES:  # beside the Node that it needs
+            variables["PATH"] = search_path(os.environ.get("PATH", os.defpath))
+        if hosts:
+            variables |= stack.enter_context(intercepted(session, hosts))
+        return run_command(argv, variables)
+
+
+async def create(proxy: str, key: str | None, request: SessionRequest) -> Session:
+    """Return a new session of the proxy."""
     async with Client(proxy, key) as client:
         return await client.create_session(request)
 
@@ -205,9 +222,7 @@ def _remedy(program: str, known: Configurable | None, intercepted: bool) -> str:
     return f"{NO_CALL_HINT} If it has a fixed address, use --intercept"
 
 
-async def _seal(
-    proxy: str, key: str | None, session: Session, code: int | None, remedy: str
-) -> str:
+async def seal(proxy: str, key: str | None, session: Session, code: int | None, remedy: str) -> str:
     """Seal the session. Return a line about it for the user, with ``remedy`` if it has no call."""
     async with Client(proxy, key) as client:
         problem = await seal_session(client, session, code)

@@ -1,0 +1,9 @@
+"""Re-entry: the first calls of a session get the replies of a recorded session.
+
+A session whose record names an origin sends its requests here before lineage sees them.
+
+- ``recorded`` has the calls of the origin and the minted ids that each request echoes, and renames
+  these ids to those of the new session
+- ``judgement`` compares a request with the recorded one, and names the difference
+- ``replay`` finds the recorded call of each request, and returns the request that stands for it
+"""

@@ -1,0 +1,283 @@
+"""The re-entry of one session: which recorded call a request repeats, and what follows from it.
+
+A request is matched by the set of minted ids that it echoes, then by its agent and first user text,
+then by the recorded order. Up to the call at which the session goes on live, it gets the recorded
+reply. In either case the recorded request stands for it in lineage (the *graft*), so that noise in
+an earlier tool result changes no token of a later prompt. Later requests repeat what the harness
+saw; those messages are replaced by the recorded ones before lineage sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
+from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
+from bridle.proxy.session.rules import ReplayRules
+from bridle.proxy.session.session import Session
+from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.store.errors import NotFound
+from bridle.store.reading.queries import Reader
+from bridle.store.records import Note, SessionRecord, TokenIds
+
+ParseRecorded = Callable[[bytes], Awaitable[Request]]
+"""A function that parses the bytes of a recorded request as those of the request that came."""
+
+DIVERGED: Final = "replay_diverged"
+"""Name of the note on a call whose request differs from the recorded one; the detail shows it."""
+LIVE: Final = "replay_live"
+"""Name of the note on the live call that took a recorded call's place; the detail is its id."""
+_KEPT: Final = 256
+"""Maximum re-entries in memory; those longest out of use go first."""
+_KEY: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a session that re-enters another."""
+
+    request: Request
+    """The request for lineage and the engine."""
+    notes: tuple[Note, ...] = ()
+    replayed: RecordedCall | None = None
+    """The recorded call whose reply is the answer; ``None`` if the engine is asked."""
+    prompt: TokenIds | None = None
+    """The recorded ids of the prompt of a live call, ``uint32[P]``."""
+    refusal: ApiError | None = None
+    """The error for a request that differs from the record."""
+
+
+class Replay:
+    """The state of one session's re-entry."""
+
+    def __init__(
+        self, recorded: RecordedSession, branch: str | None, rules: ReplayRules, judge: Judge
+    ) -> None:
+        """``branch`` is the id of the recorded call at which the session goes on live.
+
+        Raise ``ValueError`` if that call cannot be replayed.
+        """
+        order = [call.id for call in recorded.calls]
+        if branch is not None and branch not in order:
+            raise ValueError(f"call {branch} is no complete call of the recorded session")
+        self.recorded = recorded
+        self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
+        self._rules = rules
+        self._judge = judge
+        self._names: dict[str, str] = {}
+        """The id of the new call in place of each recorded one."""
+        self._recorded_of: dict[str, str] = {}
+        self._used: set[str] = set()
+        self._messages: dict[bytes, Message] = {}
+        """Recorded messages by what the harness sends in their place."""
+        self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self._ended = False
+        self._stopped: ApiError | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def step(
+        self,
+        session: Session,
+        request: Request,
+        body: bytes,
+        agent: str | None,
+        parse: ParseRecorded,
+    ) -> Step:
+        """Return the answer to one request. Raise ``ValueError`` if the record is damaged."""
+        async with self._one_at_a_time:
+            if self._stopped is not None:
+                return Step(request, refusal=self._stopped)
+            own = echoed(body) & (session.calls | session.running)
+            if self._ended or not own <= self._recorded_of.keys():
+                return self._live(request)
+            echoes = frozenset(self._recorded_of[one] for one in own)
+            found = await self._match(request, agent, echoes, parse)
+            if found is not None:
+                return self._matched(request, *found)
+            if self._prefix <= self._used:
+                return self._live(request)
+            detail = f"no recorded call follows {self._latest(echoes)} and asks this"
+            return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
+
+    def answered(self, call: RecordedCall, call_id: str) -> None:
+        """Record that the call ``call_id`` of the session has the place of a recorded one."""
+        self._names[call.id] = call_id
+        self._recorded_of[call_id] = call.id
+
+    def response(self, call: RecordedCall) -> bytes:
+        """Return the recorded bytes of the reply, with the new session's ids.
+
+        This reads the store.
+        """
+        return self.recorded.response(call, self._names)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The id of the new call in place of each recorded one."""
+        return self._names
+
+    async def _match(
+        self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
+    ) -> tuple[RecordedCall, Request, Verdict] | None:
+        """Return the recorded call that the request repeats, its request, and their comparison."""
+        able = [
+            call
+            for call in self.recorded.calls
+            if call.echoes == echoes
+            and (call.row.dialect, call.row.stream) == (request.dialect, request.stream)
+            and self._follows_replayed(call)
+        ]
+        found: list[tuple[tuple[bool, bool, int], RecordedCall, Request, Verdict]] = []
+        # A request that comes twice gets the recorded reply twice.
+        for call in sorted(able, key=lambda call: call.id in self._used):
+            body = await asyncio.to_thread(self.recorded.request, call, self._names)
+            then = await parse(body)
+            verdict = self._judge.request(request, then)
+            key = (_agent(call) != agent, _first(then) != _first(request), verdict.likeness)
+            if call.id not in self._used or verdict.follows:
+                found.append((key, call, then, verdict))
+            if verdict.follows and not any(key[:2]):
+                break
+        if not found:
+            return None
+        _, call, then, verdict = min(found, key=lambda one: one[0])
+        return call, then, verdict
+
+    def _follows_replayed(self, call: RecordedCall) -> bool:
+        """Whether a recorded call continues none, or one whose reply was replayed.
+
+        A later call has another history: the new session's own.
+        """
+        before = call.row.parent_call_id
+        return before is None or before in self._names or before not in self.recorded.by_id
+
+    def _matched(
+        self, request: Request, call: RecordedCall, then: Request, verdict: Verdict
+    ) -> Step:
+        if not verdict.follows:
+            return self._diverged(request, verdict, call)
+        self._used.add(call.id)
+        self._graft(request, then)
+        grafted = structs.replace(
+            request,
+            messages=then.messages,
+            tools=then.tools,
+            prompt=then.prompt,
+            instructions=then.instructions,
+            notes=then.notes,
+        )
+        notes = () if verdict.likeness is Likeness.SAME else (Note("replay_noise", verdict.detail),)
+        if call.id in self._prefix:
+            return Step(grafted, notes, replayed=call)
+        live = self._asking(grafted)
+        return Step(live, (*notes, Note(LIVE, call.id)), prompt=call.prompt)
+
+    def _live(self, request: Request) -> Step:
+        messages = request.messages
+        if self._messages:
+            messages = tuple(self._messages.get(_KEY(one), one) for one in messages)
+        tools = self._tools.get(_KEY(request.tools), request.tools)
+        return Step(self._asking(structs.replace(request, messages=messages, tools=tools)))
+
+    def _asking(self, request: Request) -> Request:
+        model = self._rules.model
+        return request if model is None else structs.replace(request, model=model)
+
+    def _graft(self, sent: Request, recorded: Request) -> None:
+        """Remember the recorded messages in whose place the harness sends others."""
+        for one, other in pairs(sent, recorded):
+            if one != other:
+                self._messages[_KEY(one)] = other
+        if sent.tools != recorded.tools:
+            self._tools[_KEY(sent.tools)] = recorded.tools
+
+    def _diverged(
+        self, request: Request, verdict: Verdict, call: RecordedCall | None = None
+    ) -> Step:
+        where = "" if call is None else f"turn {call.turn}, {verdict.likeness.name.lower()}: "
+        note = Note(DIVERGED, f"{where}{verdict.detail}")
+        if self._rules.on_divergence == "live":
+            self._ended = True
+            step = self._live(request)
+            return Step(step.request, (note,))
+        message = (
+            f"the session no longer follows its record ({note.detail}); "
+            "re-enter it at an earlier turn, or with --on-divergence live"
+        )
+        self._stopped = ApiError("invalid_request", message, status=400)
+        return Step(request, (note,), refusal=self._stopped)
+
+    def _latest(self, echoes: Collection[str]) -> str:
+        turns = [self.recorded.by_id[one].turn for one in echoes if one in self.recorded.by_id]
+        return f"turn {max(turns)}" if turns else "the beginning"
+
+
+class Replays:
+    """The re-entries of a proxy's sessions."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._open: OrderedDict[str, Replay] = OrderedDict()
+        self._opening = asyncio.Lock()
+
+    async def of(self, session: Session) -> Replay | None:
+        """Return the re-entry of a session, or ``None`` for a session without an origin.
+
+        Raise :class:`ApiError` if its origin cannot be replayed, or if another process, or this one
+        before its restart, replayed a part of it.
+        """
+        record = session.record
+        if record.origin_session_id is None:
+            return None
+        async with self._opening:
+            found = self._open.get(session.id)
+            if found is None:
+                if not session.loaded and await self._begun(session.id):
+                    message = f"another process began to replay session {session.id}; start anew"
+                    raise ApiError("invalid_request", message, status=409)
+                found = self._open[session.id] = await self.check(record)
+                if len(self._open) > _KEPT:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(session.id)
+        return found
+
+    async def check(self, record: SessionRecord) -> Replay:
+        """Return the re-entry of a new session. Raise :class:`ApiError` if there can be none."""
+        try:
+            rules = msgspec.convert(record.settings.get("replay", {}), ReplayRules)
+            return await asyncio.to_thread(self._made, record, rules)
+        except (NotFound, ValueError) as error:
+            message = f"session {record.origin_session_id} cannot be replayed: {error}"
+            raise ApiError("invalid_request", message, status=422, param="origin") from error
+
+    def _made(self, record: SessionRecord, rules: ReplayRules) -> Replay:
+        origin = self._reader.session(record.origin_session_id or "")
+        recorded = RecordedSession.load(self._reader, origin.id)
+        if not recorded.calls:
+            raise ValueError("it has no complete call")
+        places: Sequence[tuple[str | None, str | None]] = (
+            (origin.folder, record.folder),
+            (origin.home, record.home),
+        )
+        known = [(was, now) for was, now in places if was is not None and now is not None]
+        return Replay(recorded, record.origin_call_id, rules, judge(rules.noise, known))
+
+    async def _begun(self, session_id: str) -> bool:
+        return bool(await asyncio.to_thread(self._reader.call_ids, session_id))
+
+
+def _agent(call: RecordedCall) -> str | None:
+    said = call.row.conversation
+    return None if said is None or said.lineage is None else said.lineage.digests.agent
+
+
+def _first(request: Request) -> object:
+    """Return the content of the first user message."""
+    return next((one.content for one in request.messages if one.role == "user"), None)

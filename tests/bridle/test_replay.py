@@ -1,0 +1,134 @@
+"""``bridle replay``: a recorded command starts anew, and its first turns come from the record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridle.cli.commands.replay import turn_line
+from bridle.store.reading.queries import Reader
+
+pytestmark = pytest.mark.usefixtures("warm_start")
+
+AGENT = """
+import json, openai, pathlib, sys
+client = openai.OpenAI()
+add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+for _ in range(2):
+    reply = client.chat.completions.create(model="gpt-x", messages=messages, tools=[add])
+    message = reply.choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    for call in message.tool_calls or ():
+        result = pathlib.Path("result.txt").read_text()
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+print(message.content)
+"""
+
+
+def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def session(proxy_url: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A session of two turns, whose agent reads its tool's result from a file."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "result.txt").write_text("5 (build 6), it took 3.1 s")
+    monkeypatch.chdir(folder)
+    done = bridle("run", "--proxy", proxy_url, "--", sys.executable, "agent.py")
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    with Reader(store) as reader:
+        (only,) = reader.sessions()
+    return only.id
+
+
+def test_a_session_without_a_task_is_entered_again_in_its_own_folder(
+    session: str, proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "result.txt").write_text("5 (build 6), it took 9.7 s")
+    done = bridle("replay", session, "--proxy", proxy_url, "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The answer is 5 (build 6), it took 3.1 s.\n" * 2
+    assert "turn 1 (recorded turn 1): replayed, same" in done.stderr
+    assert "turn 2 (recorded turn 2): noise, live; tool result" in done.stderr
+    with Reader(store) as reader:
+        siblings = [one for one in reader.sessions() if one.origin_session_id == session]
+        branch = reader.calls(session)[1]
+        assert [one.origin_call_id for one in siblings] == [branch.id] * 2
+        assert [one.folder for one in siblings] == [str(tmp_path / "work")] * 2
+        for one in siblings:
+            replayed, live = reader.calls(one.id)
+            assert (replayed.sampled_tokens, live.replayed_call_id) == (0, None)
+            prompts = [reader.prompt_token_ids(call.id) for call in (branch, live)]
+            assert prompts[0].tolist() == prompts[1].tolist()
+
+
+@pytest.mark.parametrize("choice", ["stop", "live", "fail"])
+def test_what_follows_a_divergence_is_chosen(
+    session: str, proxy_url: str, store: str, tmp_path: Path, choice: str
+) -> None:
+    (tmp_path / "work" / "result.txt").write_text("6 (build 6), it took 3.1 s")
+    done = bridle("replay", session, "--proxy", proxy_url, "--on-divergence", choice)
+    where = "turn 2: diverged; turn 2, diverged: tool result"
+    assert where in done.stderr
+    assert (
+        "'5 (build 6), it took 3.1 s' was recorded, now '6 (build 6), it took 3.1 s'" in done.stderr
+    )
+    assert (done.stdout == "The answer is 6 (build 6), it took 3.1 s.\n") == (choice == "live")
+    assert (done.returncode == 0) == (choice == "live")
+    with Reader(store) as reader:
+        (sibling,) = [one for one in reader.sessions() if one.origin_session_id]
+        last = reader.calls(sibling.id)[-1]
+        assert (last.sampled_tokens is None or last.sampled_tokens == 0) == (choice != "live")
+
+
+def test_a_rule_of_noise_is_added_and_none_may_match_a_lone_number(
+    session: str, proxy_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "result.txt").write_text("5 (build 7), it took 3.1 s")
+    plain = bridle("replay", session, "--proxy", proxy_url)
+    assert "diverged" in plain.stderr
+    done = bridle("replay", session, "--proxy", proxy_url, "--noise", r"build=build \d+")
+    assert done.returncode == 0, done.stderr
+    assert "noise, live; tool result" in done.stderr
+    assert "build" in done.stderr
+    refused = bridle("replay", session, "--proxy", proxy_url, "--noise", r"any=\d+")
+    assert refused.returncode == 1
+    assert "a lone number is no noise" in refused.stderr
+
+
+def test_missing_starts_places_and_turns_are_refused_before_anything_runs(
+    session: str, recorded: str, proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    with Reader(store) as reader:
+        by_hand = reader.session_by_name(recorded)
+    assert by_hand is not None
+    for arguments, expected in (
+        ([by_hand.id], "record the agent with `bridle run"),
+        ([session, "--from", "9"], "there are 1, 2"),
+        ([session, "--noise", "x"], "is not NAME=REGEX"),
+        ([session, "--noise", "x=("], "cannot be replayed"),
+    ):
+        done = bridle("replay", *arguments, "--proxy", proxy_url)
+        assert done.returncode != 0
+        assert expected in done.stderr
+    os.rename(tmp_path / "work", tmp_path / "elsewhere")
+    done = bridle("replay", session, "--proxy", proxy_url)
+    assert f"the session ran in {tmp_path / 'work'}, which is not there" in done.stderr
+    with Reader(store) as reader:
+        assert not [one for one in reader.sessions() if one.origin_session_id]
+
+
+def test_the_line_of_a_turn_names_the_recorded_one() -> None:
+    live = {"turn": 3, "replayed_call_id": None, "notes": []}
+    assert turn_line(live, {}) == "turn 3: live"

@@ -1,0 +1,178 @@
+"""Re-entry in the proxy: the comparison of requests, the choice of a recorded call, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bridle.engine.scripted import ScriptedCall, ScriptedReply
+from bridle.proxy.replay.judgement import NOISE, Likeness, Verdict, judge
+from bridle.proxy.replay.recorded import echoed, renamed
+from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.minting import as_base64
+
+NOISY = {
+    "chunk_id": ("Chunk ID: 0af3", "Chunk ID: 99b"),
+    "wall_time": ("Wall time: 0.02 seconds", "Wall time: 1.5 seconds"),
+    "process_group": ("Process Group PGID: 71", "Process Group PGID: 9912"),
+    "duration": ("4 passed in 0.03s", "4 passed in 0.41s"),
+    "timestamp": ("at 2026-01-02T03:04:05Z", "at 2026-11-12 13:14"),
+    "date": ("today is Fri Nov 27 2026", "today is Mon Mar 3 2026"),
+    "uuid": (
+        "session 0d3ffdd2-3b6b-4d0c-b2e1-0f9f3f2a1b11",
+        "session 1e4ffdd2-3b6b-4d0c-b2e1-0f9f3f2a1b22",
+    ),
+    "temporary_folder": ("/var/bridle-codex-abc/x", "/var/bridle-codex-def/x"),
+}
+
+
+def verdict(sent: str, recorded: str, **rules: Any) -> Any:
+    return judge(rules.pop("noise", {}), **rules).text("tool result", sent, recorded)
+
+
+@pytest.mark.parametrize("rule", NOISE)
+def test_each_rule_of_noise_covers_its_own_text_and_nothing_beside_it(rule: str) -> None:
+    recorded, sent = NOISY[rule]
+    assert verdict(sent, recorded) == Verdict(Likeness.NOISE, f"tool result: {rule}")
+    beside = verdict(f"{sent}\nresult 5", f"{recorded}\nresult 4")
+    assert beside.likeness is Likeness.DIVERGED
+    assert "result 4" in beside.detail
+
+
+@pytest.mark.parametrize(
+    ("sent", "recorded", "likeness"),
+    [
+        ("a.txt\nb.txt", "b.txt\na.txt", Likeness.NOISE),
+        ("in /new/work", "in /old/work", Likeness.PLACE),
+        ("running with session ID 8001", "running with session ID 4", Likeness.HANDLE),
+        ("42", "41", Likeness.DIVERGED),
+        ("pytest 8.3", "pytest 8.2", Likeness.DIVERGED),
+    ],
+)
+def test_differences_get_their_names(sent: str, recorded: str, likeness: Likeness) -> None:
+    assert verdict(sent, recorded, places=[("/old", "/new")]).likeness is likeness
+
+
+def test_requests_differ_by_model_tools_and_number_of_messages() -> None:
+    then = Request(dialect="chat", model="m", messages=(Message("user", "hi"),))
+    results = (Message("tool", "1", tool_call_id="a"), Message("tool", "2", tool_call_id="b"))
+    for now, expected in (
+        (Request(dialect="chat", model="n", messages=then.messages), "model: 'm' was asked"),
+        (Request(dialect="chat", model="m", messages=()), "messages: 1 were sent, now 0"),
+        (Request(dialect="chat", model="m", messages=then.messages, tools=({},)), "tools: "),
+        (Request(dialect="chat", model="m", messages=results[:1]), "user was sent, now tool a"),
+    ):
+        found = judge({}).request(now, then)
+        assert found.likeness is Likeness.DIVERGED
+        assert expected in found.detail
+    one = Request(dialect="chat", model="m", messages=results)
+    other = Request(dialect="chat", model="m", messages=results[::-1])
+    assert judge({}).request(one, other).likeness is Likeness.SAME
+
+
+def test_minted_values_are_found_and_renamed_in_every_form() -> None:
+    old, new = "a" * 24, "b" * 24
+    forms = (f"call_{old}00", f"fc_{old}01|x", f"resp_{old}", f"bridle.{old}02", old)
+    for form in (*forms, as_base64(f"bridle.{old}02")):
+        body = f'{{"id": "{form}"}}'.encode()
+        assert echoed(body) == {f"call_{old}"}
+        changed = renamed(body, {f"call_{old}": f"call_{new}"})
+        assert echoed(changed) == {f"call_{new}"}
+        assert len(changed) == len(body)
+    assert echoed(old.upper().encode()) == frozenset()
+
+
+def works(request: Any) -> ScriptedReply:
+    """Two agents at a time, each told apart by its question; one tool call, then an answer."""
+    name = request.messages[0]["content"]
+    if request.messages[-1]["role"] == "tool":
+        return ScriptedReply(f"{name} is done.")
+    return ScriptedReply(tool_calls=(ScriptedCall("look", {"at": name}),))
+
+
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def asks(url: str, *messages: Any) -> Any:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    reply = client.chat.completions.create(model="m", messages=list(messages), tools=[TOOL])
+    return reply.choices[0].message
+
+
+def begins(url: str, name: str) -> list[Any]:
+    question = {"role": "user", "content": name}
+    reply = asks(url, question)
+    assert reply.tool_calls[0].function.arguments == f'{{"at": "{name}"}}'
+    result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "seen"}
+    return [question, reply.model_dump(exclude_none=True), result]
+
+
+def opened(bench: Any, **origin: Any) -> httpx.Response:
+    return httpx.post(f"{bench.url}/bridle/v1/sessions", json={"origin": origin}, timeout=60)
+
+
+def test_agents_that_arrive_in_another_order_get_their_own_replies(stage: Any, bench: Any) -> None:
+    stage.play = works
+    url = f"{bench.url}/s/agents"
+    for name in ("red", "blue"):
+        asks(url, *begins(url, name))
+    recorded = bench.calls()
+    asked = len(stage.requests)
+    again = f"{bench.url}/s/{opened(bench, session=recorded[0].session_id).json()['id']}"
+    both = {name: begins(again, name) for name in ("blue", "red")}
+    for name in ("red", "blue"):
+        assert asks(again, *both[name]).content == f"{name} is done."
+    assert len(stage.requests) == asked
+    live = asks(again, *both["red"], {"role": "assistant", "content": "red is done."})
+    assert live.tool_calls, "after the last recorded call the engine is asked"
+    assert len(stage.requests) == asked + 1
+
+
+def test_a_request_that_no_recorded_call_asks_is_refused_and_so_is_all_after_it(
+    stage: Any, bench: Any
+) -> None:
+    stage.play = works
+    url = f"{bench.url}/s/agents"
+    asks(url, *begins(url, "red"))
+    recorded = bench.calls()
+    asked = len(stage.requests)
+    again = opened(bench, session=recorded[0].session_id, call=recorded[1].id).json()["id"]
+    messages = begins(f"{bench.url}/s/{again}", "red")
+    messages[-1]["content"] = "hidden"
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="turn 2, diverged: tool result"):
+            asks(f"{bench.url}/s/{again}", *messages)
+    assert len(stage.requests) == asked
+    new = bench.reader.calls(again)
+    assert [call.status for call in new] == ["complete", "failed", "failed"]
+    assert [note.name for note in new[1].notes] == ["replay_diverged"]
+
+
+def test_an_origin_that_cannot_be_replayed_is_refused(stage: Any, bench: Any) -> None:
+    stage.play = works
+    begins(f"{bench.url}/s/agents", "red")
+    session = bench.call().session_id
+    for origin, expected in (
+        ({"session": "ses_none"}, "no session ses_none"),
+        ({"session": session, "call": "call_none"}, "call call_none is no complete call"),
+    ):
+        refused = opened(bench, **origin)
+        assert refused.status_code == 422
+        assert expected in refused.json()["error"]["message"]
+    assert len(list(bench.reader.sessions())) == 1
+
+
+def test_a_re_entry_does_not_go_on_in_another_process(
+    stage: Any, bench: Any, start_proxy: Any
+) -> None:
+    stage.play = works
+    messages = begins(f"{bench.url}/s/agents", "red")
+    recorded = bench.call()
+    again = opened(bench, session=recorded.session_id).json()["id"]
+    begins(f"{bench.url}/s/{again}", "red")
+    other = start_proxy(stage.engine.base_url)
+    with pytest.raises(openai.ConflictError, match="another process began"):
+        asks(f"{other.url}/s/{again}", *messages)
