@@ -13,6 +13,7 @@ from bridle.extras import missing_extra
 from bridle.proxy.deployment import Deployment
 from bridle.proxy.dialects.dialect import Dialect, Provider, StoredReplies
 from bridle.proxy.dialects.registry import providers
+from bridle.proxy.engines.beside import BesideChat
 from bridle.proxy.engines.models import ModelRoutes
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import PoolTemplate
@@ -56,6 +57,7 @@ class Services:
     feed_readers: tuple[Reader, ...]
     """The readers of the further stores of the feed."""
     models: ModelRoutes
+    beside: BesideChat
     budgets: Budgets
     in_flight: InFlight
     sessions: Sessions
@@ -124,6 +126,7 @@ class Services:
             reader=reader,
             feed_readers=tuple(map(Reader, settings.feed_stores)),
             models=models,
+            beside=BesideChat(settings),
             budgets=Budgets(reader, settings.budget),
             in_flight=InFlight(settings.limits.in_flight_bytes),
             sessions=sessions,
@@ -154,6 +157,7 @@ class Services:
         await self.deployment.close()
         await self.watch.close()
         await self.models.close()
+        await self.beside.close()
         await self.call_warnings.close()
         await asyncio.to_thread(self.writer.close)
         for reader in (self.reader, *self.feed_readers):

@@ -160,6 +160,20 @@ class OtherModel:
     """Name of the environment variable from which ``bridle proxy`` takes ``api_key``."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherRoute:
+    """An upstream for routes beside chat, such as ``/v1/embeddings``.
+
+    What it replies is recorded and passed on as it is.
+    """
+
+    url: str
+    """Its base URL, without ``/v1``."""
+    api_key: str | None = field(default=None, repr=False)
+    key_variable: str | None = None
+    """Name of the environment variable from which ``bridle proxy`` takes ``api_key``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """The settings of a proxy that ``bridle proxy`` reads from ``--config FILE`` and ``--set``."""
@@ -171,6 +185,9 @@ class ProxyConfig:
     other_models: Mapping[str, OtherModel] = field(default_factory=dict)
     """Models other than the policies, by the model name in the client's request or by a pattern of
     names such as ``*-haiku-*``."""
+    routes: Mapping[str, OtherRoute] = field(default_factory=dict)
+    """Upstreams for routes beside chat, by the part of the path after ``/v1``: ``embeddings``,
+    ``moderations``, ``rerank``, ``images``, ``audio``, ``files`` or ``batches``."""
     policies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Base URLs of the engines that serve each further trained policy, by the policy's name, which
     clients give as their model. Requests to them carry ``upstream_api_key``. All policies of a
@@ -281,6 +298,7 @@ class ProxySettings(ProxyConfig):
     def own_keys(self) -> tuple[bytes, ...]:
         """The keys that an engine may know and a client may not, as they appear in its replies."""
         others = [one.api_key for one in self.other_models.values()]
+        others += [one.api_key for one in self.routes.values()]
         keys = {key for key in (self.admin_key, self.upstream_api_key, *others) if key}
         return tuple([key.encode() for key in sorted(keys) if len(key) >= SHORTEST_KEY])
 

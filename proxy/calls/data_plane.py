@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 from msgspec import structs
 
+from bridle.proxy.calls.beside import record_at_once, serve_beside
 from bridle.proxy.calls.call import Call
 from bridle.proxy.calls.replayed import serve_replayed
 from bridle.proxy.continuation.roles import RoleRules
@@ -29,7 +30,7 @@ from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import ApiError, Parse, Request
 from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.in_flight import Held
-from bridle.store.call import CallBegun, CallEnded
+from bridle.store.call import CallEnded
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import CallKind, CallStatus, Note
@@ -48,6 +49,7 @@ class DataPlane:
             Action.MODELS: self._models,
             Action.STORED: self._stored,
             Action.HELLO: self._hello,
+            Action.BESIDE: self._beside,
         }
 
     async def serve(self, route: Route, client: Client) -> None:
@@ -292,20 +294,11 @@ class DataPlane:
                 notes=request.notes,
                 policy=to.policy,
             )
-            await self._record_count(begun, ended, watch)
+            await record_at_once(services, begun, ended, watch)
         await client.respond(200, reply)
 
-    async def _record_count(self, begun: CallBegun, ended: CallEnded, watch: Stopwatch) -> None:
-        services = self._services
-        try:
-            services.writer.begin_call(begun)
-            await services.writer.end_call(ended)
-        except StoreUnavailable as error:
-            services.metrics.unrecorded.inc()
-            if services.settings.when_store_is_down == "fail":
-                raise store_unavailable() from error
-            return
-        services.metrics.count_call(begun.dialect, begun.started_at, ended, watch.now())
+    async def _beside(self, route: Route, client: Client, held: Held) -> None:
+        await serve_beside(self._services, route, client, held)
 
     async def _hello(self, _: Route, client: Client, __: Held) -> None:
         await client.respond(200, b"")

@@ -30,6 +30,8 @@ class Action(Enum):
     HELLO = auto()
     STORED = auto()
     """Read or delete a stored reply."""
+    BESIDE = auto()
+    """Pass a request that is no chat on to the upstream for it."""
     NOTHING = auto()
     """A path that another dialect's pattern would match although nothing is served there."""
 
@@ -50,8 +52,8 @@ class ApiPath:
 
     pattern: str
     """A regular expression for the whole path. Its named groups are the route's parameters: a path
-    of ``MODELS`` may have ``model``, and one of ``STORED`` has ``response`` and, if it is about the
-    reply's input, ``part``."""
+    of ``MODELS`` may have ``model``, one of ``STORED`` has ``response`` and, if it is about the
+    reply's input, ``part``, and one of ``BESIDE`` has ``route`` and ``rest``."""
     action: Action = Action.GENERATE
     methods: str = "POST"
     """The permitted method, or several with commas between."""

@@ -36,7 +36,9 @@ NOTED: Final[Mapping[str, ColumnElement[bool]]] = {
     "complete": _COMPLETE,
     "failed": calls.c.status.in_([CallStatus.FAILED, CallStatus.INTERRUPTED]),
     "quarantined": calls.c.status == CallStatus.QUARANTINED,
-    "without_ids": _COMPLETE & (func.coalesce(calls.c.sampled_tokens, 0) == 0),
+    "without_ids": _COMPLETE
+    & (func.coalesce(calls.c.sampled_tokens, 0) == 0)
+    & calls.c.request_messages.is_not(None),
     "length": _COMPLETE & (calls.c.finish_reason == "length"),
     "greedy": _COMPLETE & (json_value(calls.c.sampling, "temperature").as_float() == 0),
     "broken": calls.c.break_reason.is_not(None),

@@ -48,7 +48,7 @@ def test_a_request_has_one_route(
         ("POST", "/v1/models/m:predict", "google"),
         ("POST", "/v1/responses/compact", "responses"),
         ("POST", "/v1/messages/batches", "messages"),
-        ("POST", "/v1/embeddings", "chat"),
+        ("POST", "/v1/classify", "chat"),
         ("POST", "/s//v1/chat/completions", "chat"),
     ],
 )

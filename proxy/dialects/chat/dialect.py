@@ -47,6 +47,11 @@ CHAT: Final = Dialect(
         ApiPath("/v1/chat/completions"),
         ApiPath("/v1/models", Action.MODELS, "GET"),
         ApiPath("/v1/models/(?P<model>.+)", Action.MODELS, "GET"),
+        ApiPath(
+            "/v1/(?P<route>embeddings|moderations|rerank|images|audio|files|batches)(?P<rest>/.*)?",
+            Action.BESIDE,
+            "GET, POST, DELETE",
+        ),
     ),
     parse=request.parse,
     parse_on=request.parse_on,

@@ -100,7 +100,10 @@ def proxy(
     config = replace(
         config,
         log_format=config.log_format or "text",
-        other_models={name: with_key(name, one) for name, one in config.other_models.items()},
+        other_models={
+            name: with_key(f"other_models.{name}", one) for name, one in config.other_models.items()
+        },
+        routes={name: with_key(f"routes.{name}", one) for name, one in config.routes.items()},
     )
     try:
         settings = ProxySettings(
