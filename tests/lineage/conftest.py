@@ -178,6 +178,7 @@ def recorded(turn: Turn) -> SimpleNamespace:
         session_id=turn.session_id,
         dialect="chat",
         parent_call_id=turn.parent_call_id,
+        replayed_call_id=None,
         status=turn.status,
         notes=(),
         replies=tuple(choice.message for choice in turn.choices),

@@ -117,6 +117,7 @@ def texts_of(call: CallRow) -> str:
 def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> None:
     session = LoadedSession.load(gallery.reader, gallery.sessions[0])
     decided = {reply.call_id: ruling for reply, ruling in rulings(session, DEFAULT_RULES).items()}
+    pieces = gallery.reader.vocabulary(session.record.vocabulary)
     for number, call in enumerate(session.calls, start=1):
         if not call.sampled_tokens:
             continue
@@ -125,7 +126,11 @@ def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> N
         (strip,) = found["strips"]
         span = session.sampled[call.id][0].span
         assert [token[0] for token in strip["tokens"]] == span.token_ids.tolist()
-        assert "".join(token[1] for token in strip["tokens"]).strip() in texts_of(call)
+        wrote = [pieces[token[0]] for token in strip["tokens"]]
+        assert [token[1] for token in strip["tokens"]] == [
+            p.decode(errors="replace") for p in wrote
+        ]
+        assert b"".join(wrote).decode().strip() in texts_of(call)
         assert [token[2] for token in strip["tokens"]] == span.logprobs.tolist()  # type: ignore[union-attr]
         trained = [token[4] is None for token in strip["tokens"]]
         assert trained == decided[call.id].mask().tolist()
