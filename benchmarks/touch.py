@@ -154,7 +154,7 @@ def _add_column(checkout: Path) -> None:
         '    kind: Annotated[CallKind, Fact("The purpose of the call"',
         '    waited_s: Annotated[float | None, Fact("Seconds until the engine took it")] = None\n',
     )
-    _insert(checkout / "proxy/calls/call.py", "            status=status,\n            notes=(",
+    _insert(checkout / "proxy/calls/call.py", "            status=status,\n            notes=",
             "            waited_s=1.5,\n")  # fmt: skip
     versions = checkout / "store/schema/migrations/versions"
     last = max(path.name.split("_")[0] for path in versions.glob("[0-9]*.py"))
