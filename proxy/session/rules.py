@@ -8,7 +8,6 @@ of other processes are not, so several processes may overdraw by the calls that 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -126,7 +125,7 @@ class Budgets:
         Return ``None`` if the call is permitted. Ask before the call begins.
         """
         record = session.record
-        if budget.wall_s is not None and time.time() - record.created_at >= budget.wall_s:
+        if budget.wall_s is not None and session.age() >= budget.wall_s:
             return _exhausted("wall_s", f"{budget.wall_s:g} s of time", record)
         if budget.calls is None and budget.tokens is None:
             return None

@@ -11,6 +11,7 @@ Everything here can be read again from the store. A call's way through it::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ class Session:
     """A session in memory; the module shows the order of the methods."""
 
     __slots__ = (
+        "_began",
         "calls",
         "homes",
         "id",
@@ -71,6 +73,11 @@ class Session:
         """Whether the session's calls in the store have been read."""
         self.size = 0
         """Bytes held, when last measured."""
+        self._began = time.monotonic() - (time.time() - record.created_at)
+
+    def age(self) -> float:
+        """Return the seconds since its creation. The clock may be set while it is in memory."""
+        return time.monotonic() - self._began
 
     def measure(self) -> int:
         """Update ``size``, the approximate number of bytes held, and return its growth."""

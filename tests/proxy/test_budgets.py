@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_time_that_is_up_is_up(bench: Any) -> None:
     session = opened(bench, wall_s=0)
     assert ask(session).status_code == 429
     assert ask(opened(bench, wall_s=3600)).status_code == 200
+
+
+def test_a_clock_that_is_set_takes_no_time_from_a_session(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, now = opened(bench, wall_s=3600), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 24 * 3600)
+    assert ask(session).status_code == 200
 
 
 def test_concurrent_calls_cannot_overdraw(bench: Any, stage: Any) -> None:
