@@ -22,7 +22,7 @@ import msgspec
 
 from bridle.proxy.engines.circuit import CircuitState
 from bridle.proxy.engines.engine import PooledEngine
-from bridle.proxy.engines.request import AssistantFields
+from bridle.proxy.engines.request import UpstreamFields
 from bridle.proxy.engines.weights import other_weights
 from bridle.proxy.periodic import Periodic
 from bridle.proxy.settings import ProxySettings, engine_base
@@ -158,7 +158,7 @@ class EnginePool:
         """
         self.gate = PolicyGate()
         self.model = model
-        self.assistant_fields = AssistantFields()
+        self.upstream_fields = UpstreamFields()
         self._settings = settings
         self.limits = settings.limits
         self.own_keys = settings.own_keys

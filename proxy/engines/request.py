@@ -54,25 +54,45 @@ _NAMES: Final = (*REASONING, "reasoning_details", "extra_content", "thought_sign
 _MENTIONS: Final = {name: re.compile(rf"(?<![a-z_]){name}(?![a-z_])") for name in _NAMES}
 
 
-class AssistantFields:
+LIMIT: Final = "max_tokens"
+LATER_LIMIT: Final = "max_completion_tokens"
+"""The two names of the largest number of tokens of a reply."""
+_UNSUPPORTED: Final = re.compile(
+    r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed"
+)
+
+
+class UpstreamFields:
     """The fields that one upstream takes, as learned from its replies and refusals."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
+        """The opaque fields of assistant messages."""
+        self.limit: str | None = None
+        """The name that it takes of :data:`LIMIT` and :data:`LATER_LIMIT`, if it refused one."""
         self._refused: set[str] = set()
 
     def sent(self, names: Iterable[str]) -> None:
         """Record that the upstream sent these fields."""
         self.taken |= set(names) - self._refused
 
-    def learn(self, error: ApiError, offered: frozenset[str]) -> bool:
-        """Learn from the refusal of a request that had the ``offered`` fields to send.
+    def learn(self, error: ApiError, request: EngineRequest) -> str:
+        """Learn from the refusal of a request.
 
-        Return True if other fields are sent from now on.
+        Return the names of what is sent otherwise from now on; an empty text if nothing is.
         """
         if error.kind != "invalid_request":
-            return False
+            return ""
         text = f"{error.message} {error.param or ''}".lower()
+        sent = request.limit(self)
+        if sent is not None and re.search(rf"(?<![a-z_]){sent}(?![a-z_])", text):
+            other = LIMIT if sent == LATER_LIMIT else LATER_LIMIT
+            if _UNSUPPORTED.search(text) and self.limit is None:
+                self.limit = other
+                return other
+        return ", ".join(sorted(self._learned_opaque(text, request.opaque_names)))
+
+    def _learned_opaque(self, text: str, offered: frozenset[str]) -> set[str]:
         named = {name for name, pattern in _MENTIONS.items() if pattern.search(text)}
         if "thought_signature" in named:
             named.add("extra_content")
@@ -84,7 +104,7 @@ class AssistantFields:
         elif missing:
             self._refused -= missing
             self.taken |= missing
-        return bool(refused or missing)
+        return refused or missing
 
 
 class OpaqueFields(NamedTuple):
@@ -151,6 +171,9 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     grammar: str = ""
     """Names of the request fields that make the engine use constrained decoding; empty if there are
     none."""
+    external: bool = False
+    later: bool = False
+    """Whether the client used :data:`LATER_LIMIT`."""
     opaque: tuple[OpaqueFields, ...] = ()
     """The fields of assistant messages that an external upstream may want back; empty for our
     engines."""
@@ -165,17 +188,22 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
         """The names in :attr:`opaque`."""
         return frozenset(name for one in self.opaque for name in one.names)
 
-    def body(self, model: str, taken: set[str] | None = None) -> tuple[bytes, ...]:
+    def limit(self, upstream: UpstreamFields) -> str | None:
+        """Return the name under which an external upstream gets the largest number of tokens."""
+        if not self.external or LIMIT not in self.fields:
+            return None
+        return upstream.limit or (LATER_LIMIT if self.later else LIMIT)
+
+    def body(self, model: str, upstream: UpstreamFields | None = None) -> tuple[bytes, ...]:
         """Return the pieces of the JSON for an engine that calls the model ``model``.
 
-        The engine takes the ``taken`` opaque fields of assistant messages.
+        ``upstream`` is known of an external one.
 
         Raises :class:`ApiError` if a value cannot be written (an integer beyond 64 bits).
         """
         fields = self.fields
-        if self.opaque and taken:
-            messages = with_opaque_fields(fields["messages"], self.opaque, taken)
-            fields = {**fields, "messages": messages}
+        if self.external and upstream is not None:
+            fields = self._written_for(upstream)
         try:
             body = orjson.dumps({"model": model, **fields}, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:
@@ -188,6 +216,14 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
         for name, value in self.written.items():
             pieces += (b',"%b":' % name.encode(), *value)
         return (*pieces, b"}")
+
+    def _written_for(self, upstream: UpstreamFields) -> dict[str, Any]:
+        fields = dict(self.fields)
+        if self.opaque and upstream.taken:
+            fields["messages"] = with_opaque_fields(fields["messages"], self.opaque, upstream.taken)
+        if (limit := self.limit(upstream)) is not None:
+            fields[limit] = fields.pop(LIMIT)
+        return fields
 
     def sampler(self, engine: EngineSampling) -> Sampler:
         """Return the sampler that the reply is drawn from, given the engine's own sampling."""
@@ -253,6 +289,8 @@ def engine_request(
         detail=request.wants.logprobs,
         sampling=effective,
         grammar=constraint(request),
+        external=external,
+        later=request.names.get(LIMIT) == LATER_LIMIT,
         opaque=opaque_fields(request.messages) if external else (),
         written=written,
         reshaping=_reshaping(request) if request.extra else (),
@@ -291,7 +329,7 @@ def _chat(request: Request, external: bool) -> list[dict[str, Any]]:
         messages.append(message.to_chat())
     if external:
         # Providers refuse fields that they do not know; those that one wants back are added when
-        # it is asked (:class:`AssistantFields`).
+        # it is asked (:class:`UpstreamFields`).
         for chat in messages:
             chat.pop("reasoning", None)
     return messages

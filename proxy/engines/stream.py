@@ -95,20 +95,20 @@ class EngineStream:
     async def open(self) -> None:
         """Send the request and return when an engine has taken it. Raises :class:`ApiError`."""
         tried: list[PooledEngine] = []
-        fields, may_learn = self._pool.assistant_fields, bool(self._request.opaque)
+        fields, may_learn = self._pool.upstream_fields, self._request.external
         while True:
             engine = self._pool.choose(self._session.id, self._session.homes, tried)
             if engine in tried:
                 await asyncio.sleep(_PAUSES_S[min(len(tried), len(_PAUSES_S)) - 1])
             model = await self._pool.model_name(engine, self._request.model)
-            body = self._request.body(model, fields.taken)
+            body = self._request.body(model, fields)
             try:
                 await self._ask(engine, body)
                 return
             except ApiError as error:
-                if may_learn and fields.learn(error, self._request.opaque_names):
+                if may_learn and (learned := fields.learn(error, self._request)):
                     may_learn = False
-                    self._notes.append(Note("upstream_fields_learned", ", ".join(fields.taken)))
+                    self._notes.append(Note("upstream_fields_learned", learned))
                     continue
                 tried.append(engine)
                 if not self._may_retry(error, tried):
@@ -148,7 +148,7 @@ class EngineStream:
         if not engine.circuit.calm:
             engine.circuit.succeeded()
         if self._pool.external:
-            self._pool.assistant_fields.sent(self._decoder.opaque_names)
+            self._pool.upstream_fields.sent(self._decoder.opaque_names)
         version = engine.serves.version
         if version != self._asked_version and not self._request.stream:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
