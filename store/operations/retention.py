@@ -59,6 +59,13 @@ def _delete_owned(connection: Connection, session_ids: list[str]) -> int:
 
     Return the number of deleted calls.
     """
+    # On PostgreSQL, nobody may add rows of a session between their deletion and its own.
+    connection.execute(
+        select(sessions.c.id)
+        .where(sessions.c.id.in_(session_ids))
+        .order_by(sessions.c.id)
+        .with_for_update()
+    )
     count = select(func.count()).where(calls.c.session_id.in_(session_ids))
     number = connection.execute(count).scalar_one()
     remove_documents(connection, session_ids)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select, text
@@ -14,7 +15,9 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus, Conversation, Message, TaskRecord
 from bridle.store.reward import Reward
 from bridle.store.schema.database import connect, migrate, transaction
+from bridle.store.schema.derived import session_totals
 from bridle.store.schema.tables import bodies, metadata, writers
+from bridle.store.writing.sums import summarize
 from bridle.store.writing.writer import Writer
 
 SECRET = b"the-secret-of-the-first-session"
@@ -85,6 +88,22 @@ def test_forgetting_everything_leaves_no_body(url, writer, reader, calls):
     forget(reader.engine, made)
     with reader.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(bodies)).scalar() == 0
+
+
+def test_sums_that_are_being_written_keep_no_session(url, writer, calls):
+    made, _ = record(writer, calls)
+    mine, theirs = connect(url), connect(url, writes=True)
+    with ThreadPoolExecutor(1) as thread:
+        with transaction(theirs) as connection:
+            summarize(connection, made.id)
+            forgetting = thread.submit(forget, mine, [made.id])
+            time.sleep(0.5)  # it waits for this transaction
+            assert not forgetting.done()
+        assert forgetting.result(30).sessions == 1
+    with mine.connect() as connection:
+        assert connection.execute(select(session_totals)).all() == []
+    mine.dispose()
+    theirs.dispose()
 
 
 def test_what_was_forgotten_is_not_in_the_files_any_more(tmp_path, calls):
