@@ -89,6 +89,7 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
         expect(lines).to_have_count(24)
     page.locator("select[name=order]").select_option("oldest")
     expect(lines.first).to_contain_text("gallery-0")
+    expect(page).to_have_url(re.compile("order=oldest"))
     page.reload()
     expect(lines.first).to_contain_text("gallery-0")
 
