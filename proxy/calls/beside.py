@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,14 +36,13 @@ async def serve_beside(services: Services, route: Route, client: Client, held: H
     if session is None:
         services.metrics.events.labels("beside_without_session").inc()
     else:
-        asked, replied = _fields(body), _fields(reply.body)
         begun = CallBegun(
             id=new_id("call"),
             session_id=session.id,
             dialect=name,
             started_at=watch.started_at,
             stream=False,
-            model_requested=str(asked.get("model", "")).replace("\0", ""),
+            model_requested=str(_read(body).model).replace("\0", ""),
             headers=kept_headers(client.headers),
             request_body=body,
         )
@@ -59,7 +57,7 @@ async def serve_beside(services: Services, route: Route, client: Client, held: H
             reason="upstream_error" if refused else None,
             error={"status": reply.status} if refused else {},
             response_body=reply.body,
-            usage=_counts(replied.get("usage")),
+            usage=_counts(_read(reply.body).usage),
         )
         await record_at_once(services, begun, ended, watch)
     await client.respond(reply.status, reply.body, reply.content_type.encode("latin-1"))
@@ -80,13 +78,19 @@ async def record_at_once(
     services.metrics.count_call(begun.dialect, begun.started_at, ended, watch.now())
 
 
-def _fields(body: bytes) -> Mapping[str, Any]:
-    """Return the fields of a JSON object; none of any other body."""
+class _Fields(msgspec.Struct):
+    """The fields that the record has apart. Long lists beside them are skipped, not made."""
+
+    model: Any = ""
+    usage: Any = None
+
+
+def _read(body: bytes) -> _Fields:
+    """Return the fields of a JSON object; those of an empty one for any other body."""
     try:
-        found = msgspec.json.decode(body)
+        return msgspec.json.decode(body, type=_Fields)
     except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return _Fields()
 
 
 def _counts(usage: Any) -> dict[str, int]:

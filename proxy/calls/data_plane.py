@@ -192,8 +192,7 @@ class DataPlane:
         self, route: Route, client: Client, caller: Caller, body: bytes
     ) -> Request:
         """Return the request of another ``body`` that came by the same route."""
-        query = dict(parse_qsl(client.scope["query_string"].decode("latin-1")))
-        request = route.dialect.parse(body, dict(route.parameters), query)
+        request = route.dialect.parse(body, dict(route.parameters), _query(client))
         return await self._whole(route, caller, request, body)
 
     async def _whole(self, route: Route, caller: Caller, request: Request, body: bytes) -> Request:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 
 from bridle.proxy.dialects.dialect import Dialect
@@ -20,8 +19,6 @@ from bridle.store.call import EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import CallStatus
-
-log = logging.getLogger("bridle.proxy")
 
 
 async def serve_replayed(
