@@ -222,4 +222,3 @@ def _as_sampled(reply: Message) -> Message:
         for call in reply.tool_calls
     ]
     return structs.replace(reply, tool_calls=tuple(calls))
-

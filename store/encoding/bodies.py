@@ -102,9 +102,7 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (
     return dump_json(said) if said else b""
 
 
-def pack_request(
-    data: bytes, base: Earlier | None, texts: bytes, alike: int = 0
-) -> Packed | None:
+def pack_request(data: bytes, base: Earlier | None, texts: bytes, alike: int = 0) -> Packed | None:
     """Pack ``data`` as a splice of ``base``.
 
     Return ``None`` if they share too little or the chain is too long. ``texts`` are those of the
