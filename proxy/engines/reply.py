@@ -47,7 +47,13 @@ from bridle.proxy.wire.canonical import (
     Tokens,
     Usage,
 )
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
+from bridle.proxy.wire.cut_ids import (
+    PLACEHOLDER,
+    WORTH_CUTTING,
+    KnownPrompt,
+    PromptCut,
+    cut_prompt_ids,
+)
 from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -108,6 +114,8 @@ class ReplyDecoder:
         self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
         self._known_prompt = known_prompt
+        self.arriving = None if known_prompt is None else PromptCut(known_prompt)
+        """Takes the prompt's ids out of a stream before it is cut into payloads."""
         self._tools = tools
         self._started = False
         self._prompt: Sequence[int] | TokenIds | None = None
@@ -224,7 +232,9 @@ class ReplyDecoder:
         Raises :class:`ApiError` if it is malformed or reports an error.
         """
         cut = None
-        if len(payload) >= WORTH_CUTTING:
+        if self.arriving is not None and self.arriving.taken_from(payload):
+            cut, self.arriving = self.arriving.taken, None
+        elif len(payload) >= WORTH_CUTTING:
             payload, cut = cut_prompt_ids(payload, self._known_prompt)
         if cleaned is not None:
             payload = cleaned(payload)
