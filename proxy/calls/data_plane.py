@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from urllib.parse import parse_qsl
 
@@ -28,7 +28,7 @@ from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import ApiError, Parse, Request
-from bridle.proxy.wire.histories import History, Parsed
+from bridle.proxy.wire.histories import History, Known, Parsed
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallEnded
 from bridle.store.clock import Stopwatch
@@ -172,10 +172,14 @@ class DataPlane:
         """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
+        known: Sequence[History] = ()
+        if route.dialect.parse_on is not None and route.at.action is Action.GENERATE:
+            known = self._known(caller, route, identity)
+        earlier = [one.body for one in known]
+        body, repeats = await client.body_after(earlier, services.settings.limits, held)
         path, query = dict(route.parameters), _query(client)
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
-            parsed = parse_on(body, path, query, self._known(caller, route, identity))
+            parsed = parse_on(body, path, query, Known(known, repeats))
         else:
             parsed = Parsed(parse(body, path, query))
         if "\0" in parsed.request.model:

@@ -9,7 +9,7 @@ converted one by one, with :func:`convert` or :func:`typed`. Every mismatch rais
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 import orjson
 
 from bridle.proxy.wire.canonical import ApiError, Request, Sampling
-from bridle.proxy.wire.histories import History, Parsed, Reading, cut, extended, is_marked
+from bridle.proxy.wire.histories import Known, Parsed, Reading, cut, extended, is_marked
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -52,12 +52,12 @@ def decode(body: bytes) -> Json:
 
 
 def read_on(
-    body: bytes, key: str, known: Sequence[History], parse: Callable[[Json, Reading], Request]
+    body: bytes, key: str, known: Known, parse: Callable[[Json, Reading], Request]
 ) -> Parsed:
     """Return the request of a body whose messages are the array of that ``key``.
 
     ``parse`` makes it from the decoded fields, and passes the array to the reading that it gets.
-    ``known`` are the histories that the body may go on from. Raise :class:`ApiError`.
+    The body may go on from those that are ``known``. Raise :class:`ApiError`.
     """
     if (found := cut(body, key, known)) is not None:
         with suppress(ApiError):  # the whole body shows where the fault is

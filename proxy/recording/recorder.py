@@ -29,6 +29,7 @@ from bridle.proxy.wire.canonical import (
     prefilled,
 )
 from bridle.proxy.wire.fold import Fold
+from bridle.proxy.wire.histories import Repeats
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
@@ -93,7 +94,7 @@ class Recorder:
         watch: Stopwatch,
         link: Link,
         prompt: CallPrompt,
-        repeats: tuple[bytes, int] | None = None,
+        repeats: Repeats | None = None,
     ) -> Recording:
         """Begin the record of a call, whose times are those of ``watch``.
 
@@ -287,7 +288,7 @@ def begun_call(
     headers: Mapping[str, str],
     started_at: float,
     link: Link | None = None,
-    repeats: tuple[bytes, int] | None = None,
+    repeats: Repeats | None = None,
 ) -> CallBegun:
     """Return the beginning of a call's record.
 

@@ -91,19 +91,65 @@ class History(msgspec.Struct, frozen=True, gc=False):
     """The index after each element of the array."""
     checkpoints: tuple[Checkpoint, ...] = ()
 
-    def shared(self, body: bytes, start: int) -> tuple[int, int]:
+    def shared(self, body: bytes, start: int, repeats: Repeats | None) -> tuple[int, int]:
         """Compare with the array at ``start`` of ``body``.
 
         Return the numbers of leading elements and of leading bytes that both have.
         """
         if not self.ends:
             return 0, 0
-        same = common_bytes(self.body, body, self.start, start)
+        same = 0
+        if repeats is not None and repeats.earlier is self.body and start == self.start:
+            same = max(0, repeats.count - start)
+        same += common_bytes(self.body, body, self.start + same, start + same)
         count = bisect_right(self.ends, self.start + same)
         moved = start - self.start
         while count and body[(end := self.ends[count - 1] + moved) : end + 1] not in (b",", b"]"):
             count -= 1  # a number may go on, and other white space than before may follow
         return count, same
+
+
+class Repeats(NamedTuple):
+    """The beginning of a body that an earlier body has, too."""
+
+    earlier: bytes
+    count: int
+    """Number of bytes that both begin with."""
+
+
+class Arriving:
+    """A body while it arrives. What it repeats of an earlier body is compared and not kept."""
+
+    def __init__(self, earlier: Sequence[bytes]) -> None:
+        """``earlier`` are the bodies that it may repeat, the most likely first."""
+        self._earlier = earlier
+        self._repeated: bytes | None = None
+        self._count = 0
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        """Add the bytes that follow those which have come."""
+        if self._pieces:
+            self._pieces.append(piece)
+            return
+        if not self._count:
+            self._repeated = next((one for one in self._earlier if one.startswith(piece)), None)
+        if self._repeated is None:
+            self._pieces.append(piece)
+            return
+        if self._repeated.startswith(piece, self._count):
+            self._count += len(piece)
+            return
+        same = common_bytes(self._repeated, piece, self._count)
+        self._count += same
+        self._pieces.append(piece[same:])
+
+    def body(self) -> tuple[bytes, Repeats | None]:
+        """Return the whole body, and what it repeats."""
+        if self._repeated is None or not self._count:
+            return b"".join(self._pieces), None
+        start = memoryview(self._repeated)[: self._count]
+        return b"".join((start, *self._pieces)), Repeats(self._repeated, self._count)
 
 
 class Parsed(NamedTuple):
@@ -112,13 +158,21 @@ class Parsed(NamedTuple):
     request: Request
     history: History | None = None
     """``None`` if the body is not worth remembering."""
-    repeats: tuple[bytes, int] | None = None
-    """An earlier body, and a number of bytes that this one begins with alike."""
+    repeats: Repeats | None = None
 
 
-ParseOn = Callable[[bytes, Mapping[str, str], Mapping[str, str], "Sequence[History]"], Parsed]
-"""A function like :data:`bridle.proxy.wire.canonical.Parse`, with the histories that the body may
-go on from, the latest first."""
+class Known(NamedTuple):
+    """What is known of the earlier bodies of a client."""
+
+    histories: Sequence[History] = ()
+    """The histories that a body may go on from, the latest first."""
+    repeats: Repeats | None = None
+    """What the body is known to repeat."""
+
+
+ParseOn = Callable[[bytes, Mapping[str, str], Mapping[str, str], Known], Parsed]
+"""A function like :data:`bridle.proxy.wire.canonical.Parse`, with what is known of earlier
+bodies."""
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
@@ -140,12 +194,12 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
         """Number of the elements that are cut out."""
         return self.before[-1].count
 
-    def repeats(self, body: bytes) -> tuple[bytes, int] | None:
-        """Return :attr:`Parsed.repeats` for the whole body."""
+    def repeats(self, body: bytes) -> Repeats | None:
+        """Return what the whole body repeats of the earlier one."""
         earlier, start = self.history.body, self.start
         if start != self.history.start or not body.startswith(memoryview(earlier)[:start]):
             return None
-        return earlier, start + self.same
+        return Repeats(earlier, start + self.same)
 
 
 def array_start(body: bytes, key: bytes) -> int:
@@ -159,19 +213,19 @@ def array_start(body: bytes, key: bytes) -> int:
     return -1
 
 
-def cut(body: bytes, key: str, known: Sequence[History]) -> Cut | None:
+def cut(body: bytes, key: str, known: Known) -> Cut | None:
     """Return the body without the elements that it shares with one of the ``known`` histories.
 
     Return ``None`` if it shares too little.
     """
-    if len(body) < SHORTEST or not known:
+    if len(body) < SHORTEST or not known.histories:
         return None
     start = array_start(body, key.encode())
     if start < 0:
         return None
-    best, most, same = known[0], 0, 0
-    for history in known:
-        count, alike = history.shared(body, start)
+    best, most, same = known.histories[0], 0, 0
+    for history in known.histories:
+        count, alike = history.shared(body, start, known.repeats)
         if count > most:
             best, most, same = history, count, alike
         if 2 * count > len(history.ends):

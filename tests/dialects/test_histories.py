@@ -14,7 +14,7 @@ from bridle.proxy.dialects import body as bodies
 from bridle.proxy.dialects.registry import DIALECTS
 from bridle.proxy.wire import histories
 from bridle.proxy.wire.canonical import ApiError, Request
-from bridle.proxy.wire.histories import History
+from bridle.proxy.wire.histories import Arriving, History, Known, Repeats
 from bridle.store.records import new_id
 
 
@@ -134,6 +134,21 @@ def written(chance: random.Random, talk: Talk, messages: list[Any]) -> bytes:
     return text.encode()
 
 
+def repeats_of(chance: random.Random, body: bytes, known: list[History]) -> Repeats | None:
+    """Return what the body repeats, as it is found while the body arrives in pieces."""
+    arriving = Arriving([one.body for one in known])
+    at = 0
+    while at < len(body):
+        step = chance.randrange(1, len(body) + 1)
+        arriving.add(body[at : at + step])
+        at += step
+    whole, repeats = arriving.body()
+    assert whole == body
+    if repeats is not None:
+        assert repeats.earlier[: repeats.count] == body[: repeats.count]
+    return repeats
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dialect", TALKS)
 def test_a_body_that_goes_on_is_read_as_a_whole_one(
@@ -155,7 +170,11 @@ def test_a_body_that_goes_on_is_read_as_a_whole_one(
                 messages = [*messages, chance.choice(ODD)]
             body = written(chance, talk, messages)
             decoded.clear()
-            found = outcome(lambda body=body, known=known: parse_on(body, PATH, {}, known))
+            found = outcome(
+                lambda body=body, known=known: parse_on(
+                    body, PATH, {}, Known(known, repeats_of(chance, body, known))
+                )
+            )
             read_on += len(decoded) == 1 and decoded[0] != body
             if not isinstance(found[0], Request):
                 assert found == outcome(lambda body=body: parse(body, PATH, {}))
@@ -181,12 +200,12 @@ def test_only_what_is_new_is_read(dialect: str, monkeypatch: pytest.MonkeyPatch)
     messages = [said.replace("It", f"({number})") for number in range(50)]
     frame = json.dumps(talk.frame)[:-1]
     bodies_ = [f'{frame}, "{talk.key}": [{", ".join(messages[:n])}]}}'.encode() for n in (40, 50)]
-    first, history, _ = read.parse_on(bodies_[0], PATH, {}, [])
+    first, history, _ = read.parse_on(bodies_[0], PATH, {}, Known())
     assert history is not None
     decode = bodies.decode
     seen: list[bytes] = []
     monkeypatch.setattr(bodies, "decode", lambda body: seen.append(body) or decode(body))
-    request, _, repeats = read.parse_on(bodies_[1], PATH, {}, [history])
+    request, _, repeats = read.parse_on(bodies_[1], PATH, {}, Known([history]))
     assert all(a is b for a, b in zip(request.messages, first.messages, strict=False))
     assert len(request.messages) == 50
     assert request.messages == read.parse(bodies_[1], PATH, {}).messages
@@ -201,12 +220,12 @@ def test_a_rewritten_end_is_read_again() -> None:
     assert read.parse_on is not None
     messages = [dict(talk.messages[1], content=f"{number}") for number in range(40)]
     first, history, _ = read.parse_on(
-        json.dumps({**talk.frame, "messages": messages}).encode(), PATH, {}, []
+        json.dumps({**talk.frame, "messages": messages}).encode(), PATH, {}, Known()
     )
     assert history is not None
     messages[-2:] = [{"role": "user", "content": [{"type": "text", "text": "38"}]}] * 3
     body = json.dumps({**talk.frame, "messages": messages}).encode()
-    request, history, _ = read.parse_on(body, PATH, {}, [history])
+    request, history, _ = read.parse_on(body, PATH, {}, Known([history]))
     assert history is not None
     assert request.messages == read.parse(body, PATH, {}).messages
     assert request.messages[20] is first.messages[20]
@@ -216,13 +235,13 @@ def test_a_client_that_writes_a_mark_gets_its_own_message(monkeypatch: pytest.Mo
     read_on = DIALECTS.get("chat").parse_on
     assert read_on is not None
     body = b'{"model":"m","messages":[{"role":"user","content":"a","cut":"x"}]}'
-    _, history, _ = read_on(body, {}, {}, [])
+    _, history, _ = read_on(body, {}, {}, Known())
     assert history is not None
     more = body.replace(b'"}]', b'"},{"role":"user","content":"b"}]')
     decode = bodies.decode
     seen: list[bytes] = []
     monkeypatch.setattr(bodies, "decode", lambda body: seen.append(body) or decode(body))
-    request, *_ = read_on(more, {}, {}, [history])
+    request, *_ = read_on(more, {}, {}, Known([history]))
     assert len(seen) == 1
     assert seen[0] != more
     assert [message.content for message in request.messages] == ["a", "b"]

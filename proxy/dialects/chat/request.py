@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from bridle.proxy.dialects.body import (
 from bridle.proxy.dialects.chat.history import ChatMessage, Conversation
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Request, Wants
-from bridle.proxy.wire.histories import History, Parsed, Reading
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 from bridle.store.records import Note
 
 FORWARDED: Final = frozenset(
@@ -138,7 +138,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_on(
-    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Sequence[History]
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
 ) -> Parsed:
     """See :data:`bridle.proxy.wire.histories.ParseOn`."""
     return read_on(body, "messages", known, _request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -28,7 +28,7 @@ from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Request, Wants
-from bridle.proxy.wire.histories import History, Parsed, Reading
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 
 GENERATE: Final = "generateContent"
 STREAM: Final = "streamGenerateContent"
@@ -128,7 +128,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_on(
-    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Sequence[History]
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
 ) -> Parsed:
     """See :data:`bridle.proxy.wire.histories.ParseOn`."""
     _check_method(path)

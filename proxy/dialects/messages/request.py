@@ -30,7 +30,7 @@ from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Message, Request, Wants
-from bridle.proxy.wire.histories import History, Parsed, Reading
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 
 
 class _ToolChoice(msgspec.Struct, gc=False):
@@ -120,7 +120,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_on(
-    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Sequence[History]
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
 ) -> Parsed:
     """See :data:`bridle.proxy.wire.histories.ParseOn`."""
     parsed = read_on(body, "messages", known, partial(_request, None))

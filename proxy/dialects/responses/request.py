@@ -27,7 +27,7 @@ from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse
 from bridle.proxy.wire.canonical import Message, Request, Wants
-from bridle.proxy.wire.histories import History, Parsed, Reading
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 from bridle.store.records import Note
 
 NOT_STORED: Final = Note("response_not_stored")
@@ -138,7 +138,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
 
 
 def parse_on(
-    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Sequence[History]
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
 ) -> Parsed:
     """See :data:`bridle.proxy.wire.histories.ParseOn`."""
     return read_on(body, "input", known, partial(_request, {}))
