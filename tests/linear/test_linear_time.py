@@ -307,6 +307,39 @@ def test_a_reply_that_is_streamed(is_linear, dialect, name, logprobs):
     is_linear(stream, 256)
 
 
+@pytest.mark.parametrize("dialect", ["chat", "responses", "google"])
+def test_a_chunk_of_many_logprobs(is_linear, dialect):
+    body = (
+        conversation(dialect, ("user", "go"))
+        | {
+            "chat": {"logprobs": True, "top_logprobs": 2},
+            "responses": {"include": ["message.output_text.logprobs"]},
+            "google": {"generationConfig": {"responseLogprobs": True}},
+        }[dialect]
+    )
+    request, spoken = parsed(dialect, body), DIALECTS.get(dialect)
+    entry = {"token": "é", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}]}
+
+    def chunk(n: int) -> Work:
+        scored = {"delta": {"content": "é" * n}, "token_ids": [1] * n, "finish_reason": "stop"}
+        sent = json.dumps({"choices": [{**scored, "logprobs": {"content": [entry] * n}}]}).encode()
+
+        def work() -> None:
+            made, fold = minted(), Fold()
+            decoder, emitter = ReplyDecoder(made, choices=1, detail=True), None
+            emitter = spoken.emitter(request, made)
+            emitter.begin()
+            for event in decoder.events(sent):
+                fold.take([event])
+                emitter.event(event)
+            emitter.end()
+            spoken.reply(request, made, fold.reply())
+
+        return work
+
+    is_linear(chunk, 512)
+
+
 EVENTS = [b"data: {}\n\n", b"data: {}\r\n\r\n", b"data: a\n", b"a", b"\r", b":\n\n", b"xdata:\n"]
 
 
