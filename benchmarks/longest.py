@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from bridle.bench.train import TrainSettings, fastest, long_item, one_step
+from bridle.bench.train import TrainSettings, long_item, one_step
+from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import ComputeConfig, PackingConfig
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_device, place
 from bridle.trainer.policy.model import score_sequence
@@ -32,7 +34,7 @@ class LongestFigures:
     refused: int | None
     """The shortest length that did not fit, in tokens; ``None`` if all did."""
     seconds: float
-    """Seconds of a step on the longest session, compiled before."""
+    """Seconds of a step on the longest session."""
     peak_gib: float
     """Peak memory of the device in that step, with the policy and its optimizer."""
 
@@ -53,27 +55,33 @@ class RoundingFigures:
 
 
 def measure_longest(
-    load: Callable[..., nn.Module], settings: TrainSettings, most: int
+    load: Callable[..., nn.Module],
+    settings: TrainSettings,
+    most: int,
+    progress: Callable[[str], object],
 ) -> dict[str, Any]:
     """Measure the longest session and, where all weights are trained, what rounding changes.
 
     Raises :class:`bridle.trainer.policy.compute.UnsupportedCompute` on a CPU.
     """
-    device = settings.device
+    device, lora = settings.device, settings.lora_rank > 0
     if choose_device(device).type == "cpu":
         raise UnsupportedCompute("a CPU has no memory of its own to fill: use --device cuda")
-    found: dict[str, Any] = {}
-    if not settings.lora_rank:
-        found["rounding"] = rounding(load("qwen3", "float32"), device).as_data()
-    return {**found, "longest": longest_session(load("qwen3"), most, device).as_data()}
+    policy = load("qwen3", settings.precision if lora else "float32")
+    found = {} if lora else {"rounding": rounding(policy, device).as_data()}
+    return {**found, "longest": longest_session(policy, most, progress).as_data()}
 
 
-def longest_session(model: nn.Module, most: int, device: str) -> LongestFigures:
+def longest_session(
+    model: nn.Module, most: int, progress: Callable[[str], object]
+) -> LongestFigures:
     """Find the longest session, of up to ``most`` tokens, of which a step fits the accelerator."""
     fits, refused = LongestFigures(0, None, 0.0, 0.0), most + 1
     length, step = FIRST, 0
+    one_step(model, *_session(128))  # compiles
     while length <= most:
-        found = _step(model, length, device)
+        found = _step(model, length)
+        progress(f"{length} tokens: {found.as_data() if found else 'out of memory'}")
         if found is None:
             refused = length
         else:
@@ -88,27 +96,36 @@ def longest_session(model: nn.Module, most: int, device: str) -> LongestFigures:
     return replace(fits, refused=refused if refused <= most else None)
 
 
-def _step(model: nn.Module, length: int, device: str) -> LongestFigures | None:
+def _session(length: int) -> tuple[tuple[TrainItem], PackingConfig]:
+    return (long_item(length),), PackingConfig(layout="tree", max_tokens=length)
+
+
+def _step(model: nn.Module, length: int) -> LongestFigures | None:
     """Measure a step on ``length`` tokens, or return ``None`` if the device has too little."""
-    items = (long_item(length),)
-    packing = PackingConfig(layout="tree", max_tokens=length)
+    items, packing = _session(length)
+    torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.synchronize()
+    started = time.perf_counter()
     try:
         one_step(model, items, packing)
-        torch.accelerator.reset_peak_memory_stats()
-        seconds = fastest([lambda: one_step(model, items, packing)], device)
-        peak = torch.accelerator.max_memory_allocated() / 2**30
+        torch.accelerator.synchronize()
     except torch.OutOfMemoryError:
         return None
     finally:
         model.zero_grad(set_to_none=True)
         gc.collect()
         torch.accelerator.empty_cache()
-    return LongestFigures(tokens=length, refused=None, seconds=seconds[0], peak_gib=peak)
+    return LongestFigures(
+        tokens=length,
+        refused=None,
+        seconds=time.perf_counter() - started,
+        peak_gib=torch.accelerator.max_memory_allocated() / 2**30,
+    )
 
 
 @torch.no_grad()
 def rounding(model: nn.Module, device: str) -> RoundingFigures:
-    """Compare the scores of a policy in float32 with its own in bfloat16."""
+    """Compare the scores of a policy in float32 with its own in bfloat16, in which it is left."""
     ids = long_item(COMPARED).sample.token_ids.astype(np.int64)
     exact = score_sequence(model, ids)
     rounded = score_sequence(place(model, ComputeConfig(device=device, precision="bfloat16")), ids)

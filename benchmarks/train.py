@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -250,6 +251,7 @@ def bench_policies(settings: TrainSettings) -> Iterator[Callable[..., nn.Module]
     lora = LoraConfig(rank=settings.lora_rank)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
 
+        @lru_cache(1)
         def load(model: str, precision: Precision = settings.precision) -> nn.Module:
             made = Path(folder, model)
             if not made.exists():
@@ -385,6 +387,6 @@ def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConf
 
 
 def one_thread() -> None:
-    """Use one thread, because the other cores of a CPU belong to other programs."""
+    """Use one thread: a CPU's other cores belong to other programs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(1)

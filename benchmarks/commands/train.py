@@ -83,16 +83,23 @@ def train(
         recompute=recompute,
     )
     wanted = set(batch or (() if longest else BatchName))
-    one_thread()
+    if device == "cpu":
+        one_thread()
     found = {}
     alone: dict[str, Any] = {}
     with bench_policies(settings) as load:
         for each in batches(settings):
             if each.name in wanted:
                 err.print(f"{each.name}: {len(each.items)} samples", highlight=False)
-                found[each.name] = bench_train(load(each.model), each, settings)
+                figures = bench_train(load(each.model), each, settings)
+                found[each.name] = figures
+                err.print(
+                    f"{figures.seconds:.2f} s, in rows {figures.rows_seconds:.2f} s; "
+                    f"{figures.peak_mib:.0f} MiB, in rows {figures.rows_peak_mib:.0f} MiB",
+                    highlight=False,
+                )
         if longest:
-            alone = measure_longest(load, settings, longest)
+            alone = measure_longest(load, settings, longest, err.print)
     beside = None
     if trl:
         require("trl", "dev", "TRL's trainers are measured beside ours")

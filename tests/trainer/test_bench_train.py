@@ -98,19 +98,21 @@ def test_steps_take_turns_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch
 def test_the_longest_session_is_found_by_halves(
     monkeypatch: pytest.MonkeyPatch, room: int, fits: int, refused: int
 ) -> None:
-    def step(_model: Any, length: int, _device: str) -> LongestFigures | None:
+    def step(_model: Any, length: int) -> LongestFigures | None:
         return LongestFigures(length, None, 1.0, 1.0) if length <= room else None
 
     monkeypatch.setattr(longest, "_step", step)
-    found = longest.longest_session(nn.Identity(), 1 << 20, "cuda")
+    monkeypatch.setattr(longest, "one_step", lambda *_: None)
+    found = longest.longest_session(nn.Identity(), 1 << 20, print)
     assert (found.tokens, found.refused) == (fits, refused)
 
 
 def test_a_device_that_takes_every_length_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(longest, "one_step", lambda *_: None)
     monkeypatch.setattr(
-        longest, "_step", lambda _model, length, _device: LongestFigures(length, None, 1.0, 1.0)
+        longest, "_step", lambda _model, length: LongestFigures(length, None, 1.0, 1.0)
     )
-    found = longest.longest_session(nn.Identity(), 40_000, "cuda")
+    found = longest.longest_session(nn.Identity(), 40_000, print)
     assert (found.tokens, found.refused) == (32_768, None)
 
 
@@ -122,4 +124,4 @@ def test_a_policy_in_bfloat16_scores_a_little_differently() -> None:
 
 def test_the_longest_session_is_not_looked_for_on_a_cpu() -> None:
     with pytest.raises(UnsupportedCompute, match="use --device cuda"):
-        longest.measure_longest(lambda _model: nn.Identity(), SMALL, 1 << 20)
+        longest.measure_longest(lambda _model: nn.Identity(), SMALL, 1 << 20, print)
