@@ -256,6 +256,23 @@ def test_calls_that_nobody_read_are_looked_for(is_linear, name):
     is_linear(search, 1024)
 
 
+def test_a_history_of_equal_replies_that_no_call_explains(is_linear):
+    """Each step of the request has the same reply as each call of the session."""
+    said = Message("assistant", None, tool_calls=(ToolCall("c", "f", "{}"),))
+
+    def search(n: int) -> Work:
+        session = Session(SessionRecord(id=new_id("ses"), created_at=0.0))
+        for number in range(n):
+            asked = Request(dialect="chat", model="m", messages=(Message("user", f"{number}"),))
+            link, call_id = session.find(asked), new_id("call")
+            session.add(session.turn(call_id, link, CallStatus.COMPLETE, [said]))
+        result = Message("tool", "r", tool_call_id="c")
+        talk = (Message("user", "other"), *[said, result] * n)
+        return lambda: session.find(Request(dialect="chat", model="m", messages=talk))
+
+    is_linear(search, 128)
+
+
 PIECES: dict[str, Callable[[int], dict[str, Any]]] = {
     "text": lambda i: {"content": "a"},
     "blanks": lambda i: {"content": " "},
