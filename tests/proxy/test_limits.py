@@ -202,7 +202,7 @@ def test_the_logprobs_of_a_long_chunk_stall_nobody(attacked: Attacked) -> None:
     asked = ask("many_logprobs", stream=True, logprobs=True, top_logprobs=4)
     text = post(attacked, asked).text
     assert "[DONE]" in text
-    assert text.count('"top_logprobs"') == 40_000
+    assert text.count('"top_logprobs"') == 32_000
     [call] = attacked.calls("many_logprobs")
     assert call.status is CallStatus.COMPLETE
 
