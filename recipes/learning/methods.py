@@ -7,7 +7,7 @@ the exact one, and ``bridle bench learning`` the sessions that it needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bridle.store.reward import RewardSource
@@ -44,7 +44,6 @@ class Method:
     """The reason why its gradient is not compared with the exact one; empty if it is."""
     whole: bool = False
     """Whether ``changes`` are those of Bridle's default configuration and not of :data:`PLAIN`."""
-    expectations: tuple[Any, ...] = field(default=())
 
     def configured(self, base: GrpoConfig) -> GrpoConfig:
         """Return ``base`` with this method's changes."""
@@ -219,6 +218,23 @@ METHODS: Final = (
         steps=True,
     ),
     Method(
+        "critic",
+        "Estimators",
+        _credit("critic"),
+        "ArCHer, arXiv 2402.19446; VL-DAC, arXiv 2508.04280: GAE over turns",
+        "The last observation says what can still be reached; values change slowly.",
+        "Long sessions with one reward, or sessions without a group.",
+    ),
+    Method(
+        "critic with step rewards",
+        "Estimators",
+        _credit("critic"),
+        "ArCHer, arXiv 2402.19446; VL-DAC, arXiv 2508.04280: GAE over turns",
+        "As critic.",
+        "Long sessions with rewards of steps.",
+        steps=True,
+    ),
+    Method(
         "none",
         "Estimators",
         _credit("none"),
@@ -386,6 +402,15 @@ METHODS: Final = (
         "DAPO's dynamic sampling, arXiv 2503.14476, turned off",
         "Groups with equal rewards count as sessions without a gradient.",
         "A gradient whose length shows how much there is to learn.",
+    ),
+    Method(
+        "summaries trained",
+        "Samples",
+        {"samples": {"kinds": ("main", "subagent", "unknown", "compaction")}},
+        "SUPO, arXiv 2510.06727",
+        "What a summary leaves out decides what follows.",
+        "Agents that compact their history.",
+        not_compared="the enumerated sessions have no summaries",
     ),
     Method(
         "kl",

@@ -10,7 +10,8 @@ store can therefore be compared with the exact gradient, at ``θ_μ`` and at oth
 
 The store also has what filters look for. A word of a wrong reply decides whether it ends at the
 token limit, and whether it has text. A session that does not reach the goal ends with a call that
-its budget refuses. A call of one session in ten fails by the engine's fault.
+its budget refuses. A call of one session
+in ten fails by the engine's fault.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.recipes.learning.world import ROLES, Played, World, play
+from bridle.recipes.learning.world import ROLES, Played, World, play, refusals
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.call import CallBegun, CallEnded
@@ -47,12 +48,17 @@ from bridle.store.writing.batch import Patch, Record
 from bridle.store.writing.writer import Writer
 
 TREE: Final = World(
-    "tree", "every session enumerated", places=2, ways=3, steps=3, history=True, wordy=1
+    "tree",
+    "Every session is enumerated.",
+    places=2,
+    ways=3,
+    steps=3,
+    history=True,
+    wordy=1,
+    failing=0.1,
 )
 RIGHT: Final = np.asarray([1, 2, 0, 0])
 """The right choice of each row."""
-FAILED: Final = 0.1
-"""Share of the sessions in which the engine fails a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,7 @@ def record(store: Path, logits: Tensor, sessions: int, group_size: int, seed: in
         for number, played in enumerate(play(TREE, scores, RIGHT, sessions, rng)):
             name, group = f"tree{number:06}", f"group{number // group_size:06}"
             session = SessionRecord(name, float(number), group_id=group, outcome="completed")
-            failed = bool(rng.random() < FAILED)
-            calls = [*_calls(name, played, failed)]
+            calls = [*_calls(name, played)]
             kinds = [_kind(one) for one in calls if isinstance(one, CallBegun)]
             writer.add_sync(session, *calls)
             writer.add_sync(*kinds, *_rewards(name, played))
@@ -148,15 +153,13 @@ def _rewards(session: str, played: Played) -> Iterator[Reward]:
             yield Reward(session, "step", value, 0.0, source=RewardSource.SCORER, call_id=call)
 
 
-def _calls(session: str, played: Played, failed: bool) -> Iterator[Record]:
+def _calls(session: str, played: Played) -> Iterator[Record]:
     """Yield the records of a session's calls, those that are refused and that fail included."""
     tree, prompt = TokenTree(session), np.empty(0, np.uint32)
     for number, step in enumerate(played.steps):
         prompt = np.append(prompt, np.uint32(step.seen))
         ids, logprobs = np.asarray(step.tokens, np.uint32), np.asarray(step.logprobs, np.float32)
-        word = step.tokens[-1] - TREE.rows if len(step.tokens) > 1 else None
-        choice = Choice(ids, logprobs, (VersionRun(0, 0),), "length" if word == 0 else "stop")
-        text = "" if word == 1 else f"way {step.tokens[0]}"
+        choice = Choice(ids, logprobs, (VersionRun(0, 0),), step.finish_reason)
         ended = CallEnded(
             id=f"{session}.{number}",
             session_id=session,
@@ -167,12 +170,11 @@ def _calls(session: str, played: Played, failed: bool) -> Iterator[Record]:
             growth=tree.grow(f"{session}.{number}", prompt, (choice,)),
             sampler=Sampler(),
             usage={"prompt_tokens": len(prompt), "completion_tokens": len(ids)},
-            replies=(Message("assistant", text),),
+            replies=(Message("assistant", step.text),),
         )
         yield from _call(number, step.seen, ended)
         prompt = np.concatenate([prompt, ids])
-    refused = [] if played.solved else ["budget"]
-    for number, reason in enumerate([*refused, *["engine_error"] * failed], len(played.steps)):
+    for number, reason in enumerate(refusals(played), len(played.steps)):
         name, ended_at = f"{session}.{number}", number + 0.5
         yield from _call(
             number,

@@ -18,7 +18,7 @@ others at its place. A token is its own id: places first, then the choices of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
-from bridle.store.records import CallKind, SessionRecord
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample, Turn
+from bridle.store.records import CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.packing import Pack
 from bridle.trainer.policy.model import TokenScores
@@ -64,12 +64,14 @@ class World:
     """Number of versions by which the sampling policy is older than the trained one."""
     noise: float = 0.0
     """Standard deviation of what the engine adds to the logits that it samples from."""
+    failing: float = 0.0
+    """Share of the sessions in which the engine fails a call."""
     minibatches: int = 1
     epochs: int = 1
     groups: int = 2
     group_size: int = 8
     rate: float = 0.1
-    most: int = 400
+    most: int = 150
     """Number of steps of training after which a run counts as not having reached the goal."""
 
     @property
@@ -98,6 +100,17 @@ class Step:
     kind: CallKind
     role: str | None
     right: bool
+    word: int | None = None
+    """The last word after a wrong way. With 0 the reply ends at the token limit, with 1 it has no
+    text."""
+
+    @property
+    def finish_reason(self) -> str:
+        return "length" if self.word == 0 else "stop"
+
+    @property
+    def text(self) -> str:
+        return "" if self.word == 1 else f"way {self.tokens[0]}"
 
 
 @dataclass(slots=True)
@@ -107,6 +120,8 @@ class Played:
     steps: list[Step]
     solved: bool
     """Whether it reached the goal of a corridor."""
+    failed: bool = False
+    """Whether the engine failed a call."""
 
     def right(self, role: str | None = None) -> float:
         """Return the share of right ways among the steps of a role, or of all roles."""
@@ -171,8 +186,10 @@ def play(
             at = rng.integers(0, world.places, sessions)
         else:
             at[walking] += chosen == right[seen]
-    for one, place in zip(played, at.tolist(), strict=True):
+    failed = rng.random(sessions) < world.failing
+    for one, place, fails in zip(played, at.tolist(), failed.tolist(), strict=True):
         one.solved = not world.quiz and place == world.places
+        one.failed = fails
     return played
 
 
@@ -217,7 +234,8 @@ def _step(
 ) -> Step:
     logprobs = [float(scores[row, choices[0]])]
     logprobs += [float(scores[world.words, word]) for word in choices[1:]]
-    return Step(row, [world.rows + one for one in choices], logprobs, kind, role, right)
+    word = choices[-1] if len(choices) > 1 else None
+    return Step(row, [world.rows + one for one in choices], logprobs, kind, role, right, word)
 
 
 def rewards_of(world: World, session: str, played: Played) -> tuple[Reward, ...]:
@@ -262,7 +280,31 @@ def episode(
         samples,
         rewards_of(world, session, played),
         Conservation(captured=sampled, trained=trained, masked=masked),
+        tuple(_turns(session, played, world.quiz)),
     )
+
+
+def refusals(played: Played, quiz: bool = False) -> list[str]:
+    """Return the reasons of a session's failed calls: its budget's, and the engine's.
+
+    A session that does not reach the goal ends with a call that its budget refuses; in a quiz none
+    is refused.
+    """
+    return [*["budget"] * (not quiz and not played.solved), *["engine_error"] * played.failed]
+
+
+def _turns(session: str, played: Played, quiz: bool) -> Iterator[Turn]:
+    for number, step in enumerate(played.steps):
+        yield Turn(
+            f"{session}/{number}",
+            step.kind,
+            CallStatus.COMPLETE,
+            finish_reason=step.finish_reason,
+            has_text=bool(step.text),
+            role=step.role,
+        )
+    for number, reason in enumerate(refusals(played, quiz), len(played.steps)):
+        yield Turn(f"{session}/{number}", CallKind.MAIN, CallStatus.FAILED, reason=reason)
 
 
 def _sample(
