@@ -119,6 +119,7 @@ class Expectation:
 EXPECTATIONS: Final = (
     Expectation("leave_one_out", "plain", "RLOO: as good as GRPO", at_most=1.1, at_least=0.9),
     Expectation("mean", "plain", "Dr. GRPO: as good as GRPO", at_most=1.1, at_least=0.9),
+    Expectation("lite_ppo", "plain", "Lite PPO: no slower than GRPO", at_most=1.0),
     Expectation(
         "gigpo", "history", "GiGPO: states that recur give credit to single steps", at_most=0.75
     ),
@@ -173,6 +174,7 @@ EXPECTATIONS: Final = (
     Expectation("importance none", "noise", "truncated weights help", at_least=1.0),
     Expectation("importance mask", "noise", "IcePop: no slower than truncation", at_most=1.0),
     Expectation("gspo", "updates", "GSPO: more efficient than GRPO", at_most=1.0),
+    Expectation("aepo", "updates", "AEPO: no slower than GRPO", at_most=1.0),
     Expectation("cispo", "updates", "MiniMax-M1: half of the steps", at_most=0.5),
 )
 

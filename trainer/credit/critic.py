@@ -6,8 +6,8 @@ value and ``V(s_{T+1}) = 0``:
     ``δ_t = r_t + γ V(s_{t+1}) - V(s_t)``    ``Â_t = Σ_{k >= t} (γ λ)^(k - t) δ_k``
 
 All tokens of a step get ``Â_t``, normalised over the steps of the group unless ``normalize`` is
-off. The advantage is of turns and not of tokens: ArCHer (arXiv 2402.19446, section 3) and VL-DAC
-(arXiv 2508.04280).
+off. The advantage is of turns and not of tokens: ArCHer (arXiv 2402.19446, section 3), VL-DAC
+(arXiv 2508.04280), and StepPO (arXiv 2604.18401), which normalises over steps too.
 
 ``V(s) = w · x(s)`` has a vector ``x`` of length 1 whose entries are hashed: the state
 (:mod:`.anchors`) with the role, and the words of the last observation with the role. So equal
