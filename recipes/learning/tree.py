@@ -59,6 +59,8 @@ TREE: Final = World(
 )
 RIGHT: Final = np.asarray([1, 2, 0, 0])
 """The right choice of each row."""
+TRANSACTION: Final = 64
+"""Number of sessions that are written at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +135,24 @@ def record(store: Path, logits: Tensor, sessions: int, group_size: int, seed: in
     rng = np.random.default_rng(seed)
     scores: NDArray[np.float64] = logits.detach().double().log_softmax(-1).numpy()
     migrate(str(store))
+    written = [
+        (f"tree{number:06}", f"group{number // group_size:06}", played)
+        for number, played in enumerate(play(TREE, scores, RIGHT, sessions, rng))
+    ]
     with Writer(str(store)) as writer:
-        for number, played in enumerate(play(TREE, scores, RIGHT, sessions, rng)):
-            name, group = f"tree{number:06}", f"group{number // group_size:06}"
-            session = SessionRecord(name, float(number), group_id=group, outcome="completed")
-            calls = [*_calls(name, played)]
+        for start in range(0, sessions, TRANSACTION):
+            part = written[start : start + TRANSACTION]
+            calls = [one for name, _, played in part for one in _calls(name, played)]
+            writer.add_sync(
+                *(
+                    SessionRecord(name, 0.0, group_id=group, outcome="completed")
+                    for name, group, _ in part
+                ),
+                *calls,
+            )
             kinds = [_kind(one) for one in calls if isinstance(one, CallBegun)]
-            writer.add_sync(session, *calls)
-            writer.add_sync(*kinds, *_rewards(name, played))
+            rewards = [one for name, _, played in part for one in _rewards(name, played)]
+            writer.add_sync(*kinds, *rewards)
 
 
 def _rewards(session: str, played: Played) -> Iterator[Reward]:
