@@ -44,9 +44,9 @@ class State(Protocol):
 
 
 class Checkpoint(NamedTuple):
-    """The conversation after the first ``count`` elements. Nobody may change its state."""
+    """The conversation after the first ``elements`` elements. Nobody may change its state."""
 
-    count: int
+    elements: int
     state: State
 
 
@@ -71,7 +71,7 @@ class Reading:
         at, state = 0, fresh
         if self.checkpoints:
             before = self.checkpoints[-1]
-            at, state = before.count, cast(S, before.state.fork())
+            at, state = before.elements, cast(S, before.state.fork())
         if (early := max(0, len(elements) - _REWRITTEN)) > 0:
             add(state, elements[:early], at)
             self.checkpoints.append(Checkpoint(at + early, state.fork()))
@@ -100,7 +100,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
             return 0, 0
         same = 0
         if repeats is not None and repeats.earlier is self.body and start == self.start:
-            same = max(0, repeats.count - start)
+            same = max(0, repeats.length - start)
         same += common_bytes(self.body, body, self.start + same, start + same)
         count = bisect_right(self.ends, self.start + same)
         moved = start - self.start
@@ -113,7 +113,7 @@ class Repeats(NamedTuple):
     """The beginning of a body that an earlier body has, too."""
 
     earlier: bytes
-    count: int
+    length: int
     """Number of bytes that both begin with."""
 
 
@@ -192,7 +192,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     @property
     def count(self) -> int:
         """Number of the elements that are cut out."""
-        return self.before[-1].count
+        return self.before[-1].elements
 
     def repeats(self, body: bytes) -> Repeats | None:
         """Return what the whole body repeats of the earlier one."""
@@ -232,9 +232,9 @@ def cut(body: bytes, key: str, known: Known) -> Cut | None:
             break
     for last in range(len(best.checkpoints), 0, -1):
         before = best.checkpoints[:last]
-        if not 0 < before[-1].count <= most:
+        if not 0 < before[-1].elements <= most:
             continue
-        end = start + best.ends[before[-1].count - 1] - best.start
+        end = start + best.ends[before[-1].elements - 1] - best.start
         if body.startswith(b",", end):  # at least one element is read
             rest = b"".join((body[:start], _MARK, body[end:]))
             return Cut(rest, start, best, before, same)
@@ -283,6 +283,6 @@ def extended(body: bytes, key: str, found: Cut | None, reading: Reading) -> Hist
         if moved := start - found.history.start:
             repeated = tuple([end + moved for end in repeated])
         ends = (*repeated, *new)
-    if not ends or not reading.checkpoints or reading.checkpoints[-1].count != len(ends):
+    if not ends or not reading.checkpoints or reading.checkpoints[-1].elements != len(ends):
         return None
     return History(body, start, ends, tuple(reading.checkpoints))

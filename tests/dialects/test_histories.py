@@ -145,7 +145,7 @@ def repeats_of(chance: random.Random, body: bytes, known: list[History]) -> Repe
     whole, repeats = arriving.body()
     assert whole == body
     if repeats is not None:
-        assert repeats.earlier[: repeats.count] == body[: repeats.count]
+        assert repeats.earlier[: repeats.length] == body[: repeats.length]
     return repeats
 
 
