@@ -1,0 +1,90 @@
+"""The first hour: what a person who knows nothing of Bridle types, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import Result
+
+import bridle as face
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+
+Bridle = Callable[..., Result]
+
+
+@pytest.fixture
+def engine_url(model_dir: Path) -> Iterator[str]:
+    with ScriptedEngine(model_dir, lambda _: ScriptedReply("four")) as engine:
+        yield engine.base_url
+
+
+@pytest.fixture
+def gone(store: str) -> Iterator[str]:
+    """A proxy whose engine does not listen."""
+    settings = ProxySettings("http://127.0.0.1:9", f"sqlite:///{store}")
+    with ProxyServer(settings) as proxy:
+        yield proxy.base_url
+
+
+def test_the_proxy_s_own_address_says_what_is_there(proxy_url: str) -> None:
+    reply = httpx.get(proxy_url, trust_env=False)
+    assert reply.status_code == 200
+    assert "bridle viewer" in reply.text
+    assert httpx.head(proxy_url, trust_env=False).status_code == 200
+
+
+def test_a_proxy_named_with_the_v1_of_its_clients_is_found(bridle: Bridle, proxy_url: str) -> None:
+    result = bridle("status", "--proxy", f"{proxy_url}/v1")
+    assert result.exit_code == 0, result.output
+    assert "policy version 0" in result.output
+
+
+def test_an_engine_named_as_the_proxy_is_named_in_the_error(
+    bridle: Bridle, engine_url: str
+) -> None:
+    result = bridle("status", "--proxy", engine_url)
+    assert result.exit_code == 1
+    assert f"{engine_url} is no Bridle proxy" in " ".join(result.output.split())
+
+
+def test_doctor_without_arguments_examines_what_is_here(
+    bridle: Bridle, proxy_url: str, store: str
+) -> None:
+    result = bridle("doctor", "--proxy", proxy_url, "--store", store)
+    assert result.exit_code == 0, result.output
+    for part in ("proxy", "store", "harnesses", "versions"):
+        assert f"ok      {part}\n" in result.output
+    assert f"{proxy_url} is ready; circuits of its engines: closed" in result.output
+
+
+def test_doctor_without_a_proxy_says_how_to_start_one(bridle: Bridle, store: str) -> None:
+    result = bridle("doctor", "--proxy", "http://127.0.0.1:9", "--store", store)
+    assert result.exit_code == 0, result.output
+    assert "start it with `bridle proxy --engine URL`" in result.output
+
+
+def test_doctor_refuses_an_engine_as_the_proxy(bridle: Bridle, engine_url: str, store: str) -> None:
+    result = bridle("doctor", "--proxy", engine_url, "--store", store)
+    assert result.exit_code == 1
+    assert f"{engine_url} is no Bridle proxy" in result.output
+
+
+def test_a_proxy_whose_engine_is_gone_is_broken_with_the_remedy(
+    bridle: Bridle, gone: str, store: str
+) -> None:
+    result = bridle("doctor", "--proxy", gone, "--store", store)
+    assert result.exit_code == 1
+    assert "start its engine" in result.output
+
+
+def test_the_default_store_needs_no_name(
+    proxy_url: str, recorded: str, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_STORE", store)
+    with face.open_store() as opened:
+        assert [session.record.name for session in opened.sessions()] == [recorded]
