@@ -13,6 +13,7 @@ import bridle as face
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.run.hub import model_directory, tokenizer_directory
 
 Bridle = Callable[..., Result]
 
@@ -88,3 +89,26 @@ def test_the_default_store_needs_no_name(
     monkeypatch.setenv("BRIDLE_STORE", store)
     with face.open_store() as opened:
         assert [session.record.name for session in opened.sessions()] == [recorded]
+
+
+def test_a_short_name_is_a_policy_wherever_one_is_asked_for(
+    bridle: Bridle, store: str, tmp_path: Path
+) -> None:
+    examined = bridle("doctor", "--model", "tiny", "--store", store)
+    assert examined.exit_code == 0, examined.output
+    assert model_directory("tiny") == tokenizer_directory("tiny")
+    refused = bridle("doctor", "--model", "tinny", "--store", store)
+    assert refused.exit_code == 2
+    assert "smollm2, tiny" in " ".join(refused.output.replace("│", " ").split())
+
+
+def test_a_starter_is_written_once(bridle: Bridle, tmp_path: Path) -> None:
+    written = bridle("init", tmp_path / "first")
+    assert written.exit_code == 0, written.output
+    names = {"agent.py", "run.toml", "tasks.jsonl", "verifier.py"}
+    assert {file.name for file in (tmp_path / "first").iterdir()} == names
+    (tmp_path / "first" / "agent.py").write_text("mine")
+    refused = bridle("init", tmp_path / "first")
+    assert refused.exit_code == 2
+    assert "name another folder" in refused.output
+    assert (tmp_path / "first" / "agent.py").read_text() == "mine"
