@@ -112,3 +112,21 @@ def test_a_starter_is_written_once(bridle: Bridle, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "name another folder" in refused.output
     assert (tmp_path / "first" / "agent.py").read_text() == "mine"
+
+
+def test_what_other_programs_recorded_is_imported_and_listed(
+    bridle: Bridle, store: str, tmp_path: Path
+) -> None:
+    transcripts = Path(__file__).parents[1] / "reconstruct" / "transcripts"
+    found = bridle("import", transcripts, "--store", store)
+    assert found.exit_code == 0, found.output
+    assert "2 sessions, 4 calls" in found.output
+    assert "2 already_there" in bridle("import", transcripts, "--store", store).output
+    assert bridle("sessions", "--store", store).output.count("What is in this folder?") == 2
+    assert "the imported file has no token ids" in bridle("show", "last", "--store", store).output
+    (tmp_path / "notes.jsonl").write_text("dear diary")
+    assert "1 not_readable" in bridle("import", tmp_path, "--store", store).output
+    for path in (tmp_path / "notes.jsonl", tmp_path / "nowhere"):
+        refused = bridle("import", path, "--store", store)
+        assert refused.exit_code == 2
+        assert path.name in refused.output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from keyword import iskeyword
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -26,9 +27,9 @@ class Entry(NamedTuple):
     """A command that is not imported yet."""
 
     module: str
-    """The module with a function of the command's name (``_`` for ``-``), or with a Typer ``app``
-    if the command has commands of its own. A ``CONTEXT`` in it holds the command's context
-    settings."""
+    """The module with a function of the command's name (``_`` for ``-``, and a ``_`` behind a word
+    of Python), or with a Typer ``app`` if the command has commands of its own. A ``CONTEXT`` in it
+    holds the command's context settings."""
     summary: str
     """The first line of the command's own help."""
 
@@ -50,6 +51,9 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "viewer": Entry(f"{_ROOM}.viewer", "Show sessions, tokens, trees and runs in a browser."),
         "export": Entry(
             f"{_ROOM}.export", "Write recorded sessions as training data, with a data card."
+        ),
+        "import": Entry(
+            f"{_ROOM}.import_", "Record transcripts, JSONL or spans of other programs as sessions."
         ),
     },
     "Train": {
@@ -186,7 +190,8 @@ def loaded(name: str) -> Any:
         return typer.main.get_group(group)
     one = typer.Typer(add_completion=False)
     settings = getattr(module, "CONTEXT", None)
-    one.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
+    function = getattr(module, name.replace("-", "_") + "_" * iskeyword(name))
+    one.command(name, context_settings=settings)(function)
     return typer.main.get_command(one)
 
 
