@@ -81,6 +81,9 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "audit": Entry(
             f"{_ROOM}.audit", "Print where sampled tokens went; exit with 1 unless they add up."
         ),
+        "verify": Entry(
+            f"{_ROOM}.verify", "Re-feed recorded ids to an engine and compare logprobs and texts."
+        ),
         "top": Entry(f"{_ROOM}.top", "Show live what is recorded. Ctrl-C ends."),
         "reward": Entry(
             f"{_ROOM}.reward", "Add a named reward to a session, or to one turn or role of it."
