@@ -34,7 +34,7 @@ def read_chat(path: Path) -> Iterator[ImportedSession]:
 
 
 def _sampled(message: dict[str, Any]) -> bool:
-    return message["role"] == "assistant" and message.get("weight", 1) != 0
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
 
 def _message(message: dict[str, Any]) -> Message:

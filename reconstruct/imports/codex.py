@@ -76,8 +76,10 @@ class _Reading:
             text = output if isinstance(output, str) else orjson.dumps(output).decode()
             self._brought.append(Message("tool", text, tool_call_id=item.get("call_id")))
         elif kind == "message":
-            known = "user" if role == "user" else "system"
-            self._brought.append(Message(known, _text(item)))
+            said = _text(item)
+            self._brought.append(
+                Message("user", said) if role == "user" else Message("system", said)
+            )
 
     def end_reply(self) -> None:
         """Make a turn of the items of a reply, if there are any."""

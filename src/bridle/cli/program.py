@@ -119,7 +119,7 @@ RARE: Final[dict[str, Entry]] = {
     "import-db": Entry(
         f"{_ROOM}.copies", "Copy another database into the store, which must be empty."
     ),
-    "plan": Entry(f"{_ROOM}.plan", "Print the machines that so many sessions an hour need."),
+    "plan": Entry(f"{_ROOM}.plan", "Estimate the hardware for a number of sessions per hour."),
     "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
     "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
 }
