@@ -114,7 +114,8 @@ def _comparable(sample: Sample) -> NDArray[np.bool_]:
         ]
         + [False]
     )
-    return sample.mask & plain[sample.calls]
+    comparable: NDArray[np.bool_] = sample.mask & plain[sample.calls]
+    return comparable
 
 
 def _control(engine: EngineClient, sample: Sample, scored: NDArray[np.float32]) -> float | None:
