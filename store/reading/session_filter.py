@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     and_,
     exists,
+    func,
     literal_column,
     or_,
     select,
@@ -54,6 +55,8 @@ class SessionFilter:
     most: float | None = None
     version: int | None = None
     """A policy version that sampled in the session."""
+    model: str | None = None
+    """The model that a call in the session asked for or was served by."""
     broke: str | None = None
     """The reason of a break in the session; ``any`` for every reason."""
     kind: str | None = None
@@ -148,6 +151,9 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         found.append(own.created_at >= wanted.since)
     if wanted.until is not None:
         found.append(own.created_at < wanted.until)
+    if wanted.model is not None:
+        named = func.coalesce(calls.c.model_served, calls.c.model_requested) == wanted.model
+        found.append(exists().where(_OF, named))
     if wanted.anonymous:
         found += own.name.is_(None), own.key_hash.is_(None)
     if wanted.where is not None:

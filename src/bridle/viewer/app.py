@@ -191,6 +191,7 @@ def session(request: Request, source: From, session_id: str) -> Response:
         "session.html",
         request,
         session=loaded,
+        title=line.title,
         line=line,
         turns=made,
         **_part(made, 1, TURNS),
@@ -260,7 +261,7 @@ def diff(request: Request, source: From, session_id: str, number: int) -> Respon
 def tree(request: Request, source: From, session_id: str) -> Response:
     loaded = LoadedSession.load(source.reader, session_id)
     rows = turns.as_tree(turns_of(loaded))
-    return render("tree.html", request, session=loaded, rows=rows)
+    return render("tree.html", request, session=loaded, rows=rows, title=_title(source, loaded))
 
 
 @pages.get("/sessions/{session_id}/audit")
@@ -272,10 +273,15 @@ def session_audit(request: Request, source: From, session_id: str) -> Response:
         "session_audit.html",
         request,
         session=loaded,
+        title=_title(source, loaded),
         audited=found,
         lines=account_lines(found.fates),
         turns=made,
     )
+
+
+def _title(source: Source, session: LoadedSession) -> str:
+    return lines_of(source.reader, [session.record], number_of(source.reader))[0].title
 
 
 @pages.get("/groups")
