@@ -89,12 +89,15 @@ session_fates = Table(
     "session_fates",
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("account", String(64), primary_key=True),
     Column("fate", String(16), primary_key=True),
     Column("reason", String(64), primary_key=True),
-    Column("trained_by", String(64)),
     Column("tokens", BigInteger, nullable=False),
+    Index("ix_session_fates_account", "account", "fate", "reason", "tokens"),
 )
-"""The account of a sealed session's sampled tokens, as the view ``token_accounts`` has it."""
+"""The fates of a sealed session's sampled tokens, once for each account that has the session. The
+``account`` is the id of a run, or empty for the account of the whole store, which the view
+``token_accounts`` has. A session without a row in ``session_totals`` has none here."""
 
 search_documents = Table(
     "search_documents",
