@@ -128,12 +128,13 @@ def _stored(wanted: SessionFilter, *columns: Any) -> Select[Any]:
     """Return the query of columns of the stored accounts of the sessions that match."""
     own, account = session_fates.c, wanted.run or ""
     query = select(*columns)
-    conditions = conditions_beside_run(wanted)
-    if not conditions:
+    if not conditions_beside_run(wanted):
         return query.where(own.account == account)
+    ids = matching(wanted, select(sessions.c.id), account=True)
+    chosen = ids.cte("chosen_sessions").prefix_with("MATERIALIZED")
     # By the plain column, SQLite would read the whole account.
-    of_session = and_(own.session_id == sessions.c.id, own.account + "" == account)
-    return query.join_from(sessions, session_fates, of_session).where(*conditions)
+    of_session = and_(own.session_id == chosen.c.id, own.account + "" == account)
+    return query.join_from(chosen, session_fates, of_session)
 
 
 def _unsummed(wanted: SessionFilter) -> Select[Any]:

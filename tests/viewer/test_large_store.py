@@ -13,6 +13,8 @@ from sqlalchemy.engine import Engine
 
 from bridle.bench.large_store import fill_store
 from bridle.bench.pages import _addresses, _client
+from bridle.diagnosis.findings import findings_of_run
+from bridle.store.reading.queries import Reader
 
 READS_ALL = re.compile(r"SCAN (calls|call_messages|call_kinds|spans|bodies|turns)\b")
 
@@ -70,6 +72,8 @@ def test_the_pages_of_a_run_read_the_sums_of_its_own_sessions(
         plans.clear()
         for name in ("run", "findings of the run"):
             assert client.get(pages[name]).status_code == 200
+    with Reader(store) as reader:
+        findings_of_run(reader, pages["run"].rpartition("/")[2], most=5)
     used = {statement: " ".join(plan) for statement, plan in plans.items()}
     for statement, plan in used.items():
         assert "GROUP BY" not in statement or "ix_session_counts_name (name=?)" not in plan
