@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, union_all
 
 from bridle.store.reading.call_conditions import NOTED, judged
 from bridle.store.reading.damage import number_or_none
@@ -98,16 +98,17 @@ class CallFacts:
 
         With ``limit``, only so many sessions with stored sums are among them.
         """
-        own = session_counts.c
+        own, of = session_counts.c, calls.c.session_id
         having = select(own.session_id).join_from(session_counts, sessions)
         having = having.where(own.name == name, own.value == value, IS_SUMMED)
-        having = matching(self.wanted, having).order_by(own.session_id).limit(limit)
-        of = calls.c.session_id
-        return (
-            select(column)
-            .where(of.in_(having) | of.in_(self.live))
-            .order_by(of, calls.c.started_at)
-        )
+        having = matching(self.wanted, having)
+        if limit is not None:
+            first = having.order_by(own.session_id).limit(limit)
+            ids = self.connection.execute(first).scalars().all()
+            having = select(sessions.c.id).where(sessions.c.id.in_(ids))
+        # One query of ids: PostgreSQL reads all calls for a condition on either of two.
+        chosen = union_all(having, select(sessions.c.id).where(sessions.c.id.in_(self.live)))
+        return select(column).where(of.in_(chosen)).order_by(of, calls.c.started_at)
 
 
 def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:

@@ -38,54 +38,6 @@ IS_SUMMED: Final = exists(select(_sums.c.calls).where(_sums.c.session_id == sess
 """Whether a session has stored sums."""
 
 
-def _total(column: ColumnElement[Any], counted: Any) -> ColumnElement[Any]:
-    """Return a session's sum, in a query that outer-joins the stored sums by :data:`OWN`."""
-    live = select(counted).where(_OF).correlate(sessions).scalar_subquery()
-    return case((session_totals.c.session_id.is_not(None), column), else_=live)
-
-
-CALLS: Final = _total(session_totals.c.calls, func.count())
-"""The number of a session's calls."""
-TOKENS: Final = _total(
-    session_totals.c.sampled_tokens, func.coalesce(func.sum(calls.c.sampled_tokens), 0)
-)
-"""The number of tokens that a session sampled."""
-SECONDS: Final = _total(
-    seconds_between(session_totals.c.started_at, session_totals.c.ended_at),
-    seconds_between(func.min(calls.c.started_at), func.max(calls.c.ended_at)),
-)
-"""The seconds from a session's first call to the end of its last."""
-OLDEST_VERSION: Final = _total(session_totals.c.version_start, func.min(calls.c.version_start))
-"""The lowest policy version that sampled in a session."""
-
-
-def counted(name: str, value: str | None = None) -> ColumnElement[bool]:
-    """Return the condition that a session's stored counts have a value.
-
-    ``name`` and ``value`` are those of ``session_counts``; ``None`` stands for any value.
-    """
-    query = select(session_counts.c.session_id).where(session_counts.c.name == name)
-    if value is not None:
-        query = query.where(session_counts.c.value == value)
-    return sessions.c.id.in_(query)
-
-
-def in_versions(version: int) -> ColumnElement[bool]:
-    """Return the condition that a version is in the stored range of a session.
-
-    A session in the range need not have a call of that very version.
-    """
-    within = and_(_sums.c.version_start <= version, _sums.c.version_end >= version)
-    query = select(_sums.c.session_id).where(within)
-    return sessions.c.id.in_(query)
-
-
-def trained_by(run: str, session_id: ColumnElement[str]) -> ColumnElement[bool]:
-    """Return the condition that a run has written an account of a session."""
-    own = token_fates.c
-    return exists().where(own.run_id == run, own.session_id == session_id)
-
-
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
 _WAIT: Final = seconds_between(calls.c.started_at, calls.c.first_token_at)
 _REPLY: Final = seconds_between(calls.c.first_token_at, calls.c.ended_at)
@@ -118,6 +70,56 @@ _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "replied_s": _sum(_REPLY),
     **{f"noted_{name}": func.count(case((and_(_COUNTED, NOTED[name]), 1))) for name in NOTES},
 }
+
+
+def _total(name: str) -> ColumnElement[Any]:
+    """Return a session's sum, in a query that outer-joins the stored sums by :data:`OWN`."""
+    return _stored_or(session_totals.c[name], _TOTALS[name])
+
+
+def _stored_or(stored: ColumnElement[Any], counted: Any) -> ColumnElement[Any]:
+    live = select(counted).where(_OF).correlate(sessions).scalar_subquery()
+    return case((session_totals.c.session_id.is_not(None), stored), else_=live)
+
+
+CALLS: Final = _total("calls")
+"""The number of a session's calls."""
+TOKENS: Final = _total("sampled_tokens")
+"""The number of tokens that a session sampled."""
+SECONDS: Final = _stored_or(
+    seconds_between(session_totals.c.started_at, session_totals.c.ended_at),
+    seconds_between(_TOTALS["started_at"], _TOTALS["ended_at"]),
+)
+"""The seconds from a session's first call to the end of its last."""
+OLDEST_VERSION: Final = _total("version_start")
+"""The lowest policy version that sampled in a session."""
+
+
+def counted(name: str, value: str | None = None) -> ColumnElement[bool]:
+    """Return the condition that a session's stored counts have a value.
+
+    ``name`` and ``value`` are those of ``session_counts``; ``None`` stands for any value.
+    """
+    query = select(session_counts.c.session_id).where(session_counts.c.name == name)
+    if value is not None:
+        query = query.where(session_counts.c.value == value)
+    return sessions.c.id.in_(query)
+
+
+def in_versions(version: int) -> ColumnElement[bool]:
+    """Return the condition that a version is in the stored range of a session.
+
+    A session in the range need not have a call of that very version.
+    """
+    within = and_(_sums.c.version_start <= version, _sums.c.version_end >= version)
+    query = select(_sums.c.session_id).where(within)
+    return sessions.c.id.in_(query)
+
+
+def trained_by(run: str, session_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition that a run has written an account of a session."""
+    own = token_fates.c
+    return exists().where(own.run_id == run, own.session_id == session_id)
 
 
 def total_rows(chosen: ColumnElement[bool]) -> Select[Any]:
