@@ -17,6 +17,7 @@ from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.session_filter import SessionFilter, matching
 from bridle.store.reading.totals import IS_SUMMED, OWN, count_rows, total_rows
 from bridle.store.records import BreakReason, CallKind
+from bridle.store.schema.columns import unindexed
 from bridle.store.schema.derived import NOTES, session_counts, session_totals
 from bridle.store.schema.tables import calls, sessions
 
@@ -165,8 +166,7 @@ def _summed(rows: Any) -> list[ColumnElement[Any]]:
 def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
     """Return the query of the stored numbers by the values of a name, where any call is noted."""
     own = session_counts.c
-    # By the plain name, SQLite would read the rows of all sessions of the store.
-    of_session = and_(own.session_id == sessions.c.id, own.name + "" == name)
+    of_session = and_(own.session_id == sessions.c.id, unindexed(own.name) == name)
     query = select(own.value, func.sum(own.number)).join_from(sessions, session_totals, OWN)
     query = query.join(session_counts, of_session)
     query = query.where(session_totals.c[f"noted_{noted}"] > 0)

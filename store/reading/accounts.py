@@ -18,6 +18,7 @@ from bridle.store.reading.session_filter import SessionFilter, conditions_beside
 from bridle.store.reading.totals import IS_SUMMED
 from bridle.store.records import SessionFates
 from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows, members_of
+from bridle.store.schema.columns import unindexed
 from bridle.store.schema.derived import session_fates, session_totals
 from bridle.store.schema.tables import sessions, token_fates
 
@@ -132,8 +133,7 @@ def _stored(wanted: SessionFilter, *columns: Any) -> Select[Any]:
         return query.where(own.account == account)
     ids = matching(wanted, select(sessions.c.id), account=True)
     chosen = ids.cte("chosen_sessions").prefix_with("MATERIALIZED")
-    # By the plain column, SQLite would read the whole account.
-    of_session = and_(own.session_id == chosen.c.id, own.account + "" == account)
+    of_session = and_(own.session_id == chosen.c.id, unindexed(own.account) == account)
     return query.join_from(chosen, session_fates, of_session)
 
 
