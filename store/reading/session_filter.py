@@ -172,11 +172,10 @@ def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         summed.append(counted("kind", wanted.kind))
     if not own:
         return []
-    if len(summed) == 1 and wanted.version is None:
-        counted_now = exists(select(calls.c.id).where(_OF, *own))
-        return [or_(and_(IS_SUMMED, *summed), and_(~IS_SUMMED, counted_now))]
-    # A scalar, because PostgreSQL would make a join of EXISTS and read all calls first.
+    # A scalar, because PostgreSQL would read all calls for an EXISTS, to look it up in them.
     first = select(calls.c.id).where(_OF, *own).limit(1).correlate(sessions).scalar_subquery()
+    if len(summed) == 1 and wanted.version is None:
+        return [or_(and_(IS_SUMMED, *summed), and_(~IS_SUMMED, first.is_not(None)))]
     return [*(or_(one, ~IS_SUMMED) for one in summed), first.is_not(None)]
 
 
