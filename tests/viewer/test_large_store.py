@@ -79,4 +79,4 @@ def test_the_pages_of_a_run_read_the_sums_of_its_own_sessions(
         assert "GROUP BY" not in statement or "ix_session_counts_name (name=?)" not in plan
     account, newest = (plan for plan in used.values() if "session_fates" in plan)
     assert "ix_session_fates_account (account=?)" in account
-    assert "sqlite_autoindex_session_fates_1 (session_id=?)" in newest
+    assert "SEARCH session_fates USING PRIMARY KEY (session_id=?)" in newest
