@@ -204,7 +204,7 @@ def test_report_audit_doctor_viewer_feed_and_sql_agree_to_the_token_on_any_store
             total: Counter[Fate] = sum((Counter(dict(one.fates)) for one in audits), Counter())
             account = token_account(reader, SessionFilter(run=run))
             assert account.fates == dict(total)
-            assert (account.sessions, account.captured) == (len(audits), total.total())
+            assert account.captured == total.total()
             captured = [one.conservation.captured for one in audits]
             assert account.captured == sum(captured)
             record = None if run is None else reader.run(run)

@@ -18,7 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
     BY_REWARD,
-    MOST_DIAGNOSED,
+    MOST_OF_RUN,
     MOST_PLACED,
     Placed,
     SessionNumber,
@@ -293,7 +293,7 @@ def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1)
         "groups.html",
         request,
         groups=found[start : start + PAGE],
-        most=most_shown(placed),
+        most=most_shown(placed, MOST_PLACED),
         total=len(found),
         more=len(found) > start + PAGE,
         page=page,
@@ -338,7 +338,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
     if compare:
         series[reader.run(compare).id] = by_name(reader.metrics(compare))
     wanted = SessionFilter(run=run_id)
-    placed = placed_sessions(reader, wanted, number_of(reader), MOST_PLACED)
+    placed = placed_sessions(reader, wanted, number_of(reader), MOST_OF_RUN)
     found = groups_of(placed)
     account = token_account(reader, wanted, most=COUNTED_TOKENS)
     stages, lanes = stage_lanes(series[run_id])
@@ -353,7 +353,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
         charts=charts(series),
         bars=outcome_bars(found),
         groups=found,
-        most=most_shown(placed),
+        most=most_shown(placed, MOST_OF_RUN),
         account=account,
         fates=_fate_bars(account.fates),
         changes=task_changes(found)[:PAGE],
@@ -376,8 +376,8 @@ def run_lanes(request: Request, source: From, run_id: str) -> Response:
 
 @pages.get("/runs/{run_id}/findings")
 def run_findings(request: Request, source: From, run_id: str) -> Response:
-    found = findings_of_run(source.reader, run_id, MOST_DIAGNOSED)
-    return render("findings.html", request, findings=found, most=MOST_DIAGNOSED)
+    found = findings_of_run(source.reader, run_id, MOST_OF_RUN)
+    return render("findings.html", request, findings=found, most=MOST_OF_RUN)
 
 
 @pages.get("/audit")
@@ -394,9 +394,9 @@ def audit(request: Request, source: From, wanted: Filter) -> Response:
     )
 
 
-def most_shown(placed: Sequence[Placed]) -> int | None:
-    """Return the number of sessions that a page looks at, if it leaves out older ones."""
-    return MOST_PLACED if len(placed) == MOST_PLACED else None
+def most_shown(placed: Sequence[Placed], most: int) -> int | None:
+    """Return ``most``, the number of sessions that a page looks at, if it leaves out older ones."""
+    return most if len(placed) == most else None
 
 
 def number_of(reader: Reader) -> SessionNumber:
