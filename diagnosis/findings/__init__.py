@@ -36,6 +36,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     recording.truncated,
     training.no_reward,
     training.guarded,
+    training.scoring,
     training.stale,
     training.no_groups,
     training.equal_rewards,
