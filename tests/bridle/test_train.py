@@ -112,7 +112,7 @@ def test_sessions_are_counted_on_the_way_to_a_step() -> None:
         "step 3: 15 of 64 sessions, reward so far 0.500 (15 s)",
         "step 3: 30 of 64 sessions, reward so far 0.500 (30 s)",
     ]
-    progress.step_ended()
+    progress.step_ended(0, {"reward/mean": 0.5})
     now[0] += 20
     progress.session_ended(None)
     assert lines[4:] == ["step 4: 1 of 64 sessions, no reward yet (20 s)"]
