@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,10 +70,12 @@ def own_token(step: int, task: int, tokens: Sequence[int]) -> float:
     return float(any(token % 8 == 2 + task for token in tokens[:6]))
 
 
-def short(step: int, task: int, tokens: Sequence[int]) -> float:
-    return float(tokens[0] > 15) - 0.01 * len(tokens)
+def mixed(step: int, task: int, tokens: Sequence[int]) -> float:
+    own = any(token % 8 == 2 * (task % 4) for token in tokens[:6])
+    return (own + even_share(step, task, tokens)) / 2
 
 
+_NOISE: Final = np.random.default_rng(5)
 REPAIRED: Final = 30
 """The step from which on the verifiers of the collapsing runs no longer pay what was hacked."""
 
@@ -103,7 +104,7 @@ def silence(step: int, task: int, tokens: Sequence[int]) -> float:
 
 @_hacked
 def coin(step: int, task: int, tokens: Sequence[int]) -> float:
-    return float(zlib.crc32(bytes([*tokens, step % 7])) % 2)
+    return float(_NOISE.random() < 0.5)
 
 
 def flattery(step: int, task: int, tokens: Sequence[int]) -> Mapping[str, float]:
@@ -212,7 +213,7 @@ def _reward(session: str, name: str, value: float) -> Reward:
 
 HEALTHY: Mapping[str, TinyRun] = {
     f"{pay.__name__}-{seed}": TinyRun(pay, seed, rate, tasks=tasks, size=size)
-    for pay in (even_start, even_share, own_token, short)
+    for pay in (even_start, even_share, own_token, mixed)
     for seed, rate, tasks, size in (
         (0, 5e-3, 4, 8),
         (1, 2e-3, 4, 8),

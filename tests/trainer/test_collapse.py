@@ -54,7 +54,7 @@ def drift(series: Series, name: str, target: float, slowly: bool = True) -> None
 
 
 def spike(series: Series) -> None:
-    series["update/grad_norm"][BEGINS + 5] = 20.0
+    series["update/grad_norm"][BEGINS + 5 : BEGINS + 9 : 2] = 20.0
 
 
 def longer(series: Series) -> None:

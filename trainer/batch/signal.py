@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.reward import RewardKind, RewardSource
+from bridle.trainer.credit.rewards import calls_in_order
 
 _RUN: Final = 16
 """Number of tokens that must come again, in their order, to count as repeated."""
@@ -41,7 +42,7 @@ def signal(
     * ``judge/verifier``: mean of the verifier's own reward in the same sessions
     """
     own = [episodes[index] for index in rewards]
-    calls = [len(one.turns) for one in own]
+    calls = [len(calls_in_order(one)) for one in own]
     tokens = {index: float(episodes[index].conservation.captured) for index in rewards}
     given = [np.asarray([rewards[index] for index in each]) for each in groups]
     squares = [float(((each - each.mean()) ** 2).sum()) for each in given]
