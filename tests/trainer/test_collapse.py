@@ -14,7 +14,7 @@ from bridle.store.records import Metric
 from support import tiny_runs
 
 STEPS, BEGINS, HALVES = 60, 30, 45
-"""Of a made series: the step from which on a figure drifts, and that at which the reward halves."""
+"""The steps of a made series at which a figure begins to drift, and at which the reward halves."""
 Series = dict[str, np.ndarray[Any, np.dtype[np.float64]]]
 
 
