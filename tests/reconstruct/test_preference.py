@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from bridle.cli.program import app
-from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import export
@@ -151,84 +145,3 @@ def test_trl_trains_them_unchanged(
         for one, other in zip(before.parameters(), after.parameters(), strict=True)
     ]
     assert all(moved)
-
-
-SOUNDS = {"cat": "meow", "dog": "woof", "cow": "moo", "pig": "oink"}
-
-
-def question(animal: str, number: int) -> str:
-    return f"What does {animal} {number} say?"
-
-
-def share_right(policy: Path, samples: int = 2) -> tuple[float, float, float]:
-    """Return the share of right answers about animals of other numbers, with its 95 % interval."""
-    torch.manual_seed(0)
-    model, tokenizer = load_policy(policy), Tokenizer(policy)
-    right = attempts = 0
-    for animal, sound in SOUNDS.items():
-        for number in range(1000, 1032):
-            asked = [{"role": "user", "content": question(animal, number)}]
-            prompt = torch.tensor([tokenizer.encode(tokenizer.render(asked))] * samples)
-            with torch.no_grad():
-                made = model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    do_sample=True,
-                    top_k=0,
-                    max_new_tokens=6,
-                    pad_token_id=0,
-                    eos_token_id=list(tokenizer.eos_token_ids),
-                )
-            for reply in made[:, prompt.shape[1] :].tolist():
-                attempts += 1
-                right += tokenizer.decode(reply).startswith(sound)
-    share = right / attempts
-    width = 1.96 * math.sqrt(max(share * (1 - share), 1 / attempts) / attempts)
-    return share, share - width, share + width
-
-
-@pytest.mark.loop
-@pytest.mark.timeout(900)
-def test_dpo_on_a_thousand_recorded_sessions_raises_the_held_out_share(
-    record: Callable[..., Any], writer: Any, url: str, tmp_path: Path
-) -> None:
-    torch.set_num_threads(2)
-    rng = random.Random(0)
-    for number in range(125):
-        animal = list(SOUNDS)[number % 4]
-        for sound in rng.choices(list(SOUNDS.values()), k=8):
-            session = record(group_id=f"g{number}", outcome="completed", sealed_at=9.0)
-            asked = {"role": "user", "content": question(animal, number)}
-            session.call(
-                [1, 2],
-                [3],
-                conversation={"tail": [asked], "lineage": {"base": None}},
-                message={"role": "assistant", "content": sound},
-            )
-            value = float(sound == SOUNDS[animal])
-            given = Reward(session.id, "reward", value, 1.0, source=RewardSource.VERIFIER)
-            writer.add_sync(given)
-    policy, imitated, tuned = (tmp_path / name for name in ("policy", "imitated", "tuned"))
-    texts = [question(one, 1234567890) + sound for one, sound in SOUNDS.items()] * 20
-    size = train_tokenizer(policy, texts, vocab_size=400)
-    shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=2, intermediate=128, context=256)
-    make_policy(policy, shape, vocab_size=size, seed=3)
-
-    def bridle(*arguments: object) -> None:
-        done = CliRunner().invoke(app, [str(one) for one in arguments])
-        assert done.exit_code == 0, done.output
-
-    all_replies, pairs = tmp_path / "all.jsonl", tmp_path / "pairs.jsonl"
-    bridle("export", all_replies, "--format", "trl", "--store", url)
-    bridle("export", pairs, "--format", "preference", "--store", url)
-    rate = ("--set", "optimizer.learning_rate=0.003")
-    learned = ("--policy", policy, "--data", all_replies, "--out", imitated)
-    bridle("sft", *learned, "--store", url, *rate)
-    began = time.process_time()
-    dpo = ("--loss", "dpo", "--data", pairs, "--epochs", 6, "--set", "batch_size=16")
-    bridle("sft", "--policy", imitated, "--out", tuned, "--store", url, *dpo, *rate)
-    seconds = time.process_time() - began
-    before, after = share_right(imitated), share_right(tuned)
-    print(f"held-out {before} → {after}; DPO took {seconds:.0f} s of CPU")
-    assert after[1] > before[2], (before, after)
-    assert seconds < 600, "five minutes on two cores"
