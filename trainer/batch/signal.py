@@ -88,7 +88,8 @@ def _hashes(episode: Episode) -> Iterator[NDArray[np.uint64]]:
 def _correlation(
     tokens: Mapping[int, float], rewards: Mapping[int, float], groups: Iterable[Sequence[int]]
 ) -> float:
-    lengths, values = [], []
+    lengths: list[NDArray[np.float64]] = []
+    values: list[NDArray[np.float64]] = []
     for each in groups:
         for found, known in ((lengths, tokens), (values, rewards)):
             own = np.asarray([known[index] for index in each])
@@ -101,7 +102,9 @@ def _correlation(
 
 
 def _judged(episodes: Iterable[Episode]) -> dict[str, float]:
-    scores, spreads, verified = [], [], []
+    scores: list[float] = []
+    spreads: list[float] = []
+    verified: list[float] = []
     for episode in episodes:
         whole = [one for one in episode.rewards if one.kind is RewardKind.SCORE and one.whole]
         judged = [one for one in whole if "judges" in (one.detail or {})]
