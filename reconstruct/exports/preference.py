@@ -129,8 +129,8 @@ def _export_groups(
                 written[replies[0].session] += 1
                 for one in replies:
                     trained[one.session].add(one.reply)
-            for one in sessions:
-                one.count(written[one.id], trained[one.id], report)
+            for each in sessions:
+                each.count(written[each.id], trained[each.id], report)
     return report
 
 

@@ -25,7 +25,7 @@ def test_a_reply_after_any_prompt_has_the_same_text(
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert priming.decodes_alike(tokenizer)
     monkeypatch.setattr(
-        priming.TailStream, "step", lambda self, tokenizer, each: tokenizer.decode([each])
+        priming.TailStream, "_first", lambda _, tokenizer, each: tokenizer.decode([each])
     )
     assert not priming.decodes_alike(tokenizer)
 

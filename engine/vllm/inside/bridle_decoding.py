@@ -11,7 +11,7 @@ serves. It looks ``DecodeStream`` up by its module for each request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers.decoders
@@ -35,19 +35,17 @@ class TailStream:
     def __init__(self, ids: Sequence[int] | None = None, skip_special_tokens: bool = False) -> None:
         self._ids = ids or []
         self._skip = skip_special_tokens
+        self.step: Callable[[Any, int], str | None] = self._first
 
-    def step(self, tokenizer: Any, token_id: int) -> str | None:
-        """Return the text that ``token_id`` completes, or ``None``.
-
-        From the second step on, the stream's own method stands in place of this one.
-        """
+    def _first(self, tokenizer: Any, token_id: int) -> str | None:
+        """Prime the stream and return the text that ``token_id`` completes, or ``None``."""
         ids = self._ids
         if len(ids) > TAIL:
             text = tokenizer.decode(ids[-TAIL:], skip_special_tokens=self._skip)
             if text and not text.endswith(REPLACEMENT):
                 ids = ids[-TAIL:]
         stream = WholeStream(ids=list(ids), skip_special_tokens=self._skip)
-        self.step = stream.step  # type: ignore[method-assign]
+        self.step = stream.step
         return stream.step(tokenizer, token_id)
 
 
@@ -68,5 +66,5 @@ class PrimeWithTail:
     """A middleware that leaves the app as it is and replaces ``DecodeStream``."""
 
     def __new__(cls, app: Any) -> Any:
-        tokenizers.decoders.DecodeStream = TailStream
+        setattr(tokenizers.decoders, "DecodeStream", TailStream)  # noqa: B010 - a class to mypy
         return app
