@@ -9,8 +9,6 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VERIFIERS := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
-REFEREES := .venv-referees
-REFEREES_READY := $(REFEREES)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
@@ -81,13 +79,9 @@ test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (
 	harnesses/python/install
 	$(BIN)/python -m pytest -m replay -s
 
-$(REFEREES_READY): tests/referees/requirements.txt
-	$(PYTHON) -m venv $(REFEREES)
-	$(REFEREES)/bin/python -m pip install --quiet --requirement $<
-	@touch $@
-
-test-referees: $(READY) $(REFEREES_READY)  ## Rule suites, strict SDKs and renderers that others wrote
-	BRIDLE_REFEREES_PYTHON=$(CURDIR)/$(REFEREES)/bin/python $(BIN)/python -m pytest -m referees
+test-referees: $(READY)  ## Rule suites, SDKs, frameworks that others wrote (JUDGES="rules node": some of them)
+	tests/referees/install $(JUDGES)
+	BRIDLE_REFEREES="$(JUDGES)" $(BIN)/python -m pytest -m referees
 
 test-matrix: $(READY)  ## Every installed harness on a sample of the families' templates
 	$(BWRAP)

@@ -1,7 +1,8 @@
 """Programs that nobody here wrote judge the proxy: suites of rules, official SDKs, frameworks.
 
-Each file of ``judges`` runs in an environment of its own (``make test-referees``). What fails there
-is mended, or ``verdicts.toml`` names the reason why it is the judge's fault.
+Each folder of ``judges`` is an environment of its own (``tests/referees/install``), and each of its
+files runs there. What fails is mended, or ``verdicts.toml`` names the reason why it is the judge's
+fault.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,12 +29,19 @@ from bridle.store.reading.queries import Reader
 pytestmark = pytest.mark.referees
 
 HERE = Path(__file__).parent
+JUDGES = HERE / "judges"
+CHOSEN = os.environ.get("BRIDLE_REFEREES", "").split() or ["*"]
+"""Names of the folders whose judges run."""
+FILES = {
+    file.stem.removeprefix("judge_"): file
+    for folder in CHOSEN
+    for file in sorted(JUDGES.glob(f"{folder}/judge_*.*"))
+}
 TAILS = runpy.run_path(str(HERE / "tails.py"))
-JUDGES = sorted(file.stem.removeprefix("judge_") for file in HERE.glob("judges/judge_*.py"))
 VERDICTS = tomllib.loads((HERE / "verdicts.toml").read_text())["theirs"]
 MATERIAL = cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
-EXACTLY = "Say exactly: "
+EXACTLY = re.compile(r"Say exactly: (.*)")
 
 
 def value_of(schema: Mapping[str, object] | None) -> object:
@@ -45,12 +54,17 @@ def value_of(schema: Mapping[str, object] | None) -> object:
     return plain.get(given.get("type"), "Paris")
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
 def script(request: ScriptedRequest) -> ScriptedReply:
     """Call every tool, in parallel, and answer when the results are there."""
     last = request.messages[-1] if request.messages else {"role": "user", "content": ""}
-    text = last.get("content")
-    if isinstance(text, str) and text.startswith(EXACTLY):
-        return ScriptedReply(text.removeprefix(EXACTLY), reasoning="As asked.")
+    if wanted := EXACTLY.search(text_of(last)):
+        return ScriptedReply(wanted[1], reasoning="As asked.")
     if request.tools and last["role"] != "tool":
         functions = [tool["function"] for tool in request.tools]
         calls = [
@@ -83,19 +97,27 @@ def url(
     audit_store(folder / "bridle.db")
     with Reader(store) as reader:
         rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
-    assert not [call.break_reason for call in rows if call.break_reason]
+    broken = [f"{call.dialect}: {call.break_reason}" for call in rows if call.break_reason]
+    assert not broken
     assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
+
+
+def command(file: Path, report: Path) -> list[str | Path]:
+    """Return the command that runs a judge in its environment, which writes its report."""
+    if file.suffix == ".mjs":
+        (node,) = file.parent.glob("node_modules/node-*/bin/node")
+        reporter = f"--test-reporter={file.parent / 'report.mjs'}"
+        return [node, reporter, f"--test-reporter-destination={report}", file]
+    alone = ["-c", os.devnull, f"--rootdir={JUDGES}", f"--confcutdir={JUDGES}"]
+    rules = ["-q", "-W", "error", "--timeout=60", "-p", "no:cacheprovider"]
+    return [file.parent / ".venv" / "bin" / "python", "-m", "pytest", *alone, *rules, file]
 
 
 def failures(judge: str, url: str, report: Path) -> dict[str, str]:
     """Run a judge; return the message of each test, empty for one that passed."""
-    python = os.environ.get("BRIDLE_REFEREES_PYTHON")
-    if python is None:
-        pytest.fail("BRIDLE_REFEREES_PYTHON is not set: run `make test-referees`")
-    file = HERE / "judges" / f"judge_{judge}.py"
-    alone = ["-c", os.devnull, f"--rootdir={file.parent}", f"--confcutdir={file.parent}"]
-    rules = ["-q", "-W", "error", "--timeout=60", "-p", "no:cacheprovider"]
-    command = [python, "-m", "pytest", *alone, *rules, file]
+    file = FILES[judge]
+    if not any(file.parent.glob("*/.installed")):
+        pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     environment |= {"BRIDLE_REFEREES_URL": url, "NO_PROXY": "*"}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
@@ -103,7 +125,12 @@ def failures(judge: str, url: str, report: Path) -> dict[str, str]:
         environment["BRIDLE_REFEREES_TAILS"] = str(report.with_name("tails.json"))
         TAILS["write"](report.with_name("tails.json"), MATERIAL)
     ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=report.parent
+        command(file, report),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=report.parent,
     )
     print(ran.stdout, ran.stderr)
     assert report.exists(), "the judge did not run"
@@ -111,15 +138,15 @@ def failures(judge: str, url: str, report: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("judge", FILES)
 def test_the_judge_fails_nothing_but_what_is_its_own_fault(
     judge: str, url: str, tmp_path: Path
 ) -> None:
     verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
     needed, ours = set(), []
-    found = failures(judge, url, tmp_path / "report.jsonl")
-    assert found, "the judge has no tests"
-    for test, message in found.items():
+    messages = failures(judge, url, tmp_path / "report.jsonl")
+    assert messages, "the judge has no tests"
+    for test, message in messages.items():
         for line in filter(None, message.splitlines()):
             theirs = [
                 number
@@ -129,6 +156,8 @@ def test_the_judge_fails_nothing_but_what_is_its_own_fault(
             needed.update(theirs)
             if not theirs:
                 ours.append(f"{test}: {line}")
+    failed = sum(map(bool, messages.values()))
+    print(f"{judge}: {len(messages) - failed} of {len(messages)} passed, {failed} failed")
     assert not ours, "\n".join(ours)
     stale = [verdict for number, verdict in enumerate(verdicts) if number not in needed]
     assert not stale, f"these pass, so remove their verdicts: {stale}"
