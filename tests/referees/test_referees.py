@@ -14,6 +14,7 @@ import runpy
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.reconstruct.exports.formats import export
+from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader
 
 pytestmark = pytest.mark.referees
@@ -57,7 +60,9 @@ def value_of(schema: Mapping[str, object] | None) -> object:
 def text_of(message: Mapping[str, Any]) -> str:
     """Return the text of a message, whose content may be a list of parts."""
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def script(request: ScriptedRequest) -> ScriptedReply:
@@ -75,11 +80,20 @@ def script(request: ScriptedRequest) -> ScriptedReply:
     return ScriptedReply("The answer is four.", reasoning="Two and two.")
 
 
+@dataclass(frozen=True)
+class Proxy:
+    """A running proxy: its address, its store's and its tokenizer's directory."""
+
+    url: str
+    store: str
+    model: Path
+
+
 @pytest.fixture(scope="module")
-def url(
+def proxy(
     tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
-) -> Iterator[str]:
-    """The address of a proxy in front of a scripted engine that thinks and calls.
+) -> Iterator[Proxy]:
+    """A proxy in front of a scripted engine that thinks and calls.
 
     What the judges leave in its store is audited, and every conversation is one line of calls.
     """
@@ -92,11 +106,15 @@ def url(
         settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
         server = ProxyServer(settings, grace_s=1)
         server.start()
-        yield server.base_url
+        yield Proxy(server.base_url, store, model)
         server.stop()
     audit_store(folder / "bridle.db")
     with Reader(store) as reader:
         rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
+    if kept := os.environ.get("KEEPDB"):
+        import shutil
+
+        shutil.copy(folder / "bridle.db", kept)
     broken = [f"{call.dialect}: {call.break_reason}" for call in rows if call.break_reason]
     assert not broken
     assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
@@ -109,21 +127,36 @@ def command(file: Path, report: Path) -> list[str | Path]:
         reporter = f"--test-reporter={file.parent / 'report.mjs'}"
         return [node, reporter, f"--test-reporter-destination={report}", file]
     alone = ["-c", os.devnull, f"--rootdir={JUDGES}", f"--confcutdir={JUDGES}"]
-    rules = ["-q", "-W", "error", "--timeout=60", "-p", "no:cacheprovider"]
-    return [file.parent / ".venv" / "bin" / "python", "-m", "pytest", *alone, *rules, file]
+    rules = ["-q", "--timeout=60", "-p", "no:cacheprovider"]
+    if file.parent.name == "rules":
+        rules += ["-W", "error"]  # Warnings of the official SDKs; frameworks warn of themselves.
+    waiting = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
+    python = file.parent / ".venv" / "bin" / "python"
+    return [python, "-m", "pytest", *alone, *rules, *waiting, file]
 
 
-def failures(judge: str, url: str, report: Path) -> dict[str, str]:
+def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
+    """Return the path of what a judge reads besides the proxy's replies."""
+    if judge == "aiperf":
+        return proxy.model
+    if judge == "renderers":
+        TAILS["write"](file, MATERIAL)
+    if judge == "atif":
+        with Reader(proxy.store) as reader:
+            export(reader, file.with_suffix(".jsonl"), "atif", Selection())
+        return file.with_suffix(".jsonl")
+    return file
+
+
+def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
     """Run a judge; return the message of each test, empty for one that passed."""
     file = FILES[judge]
     if not any(file.parent.glob("*/.installed")):
         pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    environment |= {"BRIDLE_REFEREES_URL": url, "NO_PROXY": "*"}
+    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
-    if judge == "renderers":
-        environment["BRIDLE_REFEREES_TAILS"] = str(report.with_name("tails.json"))
-        TAILS["write"](report.with_name("tails.json"), MATERIAL)
+    environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
     ran = subprocess.run(
         command(file, report),
         env=environment,
@@ -140,11 +173,11 @@ def failures(judge: str, url: str, report: Path) -> dict[str, str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("judge", FILES)
 def test_the_judge_fails_nothing_but_what_is_its_own_fault(
-    judge: str, url: str, tmp_path: Path
+    judge: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
     needed, ours = set(), []
-    messages = failures(judge, url, tmp_path / "report.jsonl")
+    messages = failures(judge, proxy, tmp_path / "report.jsonl")
     assert messages, "the judge has no tests"
     for test, message in messages.items():
         for line in filter(None, message.splitlines()):
