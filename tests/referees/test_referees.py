@@ -14,7 +14,6 @@ import runpy
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,8 @@ import pytest
 
 from bridle.bench.packages import cache_directory
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
-from bridle.engine.vllm import VllmOptions, VllmServer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
@@ -92,65 +89,30 @@ class Proxy:
     model: Path
 
 
-@contextmanager
-def scripted(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the address and the model's directory of a scripted engine that thinks and calls."""
+@pytest.fixture(scope="module")
+def proxy(
+    tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
+) -> Iterator[Proxy]:
+    """A proxy in front of a scripted engine that thinks and calls.
+
+    What the judges leave in its store is audited, and every conversation is one line of calls.
+    """
+    folder = tmp_path_factory.mktemp("referees")
     model = folder / "model"
     model.mkdir()
     train_tokenizer(model, ["What is two and two? The answer is four. I look that up."] * 20)
     with ScriptedEngine(model, script, served_model_name="policy") as engine:
-        yield engine.base_url, model
-
-
-@contextmanager
-def vllm(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the address and the model's directory of a real vLLM with a small pretrained model."""
-    model = smollm2_directory(MATERIAL)
-    options = VllmOptions(cpu_kv_cache_gib=1, max_model_len=2048)
-    server = VllmServer(model, folder / "vllm", options=options)
-    server.start()
-    try:
-        yield server.base_url, model
-    finally:
-        server.stop()
-
-
-ENGINES = {"scripted": scripted, "vllm": vllm}
-CASES = [pytest.param("scripted", judge, id=judge) for judge in FILES]
-CASES += [
-    pytest.param("vllm", judge, id=f"{judge}-vllm", marks=pytest.mark.vllm)
-    for judge in ("comply", "openai", "anthropic", "google")
-    if judge in FILES
-]
-
-
-@pytest.fixture(scope="module")
-def proxy(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    audit_store: Callable[[Path], None],
-) -> Iterator[Proxy]:
-    """A proxy in front of an engine, whose store is audited when the judges are done.
-
-    On the scripted engine every conversation is one line of calls.
-    """
-    folder = tmp_path_factory.mktemp("referees")
-    store = f"sqlite:///{folder}/bridle.db"
-    with ENGINES[request.param](folder) as (engine, model):
-        server = ProxyServer(ProxySettings(engine, store, tokenizer_dir=model), grace_s=1)
+        store = f"sqlite:///{folder}/bridle.db"
+        settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
+        server = ProxyServer(settings, grace_s=1)
         server.start()
         yield Proxy(server.base_url, store, model)
         server.stop()
-    if kept := os.environ.get("KEEPDB"):
-        import shutil
-
-        shutil.copy(folder / "bridle.db", kept)
     audit_store(folder / "bridle.db")
     with Reader(store) as reader:
         rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
+    assert not [f"{call.dialect}: {call.break_reason}" for call in rows if call.break_reason]
     assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
-    if request.param == "scripted":
-        assert not [f"{one.dialect}: {one.break_reason}" for one in rows if one.break_reason]
 
 
 def command(file: Path, report: Path) -> list[str | Path]:
@@ -203,17 +165,12 @@ def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in report.read_text().splitlines())
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("proxy", "judge"), CASES, indirect=["proxy"])
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("judge", FILES)
 def test_the_judge_fails_nothing_but_what_is_its_own_fault(
-    request: pytest.FixtureRequest, judge: str, proxy: Proxy, tmp_path: Path
+    judge: str, proxy: Proxy, tmp_path: Path
 ) -> None:
-    engine = request.node.callspec.params["proxy"]
-    verdicts = [
-        verdict
-        for verdict in VERDICTS
-        if verdict["judge"] == judge and verdict.get("engine", engine) == engine
-    ]
+    verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
     needed, ours = set(), []
     messages = failures(judge, proxy, tmp_path / "report.jsonl")
     assert messages, "the judge has no tests"
@@ -228,9 +185,7 @@ def test_the_judge_fails_nothing_but_what_is_its_own_fault(
             if not theirs:
                 ours.append(f"{test}: {line}")
     failed = sum(map(bool, messages.values()))
-    print(
-        f"{judge} ({engine}): {len(messages) - failed} of {len(messages)} passed, {failed} failed"
-    )
+    print(f"{judge}: {len(messages) - failed} of {len(messages)} passed, {failed} failed")
     assert not ours, "\n".join(ours)
     stale = [verdict for number, verdict in enumerate(verdicts) if number not in needed]
     assert not stale, f"these pass, so remove their verdicts: {stale}"

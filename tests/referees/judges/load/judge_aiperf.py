@@ -13,8 +13,8 @@ import pytest
 CONVERSATIONS, TURNS = 3, 3
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["chat", "completions", "responses", "messages"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["messages", "chat", "responses", "completions"])
 def test_load(kind: str, url: str, tmp_path: Path) -> None:
     turns = 1 if kind == "completions" else TURNS
     options = {
@@ -26,7 +26,7 @@ def test_load(kind: str, url: str, tmp_path: Path) -> None:
         "--conversation-turn-mean": turns,
         "--conversation-turn-stddev": 0,
         "--isl": 16,
-        "--osl": 8,
+        "--osl": 200,
         "--concurrency": 2,
         "--ui": "none",
         "--workers-max": 1,
