@@ -8,8 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from bridle.bench.families import model_directory
 from bridle.bench.packages import PackageNotFetched
 from bridle.engine.contract.errors import TemplateError
@@ -28,14 +26,12 @@ RENDERERS = {
     "nemotron3": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
     "hunyuan3": "tencent/Hy3",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
-    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
-    "gemma4": "google/gemma-4-E4B-it",
-    "kimi-k2": "moonshotai/Kimi-K2-Instruct",
-    "laguna": "poolside/Laguna-XS.2",
-    "gpt-oss": "openai/gpt-oss-20b",
 }
-"""The judge's model for each family of ours."""
+"""The judge's model for each family of ours.
+
+Families are left out whose copy of the template or tokenizer is not the one that the judge knows:
+DeepSeek and Kimi K2 (templates), Gemma 4 and Laguna (special tokens), gpt-oss (a download).
+"""
 SAID = "Let me see."
 SYSTEM = Message("system", "You help.")
 ASKED = Message("user", "What is the weather in Oslo and in Rome?")
@@ -78,17 +74,6 @@ def _turns(reply: Message) -> dict[str, tuple[Message, ...]]:
     return {"results": results, "results_user": (*results, thanks)}
 
 
-def _ends(reference: Any, messages: list[dict[str, Any]], tail: str) -> bool:
-    """Return whether the whole conversation, as Transformers renders it, ends with the tail."""
-    rendered: str = reference.apply_chat_template(
-        messages,
-        tools=[{"type": "function", "function": TOOL}],
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    return rendered.endswith(tail)
-
-
 def cases(name: str, material: Path) -> Iterator[dict[str, Any]]:
     """Yield the tails of a family, each with the ids before it; none if it cannot be fetched."""
     try:
@@ -100,7 +85,6 @@ def cases(name: str, material: Path) -> Iterator[dict[str, Any]]:
     prober = Prober(tokenizer, tails)
     tools = ({"type": "function", "function": TOOL},)
     setting = Setting((SYSTEM,), tools)
-    reference = AutoTokenizer.from_pretrained(directory)
     head = [message.to_chat() for message in (SYSTEM, ASKED)]
     for calls, ended in product((0, 1, 2), (True, False)):
         reply = _reply(calls)
@@ -119,7 +103,6 @@ def cases(name: str, material: Path) -> Iterator[dict[str, Any]]:
                 continue  # The next turn's first token ends a reply, and nothing shows which.
             end = ids[:1] if tail.end_id is None else [tail.end_id]
             rest = ids[1:] if tail.end_id is None else ids
-            whole = [*head, *(one.to_chat() for one in (reply, *messages))]
             yield {
                 "name": f"{name}-{calls}_calls-{turn}-{'ended' if ended else 'cut'}",
                 "model": RENDERERS[name],
@@ -128,7 +111,6 @@ def cases(name: str, material: Path) -> Iterator[dict[str, Any]]:
                 "prompt": prompt,
                 "sampled": sampled + (end if ended else []),
                 "messages": [message.to_chat() for message in messages],
-                "proven": _ends(reference, whole, tokenizer.decode([*end, *rest])),
                 "expected": [*prompt, *sampled, *end, *rest],
             }
 

@@ -69,5 +69,4 @@ def test_tail(case: dict[str, Any]) -> None:
     ours, theirs = case["expected"][start:], rendered.token_ids[start:]
     if ours != theirs:
         shown = f"ours {tokenizer.decode(ours)!r}, theirs {tokenizer.decode(theirs)!r}"
-        gives = "gives" if case["proven"] else "does not give"
-        pytest.fail(f"the template {gives} our tail: {shown}", pytrace=False)
+        pytest.fail(f"the tails differ: {shown}", pytrace=False)
