@@ -1,4 +1,4 @@
-"""What the judges of frameworks ask, and what the scripted engine answers."""
+"""The questions that the judges of frameworks ask, and the answer of the scripted engine."""
 
 from __future__ import annotations
 
