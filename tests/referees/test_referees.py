@@ -1,7 +1,8 @@
 """Programs that nobody here wrote judge the proxy: suites of rules, official SDKs, frameworks.
 
-Each file of ``judges`` runs in an environment of its own (``make test-referees``). What fails there
-is mended, or ``verdicts.toml`` names the reason why it is the judge's fault.
+Each folder of ``judges`` is an environment of its own (``tests/referees/install``), and each of its
+files runs there. What fails is mended, or ``verdicts.toml`` names the reason why it is the judge's
+fault.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import runpy
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,17 +25,28 @@ from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, 
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.reconstruct.exports.formats import export
+from bridle.reconstruct.exports.selection import Selection
+from bridle.store.call import CallRow
 from bridle.store.reading.queries import Reader
 
 pytestmark = pytest.mark.referees
 
 HERE = Path(__file__).parent
+JUDGES = HERE / "judges"
+CHOSEN = os.environ.get("BRIDLE_REFEREES", "").split() or ["*"]
+"""Names of the folders whose judges run."""
+FILES = {
+    file.stem.removeprefix("judge_"): file
+    for folder in CHOSEN
+    for file in sorted(JUDGES.glob(f"{folder}/judge_*.*"))
+}
 TAILS = runpy.run_path(str(HERE / "tails.py"))
-JUDGES = sorted(file.stem.removeprefix("judge_") for file in HERE.glob("judges/judge_*.py"))
-VERDICTS = tomllib.loads((HERE / "verdicts.toml").read_text())["theirs"]
+JUDGED = tomllib.loads((HERE / "verdicts.toml").read_text())
+VERDICTS, REWORDS = JUDGED["theirs"], JUDGED["rewords"]
 MATERIAL = cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
-EXACTLY = "Say exactly: "
+EXACTLY = re.compile(r"Say exactly: (.*)")
 
 
 def value_of(schema: Mapping[str, object] | None) -> object:
@@ -45,12 +59,19 @@ def value_of(schema: Mapping[str, object] | None) -> object:
     return plain.get(given.get("type"), "Paris")
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    content = message.get("content") or ""
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
+
+
 def script(request: ScriptedRequest) -> ScriptedReply:
     """Call every tool, in parallel, and answer when the results are there."""
     last = request.messages[-1] if request.messages else {"role": "user", "content": ""}
-    text = last.get("content")
-    if isinstance(text, str) and text.startswith(EXACTLY):
-        return ScriptedReply(text.removeprefix(EXACTLY), reasoning="As asked.")
+    if wanted := EXACTLY.search(text_of(last)):
+        return ScriptedReply(wanted[1], reasoning="As asked.")
     if request.tools and last["role"] != "tool":
         functions = [tool["function"] for tool in request.tools]
         calls = [
@@ -61,11 +82,20 @@ def script(request: ScriptedRequest) -> ScriptedReply:
     return ScriptedReply("The answer is four.", reasoning="Two and two.")
 
 
+@dataclass(frozen=True)
+class Proxy:
+    """A running proxy: its address, its store's and its tokenizer's directory."""
+
+    url: str
+    store: str
+    model: Path
+
+
 @pytest.fixture(scope="module")
-def url(
+def proxy(
     tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
-) -> Iterator[str]:
-    """The address of a proxy in front of a scripted engine that thinks and calls.
+) -> Iterator[Proxy]:
+    """A proxy in front of a scripted engine that thinks and calls.
 
     What the judges leave in its store is audited, and every conversation is one line of calls.
     """
@@ -78,48 +108,81 @@ def url(
         settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
         server = ProxyServer(settings, grace_s=1)
         server.start()
-        yield server.base_url
+        yield Proxy(server.base_url, store, model)
         server.stop()
     audit_store(folder / "bridle.db")
     with Reader(store) as reader:
         rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
-    assert not [call.break_reason for call in rows if call.break_reason]
+    assert not [call.break_reason for call in rows if call.break_reason and not rewords(call)]
     assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
 
 
-def failures(judge: str, url: str, report: Path) -> dict[str, str]:
-    """Run a judge; return the message of each test, empty for one that passed."""
-    python = os.environ.get("BRIDLE_REFEREES_PYTHON")
-    if python is None:
-        pytest.fail("BRIDLE_REFEREES_PYTHON is not set: run `make test-referees`")
-    file = HERE / "judges" / f"judge_{judge}.py"
-    alone = ["-c", os.devnull, f"--rootdir={file.parent}", f"--confcutdir={file.parent}"]
-    rules = ["-q", "-W", "error", "--timeout=60", "-p", "no:cacheprovider"]
-    command = [python, "-m", "pytest", *alone, *rules, file]
-    environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    environment |= {"BRIDLE_REFEREES_URL": url, "NO_PROXY": "*"}
-    environment["BRIDLE_REFEREES_REPORT"] = str(report)
+def rewords(call: CallRow) -> bool:
+    """Return whether a verdict names the client of a broken call as one that rewrites its turns."""
+    verdicts = [one for one in REWORDS if one["client"] in str(call.headers)]
+    return any(call.break_reason == one["break"] for one in verdicts)
+
+
+def command(file: Path, report: Path) -> list[str | Path]:
+    """Return the command that runs a judge in its environment, which writes its report."""
+    if file.suffix == ".mjs":
+        (node,) = file.parent.glob("node_modules/node-*/bin/node")
+        reporter = f"--test-reporter={file.parent / 'report.mjs'}"
+        return [node, reporter, f"--test-reporter-destination={report}", file]
+    alone = ["-c", os.devnull, f"--rootdir={JUDGES}", f"--confcutdir={JUDGES}"]
+    rules = ["-q", "--timeout=60", "-p", "no:cacheprovider"]
+    if file.parent.name == "rules":
+        rules += ["-W", "error"]  # Warnings of the official SDKs; frameworks warn of themselves.
+    waiting = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
+    python = file.parent / ".venv" / "bin" / "python"
+    return [python, "-m", "pytest", *alone, *rules, *waiting, file]
+
+
+def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
+    """Return the path of what a judge reads besides the proxy's replies."""
+    if judge == "aiperf":
+        return proxy.model
     if judge == "renderers":
-        environment["BRIDLE_REFEREES_TAILS"] = str(report.with_name("tails.json"))
-        TAILS["write"](report.with_name("tails.json"), MATERIAL)
+        TAILS["write"](file, MATERIAL)
+    if judge == "atif":
+        with Reader(proxy.store) as reader:
+            export(reader, file.with_suffix(".jsonl"), "atif", Selection())
+        return file.with_suffix(".jsonl")
+    return file
+
+
+def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
+    """Run a judge; return the message of each test, empty for one that passed."""
+    file = FILES[judge]
+    if not any(file.parent.glob("*/.installed")):
+        pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
+    environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
+    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
+    environment["BRIDLE_REFEREES_REPORT"] = str(report)
+    environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
     ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=report.parent
+        command(file, report),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=report.parent,
     )
     print(ran.stdout, ran.stderr)
     assert report.exists(), "the judge did not run"
     return dict(json.loads(line) for line in report.read_text().splitlines())
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("judge", FILES)
 def test_the_judge_fails_nothing_but_what_is_its_own_fault(
-    judge: str, url: str, tmp_path: Path
+    judge: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
     needed, ours = set(), []
-    found = failures(judge, url, tmp_path / "report.jsonl")
-    assert found, "the judge has no tests"
-    for test, message in found.items():
+    messages = failures(judge, proxy, tmp_path / "report.jsonl")
+    assert messages, "the judge has no tests"
+    for test, message in messages.items():
         for line in filter(None, message.splitlines()):
             theirs = [
                 number
@@ -129,6 +192,8 @@ def test_the_judge_fails_nothing_but_what_is_its_own_fault(
             needed.update(theirs)
             if not theirs:
                 ours.append(f"{test}: {line}")
+    failed = sum(map(bool, messages.values()))
+    print(f"{judge}: {len(messages) - failed} of {len(messages)} passed, {failed} failed")
     assert not ours, "\n".join(ours)
     stale = [verdict for number, verdict in enumerate(verdicts) if number not in needed]
     assert not stale, f"these pass, so remove their verdicts: {stale}"

@@ -68,7 +68,7 @@ def harbor_task(folder: Path, suite: str) -> Task:
     steps = tuple(_steps(folder, config))
     return Task(
         id=name,
-        prompt=steps[0].prompt if steps else _instruction(folder, folder),
+        prompt=steps[0].prompt if steps else _only_instruction(folder),
         suite=suite,
         payload=payload_of(folder),
         container=container_of(folder / "environment", config.environment, config.agent),
@@ -107,6 +107,13 @@ def _steps(folder: Path, config: HarborConfig) -> Iterator[Step]:
             setup=str(setup) if setup.is_dir() else None,
             min_rewards=thresholds(step.min_reward),
         )
+
+
+def _only_instruction(folder: Path) -> str:
+    """Return the instruction of a task without steps."""
+    if (folder / "steps").is_dir() and not (folder / "instruction.md").exists():
+        raise TaskError(f"{folder} has steps that its task.toml does not name: add [[steps]]")
+    return _instruction(folder, folder)
 
 
 def _instruction(task: Path, folder: Path) -> str:

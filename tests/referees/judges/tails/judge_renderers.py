@@ -12,7 +12,7 @@ import pytest
 from renderers import AutoRendererConfig, create_renderer
 from tokenizers import Tokenizer
 
-CASES = json.loads(Path(os.environ["BRIDLE_REFEREES_TAILS"]).read_text())
+CASES = json.loads(Path(os.environ["BRIDLE_REFEREES_INPUTS"]).read_text())
 
 
 class Adapter:
