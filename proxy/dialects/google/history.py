@@ -24,7 +24,7 @@ from bridle.proxy.dialects.transcript import (
     joined,
     text_part,
 )
-from bridle.proxy.dialects.unsupported import as_text
+from bridle.proxy.dialects.unsupported import as_text, unreadable
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ToolCall
 
@@ -93,14 +93,19 @@ def instruction_content(given: str | Json, transcript: Transcript) -> Content:
     return joined(_chat_parts(_parts(content.parts, "systemInstruction.parts"), transcript))
 
 
-def add_contents(contents: str | Json | list[Json] | None, transcript: Transcript) -> None:
-    """Add the contents in their order. Raise ``ApiError`` (400) that names the field."""
+def add_contents(
+    contents: str | Json | list[Json] | None, transcript: Transcript, calls_before: int = 0
+) -> None:
+    """Add the contents in their order. Raise ``ApiError`` (400) that names the field.
+
+    ``calls_before`` is the number of calls in the conversation before them.
+    """
     if isinstance(contents, str):
         transcript.user(contents)
         return
     if not contents:
         raise invalid("contents", "must be a non-empty list")
-    calls = _Calls(transcript)
+    calls = _Calls(transcript, calls_before)
     for index, given in enumerate([contents] if isinstance(contents, dict) else contents):
         field = "contents" if isinstance(contents, dict) else f"contents[{index}]"
         content = google(given, _Content, field)
@@ -118,11 +123,11 @@ def add_contents(contents: str | Json | list[Json] | None, transcript: Transcrip
 class _Calls:
     """The calls that still wait for their response, by id and by name, oldest first."""
 
-    def __init__(self, transcript: Transcript) -> None:
+    def __init__(self, transcript: Transcript, before: int) -> None:
         self._transcript = transcript
         self._by_id: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._by_name: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
-        self._count = 0
+        self._count = before
 
     def new_id(self) -> str:
         """Return an id for a call that has none, the same whenever the same history is sent."""
@@ -279,13 +284,15 @@ def _chat_part(placed: _Placed, transcript: Transcript) -> Json | None:
             return image_part(f"data:{inline.mime_type};base64,{data}")
         if inline.mime_type in _AUDIO:
             return audio_part(data, _AUDIO[inline.mime_type])
-        raise invalid(f"{place}.inlineData", f"{inline.mime_type[:32]} {_UNREADABLE}")
+        problem = f"{inline.mime_type[:32]} {_UNREADABLE}"
+        return text_part(unreadable(f"{place}.inlineData", problem, inline.data))
     if part.file_data is not None:
         file = google(part.file_data, _File, f"{place}.fileData")
         web = file.file_uri.startswith(("https://", "http://"))
         if web and file.mime_type.startswith("image/"):
             return image_part(file.file_uri)
-        raise invalid(f"{place}.fileData", f"a file of another place {_UNREADABLE}")
+        problem = f"a file of another place {_UNREADABLE}"
+        return text_part(unreadable(f"{place}.fileData", problem, file.file_uri))
     if _MEANINGLESS.issuperset(placed.given):
         transcript.note("part_dropped", placed.kind)
         return None

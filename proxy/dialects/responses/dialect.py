@@ -8,9 +8,10 @@ from typing import Final
 import orjson
 
 from bridle.proxy.dialects.chat.dialect import OPENAI, OPENAI_MODELS
-from bridle.proxy.dialects.dialect import Action, ApiPath, Counting, Dialect
+from bridle.proxy.dialects.dialect import Action, ApiPath, Counting, Dialect, Native
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.responses import reply, request
+from bridle.proxy.dialects.responses.received import ReceivedResponse
 from bridle.proxy.dialects.responses.stored import StoredResponses
 from bridle.proxy.dialects.responses.stream import ResponsesEmitter
 
@@ -42,4 +43,9 @@ RESPONSES: Final = Dialect(
     misplaced=re.compile("/responses"),
     count=Counting(request.parse, _count),
     stored=StoredResponses,
+    native=Native(
+        re.compile(r"//api\.openai\.com(?:[/:]|$)"),
+        ReceivedResponse,
+        headers=("openai-",),
+    ),
 )

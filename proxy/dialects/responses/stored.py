@@ -37,6 +37,8 @@ _CONVERSATIONS: Final = 256
 """Maximum conversations in memory."""
 _CALLS: Final = 4096
 """Maximum calls whose items are in memory."""
+_UPSTREAM_IDS: Final = 16_384
+"""Maximum ids of replies that an upstream made which are in memory."""
 _ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -63,6 +65,8 @@ class StoredResponses:
         self._items: OrderedDict[str, tuple[str, Items]] = OrderedDict()
         """The session and the items of each call, by call id; written by the threads that read the
         store."""
+        self._upstream_ids: OrderedDict[str, str] = OrderedDict()
+        """The calls whose replies have ids of the upstream's own, by these ids."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
         """Put recorded items for references, and the recorded conversation before the input.
@@ -116,9 +120,15 @@ class StoredResponses:
             self._items.pop(call_id, None)
             self._known.pop(call_id, None)
 
+    def keep(self, upstream_id: str, call_id: str) -> None:
+        self._upstream_ids[upstream_id] = call_id
+        while len(self._upstream_ids) > _UPSTREAM_IDS:
+            self._upstream_ids.popitem(last=False)
+
     async def find(self, response_id: str) -> CallRow | None:
-        call_id = call_id_of(response_id)
-        if call_id is None or response_id != f"{self.prefix}_{call_id.removeprefix('call_')}":
+        call_id = self._upstream_ids.get(response_id) or call_id_of(response_id)
+        minted = call_id and f"{self.prefix}_{call_id.removeprefix('call_')}"
+        if call_id is None or (response_id != minted and response_id not in self._upstream_ids):
             return None
         try:
             call = await asyncio.to_thread(self._reader.call, call_id)
