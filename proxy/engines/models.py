@@ -83,6 +83,10 @@ class ModelRoutes:
         """Return the pools of the policies, and those of the other models."""
         return [*self.policies.values(), *self._others.values()]
 
+    def external(self) -> dict[str, EnginePool]:
+        """Return the pools of other providers' models, by name or pattern."""
+        return {name: pool for name, pool in self._others.items() if pool.external}
+
     def speak(self, dialect: str) -> bool:
         """Return whether any model's engines get requests of this dialect as they are."""
         return dialect in self._spoken

@@ -73,11 +73,12 @@ class UpstreamFields:
         """The opaque fields of assistant messages."""
         self.limit: str | None = None
         """The name that it takes of :data:`LIMIT` and :data:`LATER_LIMIT`, if it refused one."""
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
+        """The opaque fields that it objected to."""
 
     def sent(self, names: Iterable[str]) -> None:
         """Record that the upstream sent these fields."""
-        self.taken |= set(names) - self._refused
+        self.taken |= set(names) - self.refused
 
     def learn(self, error: ApiError, request: EngineRequest) -> str:
         """Learn from the refusal of a request.
@@ -102,10 +103,10 @@ class UpstreamFields:
         refused = named & offered & self.taken
         missing = (named & offered) - self.taken
         if refused:
-            self._refused |= refused
+            self.refused |= refused
             self.taken -= refused
         elif missing:
-            self._refused -= missing
+            self.refused -= missing
             self.taken |= missing
         return refused or missing
 
