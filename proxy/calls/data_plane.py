@@ -11,11 +11,13 @@ from msgspec import structs
 
 from bridle.proxy.calls.beside import record_at_once, serve_beside
 from bridle.proxy.calls.call import Call
+from bridle.proxy.calls.conversations import ConversationRequest, conversations_session
 from bridle.proxy.calls.passed import PassedCall, passed_form, passed_request
 from bridle.proxy.calls.replayed import serve_replayed
 from bridle.proxy.continuation.roles import RoleRules
 from bridle.proxy.dialects.body import asks_for_stream, model_of
 from bridle.proxy.dialects.dialect import Action
+from bridle.proxy.dialects.responses.request import ResponsesFields
 from bridle.proxy.dialects.responses.stored import DELETED
 from bridle.proxy.dialects.routes import Route
 from bridle.proxy.dialects.unsupported import carried_upstream
@@ -56,6 +58,7 @@ class DataPlane:
             Action.STORED: self._stored,
             Action.HELLO: self._hello,
             Action.BESIDE: self._beside,
+            Action.CONVERSATION: self._conversation,
         }
 
     async def serve(self, route: Route, client: Client) -> None:
@@ -252,7 +255,8 @@ class DataPlane:
 
     async def _whole(self, route: Route, caller: Caller, request: Request, body: bytes) -> Request:
         """Return ``request``, parsed from ``body``, with the recorded parts that it refers to."""
-        if request.previous_response_id is None and not request.references:
+        refers = request.previous_response_id is not None or request.references
+        if not refers and _conversation_of(request) is None:
             return request
         services = self._services
         readable = services.sessions.readable(caller)
@@ -285,6 +289,9 @@ class DataPlane:
         """
         services = self._services
         session = await services.sessions.admit(caller, route.session, identity)
+        conversation = _conversation_of(request)
+        if conversation is not None and not request.carried:
+            session = await conversations_session(services, conversation, session)
         if session is None:
             return *await self._anonymous(caller, identity, request, history), Step(request)
         replay = await services.replays.of(session)
@@ -370,6 +377,9 @@ class DataPlane:
     async def _beside(self, route: Route, client: Client, held: Held) -> None:
         await serve_beside(self._services, route, client, held)
 
+    async def _conversation(self, route: Route, client: Client, held: Held) -> None:
+        await ConversationRequest(self._services, route, client).serve(held, _query(client))
+
     async def _hello(self, _: Route, client: Client, __: Held) -> None:
         await client.respond(200, b"")
 
@@ -412,6 +422,12 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
+
+
+def _conversation_of(request: Request) -> str | None:
+    """Return the id of the conversation object that the request goes on with."""
+    own = request.own
+    return own.conversation if isinstance(own, ResponsesFields) else None
 
 
 def _status(passed: HttpError | None) -> CallStatus:

@@ -31,6 +31,8 @@ class Action(Enum):
     HELLO = auto()
     STORED = auto()
     """Read or delete a stored reply."""
+    CONVERSATION = auto()
+    """Make, read, change or delete a conversation object, or its items."""
     BESIDE = auto()
     """Pass a request that is no chat on to the upstream for it."""
     NOTHING = auto()
@@ -54,7 +56,8 @@ class ApiPath:
     pattern: str
     """A regular expression for the whole path. Its named groups are the route's parameters: a path
     of ``MODELS`` may have ``model``, one of ``STORED`` has ``response`` and, if it is about the
-    reply's input, ``part``, and one of ``BESIDE`` has ``route`` and ``rest``."""
+    reply's input, ``part``, one of ``CONVERSATION`` may have ``conversation``, ``items`` and
+    ``item``, and one of ``BESIDE`` has ``route`` and ``rest``."""
     action: Action = Action.GENERATE
     methods: str = "POST"
     """The permitted method, or several with commas between."""

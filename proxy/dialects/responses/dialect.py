@@ -20,6 +20,8 @@ def _count(input_tokens: int) -> bytes:
     return orjson.dumps({"object": "response.input_tokens", "input_tokens": input_tokens})
 
 
+_CONVERSATION: Final = "/v1/conversations/(?P<conversation>[^/]+)"
+
 RESPONSES: Final = Dialect(
     name="responses",
     provider=OPENAI,
@@ -33,6 +35,14 @@ RESPONSES: Final = Dialect(
             Action.STORED,
             "GET, DELETE",
         ),
+        ApiPath("/v1/conversations", Action.CONVERSATION),
+        ApiPath(_CONVERSATION, Action.CONVERSATION, "GET, POST, DELETE"),
+        ApiPath(f"{_CONVERSATION}/(?P<items>items)", Action.CONVERSATION, "GET, POST"),
+        ApiPath(
+            f"{_CONVERSATION}/(?P<items>items)/(?P<item>[^/]+)",
+            Action.CONVERSATION,
+            "GET, DELETE",
+        ),
     ),
     parse=request.parse,
     emitter=ResponsesEmitter,
@@ -40,7 +50,7 @@ RESPONSES: Final = Dialect(
     error=openai_error,
     models=OPENAI_MODELS,
     response_prefix="resp",
-    misplaced=re.compile("/responses"),
+    misplaced=re.compile("/responses|/conversations"),
     count=Counting(request.parse, _count),
     stored=StoredResponses,
     native=Native(
