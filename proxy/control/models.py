@@ -248,7 +248,7 @@ class EngineView(_Documented):
 
 
 class UpstreamView(_Documented):
-    """What the process that replies knows of another provider's API."""
+    """Another provider's API, as the process that replies knows it."""
 
     model: str
     """The name or the pattern of the models that it serves."""

@@ -187,7 +187,7 @@ def test_codex_does_not_repeat_a_refusal(tmp_path: Path) -> None:
 
 
 def test_gemini_cli_retries_them_after_a_tools_result(tmp_path: Path) -> None:
-    """After a result it takes a stream without an end for a whole reply."""
+    """It takes a stream without an end for a whole reply after a result."""
     call = ToolCallDelta(0, "call_1", "list_directory", '{"dir_path": "."}')
 
     def answer(number: int) -> bytes:

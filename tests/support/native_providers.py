@@ -27,7 +27,7 @@ class Asked:
     """One request as it came."""
 
     path: str
-    """With its query."""
+    """The path with its query."""
     headers: dict[str, str]
     body: bytes
 
