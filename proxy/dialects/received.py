@@ -149,7 +149,7 @@ class Pieces:
 
     def at(self, place: Any) -> dict[str, str]:
         """Return the texts of a place by their names."""
-        texts = self._pieces.get(place, {})
+        texts: Mapping[str, list[str]] = self._pieces.get(place, {})
         return {name: "".join(pieces) for name, pieces in texts.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.google.history import add_contents
 from bridle.proxy.dialects.received import ReceivedReply, child, count, text_of
+from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.wire.canonical import ApiError, FinishReason, Message, Request, Usage
 
 _REASONS: Final[Mapping[str, FinishReason]] = {
@@ -71,7 +73,8 @@ class ReceivedContent(ReceivedReply):
             self._ends.setdefault(0, str(blocked))
         self.over = self.over or len(self._ends) >= (self._request.sampling.n or 1)
 
-    _whole = _take
+    def _whole(self, reply: Json) -> None:
+        self._take(reply)
 
     def _add(self, candidate: Any, position: int) -> None:
         at = candidate.get("index", position) if isinstance(candidate, dict) else position
@@ -80,12 +83,13 @@ class ReceivedContent(ReceivedReply):
         if (reason := child({"": candidate}, "").get("finishReason")) is not None:
             self._ends[at] = str(reason)
 
+    def _add_content(self, content: Json, transcript: Transcript) -> None:
+        add_contents([content], transcript, self._calls_before)
+
     def _choices(self) -> Iterator[tuple[Message, FinishReason | None, str | None]]:
         for at in range(max([*self._parts, *self._ends], default=-1) + 1):
-            content = {"role": "model", "parts": self._parts[at]}
-            message = self._message(
-                lambda transcript, one=content: add_contents([one], transcript, self._calls_before)
-            )
+            content: Json = {"role": "model", "parts": self._parts[at]}
+            message = self._message(partial(self._add_content, content))
             end = self._ends.get(at)
             reason = None if end is None else _REASONS.get(end, "content_filter")
             called = reason == "stop" and message.tool_calls
