@@ -164,7 +164,7 @@ def anthropic(asked: Asked) -> Reply:
     reason = "tool_use" if step < TURNS - 1 else "end_turn"
     usage = {"input_tokens": 7, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 30}
     usage |= {"output_tokens": 9}
-    message = {"id": f"msg_01Theirs{step}", "type": "message", "role": "assistant"}
+    message: Json = {"id": f"msg_01Theirs{step}", "type": "message", "role": "assistant"}
     message |= {"model": "claude-theirs", "stop_sequence": None}
     if not body.get("stream"):
         whole = message | {"content": content, "stop_reason": reason, "usage": usage}
@@ -179,7 +179,7 @@ def _anthropic_events(
     yield {"type": "message_start", "message": begun}
     for index, block in enumerate(content):
         at = {"index": index}
-        empty = {"input": {}} if block["type"] == "tool_use" else {}
+        empty: Json = {"input": {}} if block["type"] == "tool_use" else {}
         empty |= {"thinking": "", "signature": ""} if block["type"] == "thinking" else {}
         empty |= {"text": ""} if block["type"] == "text" else {}
         yield {"type": "content_block_start", **at, "content_block": block | empty}
