@@ -137,8 +137,9 @@ class DataPlane:
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
         passes = dialect.name in to.speaks
+        overruled: tuple[Note, ...] = ()
         if passes:
-            form, overruled = passed_form(to, request), ()
+            form = passed_form(to, request)
             ask = passed_request(dialect, route, client, request, body)
         else:
             form = await services.templates[to].form(session, link, request, step.prompt)
@@ -173,7 +174,8 @@ class DataPlane:
     def _asked(self, form: EngineForm, session: Session) -> tuple[EngineRequest, tuple[Note, ...]]:
         """Return the request for the engine, and notes on what the session's rules changed."""
         request, to, rules = form.request, form.pool, session.record.settings
-        sampling, overruled = request.sampling, ()
+        sampling = request.sampling
+        overruled: tuple[Note, ...] = ()
         if rules:
             sampling, overruled = effective(sampling, rules, pinned=not to.external)
         ask = engine_request(

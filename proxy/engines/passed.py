@@ -83,8 +83,8 @@ class PassedStream(UpstreamCall[bytes]):
         """Return the refusal, which the client gets in the upstream's own words."""
         try:
             body = self._cleaned(await response.read())
-        except CONNECTION_ERRORS as error:
-            return connection_error(error)
+        except CONNECTION_ERRORS as broken:
+            return connection_error(broken)
         status, headers = response.status, _passed_on(response.headers)
         error = refused(body, status, seconds(headers.get("retry-after")))
         error.passed = HttpError(status, body, tuple(headers.items()))
