@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridle.errors import BridleError
+from bridle.errors import BridleError, UsageError
 from bridle.extras import missing_extra
 from bridle.proxy.deployment import Deployment
 from bridle.proxy.dialects.dialect import Dialect, Provider, StoredReplies
@@ -90,9 +90,12 @@ class Services:
         """
         continuer = await asyncio.to_thread(_continuer, settings)
         tracing = await asyncio.to_thread(_tracing, dialects) if settings.tracing else None
+        try:
+            models = ModelRoutes(settings, dialects)
+        except UsageError as error:
+            raise CannotStart(str(error)) from error
         writer = await asyncio.to_thread(_open_store, settings)
         reader = Reader(settings.store_url)
-        models = ModelRoutes(settings)
         gates = {name: pool.gate for name, pool in models.policies.items()}
         metrics = Metrics(gates, labelled=settings.workers)
         memory = SessionMemory(

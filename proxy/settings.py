@@ -158,6 +158,10 @@ class OtherModel:
     and reports none."""
     key_variable: str | None = None
     """Name of the environment variable from which ``bridle proxy`` takes ``api_key``."""
+    dialects: tuple[str, ...] | None = None
+    """The dialects that an external model's API serves itself, of ``messages``, ``responses`` and
+    ``google``. A client's request in one of them is passed on as it is. ``None`` takes what is
+    known of the address."""
 
 
 @dataclass(frozen=True, slots=True)

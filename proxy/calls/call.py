@@ -11,13 +11,15 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 
 from bridle.proxy.continuation.roles import refusal_hint
 from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.dialects.errors import midway
+from bridle.proxy.engines.asking import UpstreamCall
 from bridle.proxy.engines.rendering import EngineForm
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.engines.request import EngineRequest
@@ -59,6 +61,14 @@ CLIENT_GONE: Final = CallFailure(CLIENT_DISCONNECTED, None)
 PROXY_STOPPED: Final = CallFailure("proxy_stopped", None)
 
 
+class ReplyFacts(Protocol):
+    """The facts about a reply that its reader knows when it is over."""
+
+    notes: dict[Note, None]
+    model: str | None
+    contradiction: str | None
+
+
 class Call:
     """A call whose record has begun: it owns the notes, the engine's stream and the client's.
 
@@ -95,27 +105,35 @@ class Call:
             (b"x-request-id", begun.id.encode()),
             (b"x-bridle-session", begun.session_id.encode()),
         )
-        self._decoder = ReplyDecoder(
-            minted,
-            choices=ask.choices,
-            detail=ask.detail,
-            tool_call_prefix=dialect.tool_call_prefix,
-            known_prompt=recording.session.prompt,
-            tools=request.tools,
-        )
-        self._stream = EngineStream(
-            pool,
-            ask,
-            self._decoder,
-            call_id=begun.id,
-            session=recording.session,
-            notes=notes,
-            held=held,
-        )
+        self._follow_engine(held)
         self._most_characters = services.settings.limits.reply_characters
         self._unpacked = self._sent = self._sampled = 0
         """Number of bytes that were sent since they were last packed, of bytes that were sent until
         then, and of tokens that were sampled until then."""
+
+    def _follow_engine(self, held: Held) -> None:
+        """Create the reader of the reply and the stream that it reads."""
+        recording, ask = self._recording, self._ask
+        decoder = ReplyDecoder(
+            self._minted,
+            choices=ask.choices,
+            detail=ask.detail,
+            tool_call_prefix=self._dialect.tool_call_prefix,
+            known_prompt=recording.session.prompt,
+            tools=recording.request.tools,
+        )
+        stream = EngineStream(
+            self._pool,
+            ask,
+            decoder,
+            call_id=recording.begun.id,
+            session=recording.session,
+            notes=self.notes,
+            held=held,
+        )
+        self._reader: ReplyFacts = decoder
+        self._stream: UpstreamCall[Any] = stream
+        self._follow = partial(stream.follow, self._take)
 
     async def serve(self) -> None:
         """Serve the client and keep the record, whatever happens on either side."""
@@ -148,15 +166,14 @@ class Call:
                 gate.running += 1
                 try:
                     await self._stream.open()
-                    await self._stream.follow(self._take)
+                    await self._follow()
                 finally:
                     gate.running -= 1
             finally:
                 client_left = watch.leave(client)
             return self._last_bytes()
         except ApiError as error:
-            hint = refusal_hint(self._rules, self._request.messages)
-            return CallFailure(error.kind, error.hinted(hint).renamed(self._request.names))
+            return CallFailure(error.kind, self._worded(error))
         except asyncio.CancelledError:
             if client_left:
                 return CLIENT_GONE
@@ -167,6 +184,11 @@ class Call:
             log.exception("internal_error", extra=self._ids())
             self.notes.append(Note("internal_error", type(error).__name__))
             return CallFailure("internal", ApiError("internal", "the proxy failed", status=500))
+
+    def _worded(self, error: ApiError) -> ApiError:
+        """Return ``error`` with the client's names of parameters, and with what helps."""
+        hint = refusal_hint(self._rules, self._request.messages)
+        return error.hinted(hint).renamed(self._request.names)
 
     def _take(self, events: list[Event]) -> asyncio.Future[None] | None:
         """Pass ``events`` to the record, and to the client of a stream.
@@ -188,8 +210,7 @@ class Call:
         body = b"".join(pieces)
         waiting = self._write(body)
         self._unpacked += len(body)
-        if self._unpacked > STEP:
-            self._pack()
+        self._pack_if_long()
         return waiting
 
     def _keep_alive(self) -> None:
@@ -216,11 +237,13 @@ class Call:
         self._recording.sent(body)
         return self._client.write(body)
 
-    def _pack(self) -> None:
-        """Compress the recorded bytes of the stream.
+    def _pack_if_long(self) -> None:
+        """Compress the recorded bytes of the stream when many have come.
 
         Raises :class:`ApiError` if they, or all bytes that the running calls hold, are too many.
         """
+        if self._unpacked <= STEP:
+            return
         self._sent += self._unpacked
         self._unpacked = 0
         limit = self._services.settings.limits.reply_bytes
@@ -274,18 +297,21 @@ class Call:
         reply = None if failure.error is None else self._error_bytes(failure.error)
         if reply is not None:
             self._recording.sent(reply.body)
-        status = CallStatus.PARTIAL if self._recording.fold.sampled else CallStatus.FAILED
         try:
-            await self._commit(status, failure)
+            await self._commit(self._cut_status(), failure)
         except StoreUnavailable as lost:
             self._unrecorded(lost)
         if reply is not None:
             await self._send_error(reply)
 
+    def _cut_status(self) -> CallStatus:
+        """Return the status of a call whose reply did not come to its end."""
+        return CallStatus.PARTIAL if self._recording.fold.sampled else CallStatus.FAILED
+
     async def _commit(self, status: CallStatus, failure: CallFailure | None = None) -> CallEnded:
         engine = self._stream.engine
         sampler = None if engine is None else self._sampler(engine.sampling)
-        notes = (*self.notes, *self._decoder.notes)
+        notes = (*self.notes, *self._reader.notes)
         if sampler is not None and sampler.grammar:
             notes += (Note(CONSTRAINED, sampler.grammar),)
         outcome = EndedFacts(
@@ -293,14 +319,14 @@ class Call:
             notes=notes,
             sampling=self._ask.sampling,
             sampler=sampler,
-            model_served=self._decoder.model,
+            model_served=self._reader.model,
             policy=self._pool.policy,
             reason=None if failure is None else failure.reason,
             error={} if failure is None or failure.error is None else error_fields(failure.error),
         )
         name = None if engine is None else engine.name
         return await self._services.recorder.commit(
-            self._recording, outcome, name, self._decoder.contradiction
+            self._recording, outcome, name, self._reader.contradiction
         )
 
     def _sampler(self, engine: EngineSampling) -> Sampler:

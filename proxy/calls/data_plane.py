@@ -11,13 +11,21 @@ from msgspec import structs
 
 from bridle.proxy.calls.beside import record_at_once, serve_beside
 from bridle.proxy.calls.call import Call
+from bridle.proxy.calls.conversations import ConversationRequest, conversations_session
+from bridle.proxy.calls.passed import PassedCall, passed_form, passed_request
 from bridle.proxy.calls.replayed import serve_replayed
 from bridle.proxy.continuation.roles import RoleRules
+from bridle.proxy.dialects.body import asks_for_stream, model_of
 from bridle.proxy.dialects.dialect import Action
+from bridle.proxy.dialects.responses.request import ResponsesFields
 from bridle.proxy.dialects.responses.stored import DELETED
 from bridle.proxy.dialects.routes import Route
+from bridle.proxy.dialects.unsupported import carried_upstream
 from bridle.proxy.engines.models import models_reply
-from bridle.proxy.engines.request import engine_request
+from bridle.proxy.engines.passed import pass_once
+from bridle.proxy.engines.pool import EnginePool
+from bridle.proxy.engines.rendering import EngineForm
+from bridle.proxy.engines.request import EngineRequest, engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.replay.replay import Step
@@ -27,7 +35,7 @@ from bridle.proxy.session.registry import Caller, store_not_read, store_unavaila
 from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
-from bridle.proxy.wire.canonical import ApiError, Parse, Request
+from bridle.proxy.wire.canonical import ApiError, HttpError, Parse, Request
 from bridle.proxy.wire.histories import History, Known, Parsed
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallEnded
@@ -50,6 +58,7 @@ class DataPlane:
             Action.STORED: self._stored,
             Action.HELLO: self._hello,
             Action.BESIDE: self._beside,
+            Action.CONVERSATION: self._conversation,
         }
 
     async def serve(self, route: Route, client: Client) -> None:
@@ -123,24 +132,18 @@ class DataPlane:
             )
         watch = Stopwatch()
         to = services.models.only or services.models.find(request.model, link.seen.agent)
-        form = await services.templates[to].form(session, link, request, step.prompt)
-        rules = session.record.settings
+        passes = dialect.name in to.speaks
         overruled: tuple[Note, ...] = ()
-        sampling, budget = request.sampling, services.budgets.default
-        if rules:
-            sampling, overruled = effective(sampling, rules, pinned=not to.external)
-            budget = services.budgets.of(rules)
-        if sampling.n is not None and sampling.n > services.settings.limits.choices:
+        if passes:
+            form = passed_form(to, request)
+            ask = passed_request(dialect, route, client, request, body)
+        else:
+            form = await services.templates[to].form(session, link, request, step.prompt)
+            ask, overruled = self._asked(form, session)
+        budget = services.budgets.of(session.record.settings)
+        if (request.sampling.n or 1) > services.settings.limits.choices:
             message = f"at most {services.settings.limits.choices} choices (n) are served"
             raise ApiError("invalid_request", message, status=400, param="n")
-        ask = engine_request(
-            form.request,
-            sampling,
-            stream=request.stream or services.settings.stream_upstream,
-            prompt=form.prompt,
-            messages=form.written,
-            external=to.external,
-        )
         notes = [*request.notes, *step.notes]
         if link.unknown:
             still_open = services.memory.running(link.unknown)
@@ -153,7 +156,8 @@ class DataPlane:
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
-        call = Call(services, client, dialect, recording, ask, form, notes, held)
+        kind = PassedCall if passes else Call
+        call = kind(services, client, dialect, recording, ask, form, notes, held)
         if (refused := step.refusal or form.refusal) is not None:
             await call.refuse(refused)
         elif refusal is not None:
@@ -162,6 +166,23 @@ class DataPlane:
             await call.refuse(reason)
         else:
             await call.serve()
+
+    def _asked(self, form: EngineForm, session: Session) -> tuple[EngineRequest, tuple[Note, ...]]:
+        """Return the request for the engine, and notes on what the session's rules changed."""
+        request, to, rules = form.request, form.pool, session.record.settings
+        sampling = request.sampling
+        overruled: tuple[Note, ...] = ()
+        if rules:
+            sampling, overruled = effective(sampling, rules, pinned=not to.external)
+        ask = engine_request(
+            request,
+            sampling,
+            stream=request.stream or self._services.settings.stream_upstream,
+            prompt=form.prompt,
+            messages=form.written,
+            external=to.external,
+        )
+        return ask, overruled
 
     async def _parsed(
         self, route: Route, client: Client, identity: Identity, held: Held, parse: Parse
@@ -178,15 +199,54 @@ class DataPlane:
         earlier = [one.body for one in known]
         body, repeats = await client.body_after(earlier, services.settings.limits, held)
         path, query = dict(route.parameters), _query(client)
-        if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
+        if self._passes(route, body, identity):
+            parsed = Parsed(await self._carried(route, client, caller, body, parse))
+        elif (parse_on := route.dialect.parse_on) and route.at.action is Action.GENERATE:
             parsed = parse_on(body, path, query, Known(known, repeats))
         else:
             parsed = Parsed(parse(body, path, query))
         if "\0" in parsed.request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
-        whole = await self._whole(route, caller, parsed.request, body)
-        return caller, body, parsed._replace(request=whole)
+        if not parsed.request.carried:
+            whole = await self._whole(route, caller, parsed.request, body)
+            parsed = parsed._replace(request=whole)
+        return caller, body, parsed
+
+    def _passes(self, route: Route, body: bytes, identity: Identity) -> bool:
+        """Return whether the request's upstream speaks its dialect and gets it as it is."""
+        models, name = self._services.models, route.dialect.name
+        if not models.speak(name):
+            return False
+        model = dict(route.parameters).get("model") or model_of(body)
+        return model is not None and name in models.find(model, identity.role).speaks
+
+    async def _carried(
+        self, route: Route, client: Client, caller: Caller, body: bytes, parse: Parse
+    ) -> Request:
+        """Return a request that its upstream gets as it is, read only for the record.
+
+        Whatever cannot be read of it is left to the upstream, with a note.
+        """
+        parameters, query = dict(route.parameters), _query(client)
+        with carried_upstream():
+            try:
+                request = parse(body, parameters, query)
+            except ApiError as error:
+                model = parameters.get("model") or model_of(body) or ""
+                request = Request(
+                    dialect=route.dialect.name,
+                    model=model,
+                    stream=asks_for_stream(body),
+                    notes=(Note("request_unread", error.message[:200]),),
+                )
+            try:
+                request = await self._whole(route, caller, request, body)
+            except ApiError:
+                request = structs.replace(
+                    request, notes=(*request.notes, Note("history_at_upstream"))
+                )
+        return structs.replace(request, carried=True)
 
     async def _parsed_again(
         self, route: Route, client: Client, caller: Caller, body: bytes
@@ -197,7 +257,8 @@ class DataPlane:
 
     async def _whole(self, route: Route, caller: Caller, request: Request, body: bytes) -> Request:
         """Return ``request``, parsed from ``body``, with the recorded parts that it refers to."""
-        if request.previous_response_id is None and not request.references:
+        refers = request.previous_response_id is not None or request.references
+        if not refers and _conversation_of(request) is None:
             return request
         services = self._services
         readable = services.sessions.readable(caller)
@@ -229,6 +290,9 @@ class DataPlane:
         """
         services, (request, history, _) = self._services, parsed
         session = await services.sessions.admit(caller, route.session, identity)
+        conversation = _conversation_of(request)
+        if conversation is not None and not request.carried:
+            session = await conversations_session(services, conversation, session)
         if session is None:
             return *await self._anonymous(caller, identity, request, history), Step(request)
         replay = await services.replays.of(session)
@@ -272,10 +336,15 @@ class DataPlane:
                 session = None
         to = services.models.find(request.model, identity.role)
         watch = Stopwatch()
-        rules = await services.templates[to].rules(request) or RoleRules()
-        shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
-        count, served = await to.count_tokens(shaped)
-        reply = counting.reply(count)
+        passed = await self._passed_count(route, client, request, body, to)
+        reply, usage, served = b"", {}, None
+        if passed is None:
+            rules = await services.templates[to].rules(request) or RoleRules()
+            shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
+            count, served = await to.count_tokens(shaped)
+            reply, usage = counting.reply(count), {"prompt_tokens": count}
+        else:
+            reply = passed.body
         if session is None:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
@@ -284,21 +353,35 @@ class DataPlane:
             ended = CallEnded(
                 id=begun.id,
                 session_id=session.id,
-                status=CallStatus.COMPLETE,
+                status=_status(passed),
                 ended_at=watch.now(),
                 kind=CallKind.COUNT,
                 role=identity.role,
                 response_body=reply,
                 model_served=served,
-                usage={"prompt_tokens": count},
+                usage=usage,
                 notes=request.notes,
                 policy=to.policy,
             )
             await record_at_once(services, begun, ended, watch)
-        await client.respond(200, reply)
+        if passed is None:
+            await client.respond(200, reply)
+        else:
+            await client.refuse(passed)
+
+    async def _passed_count(
+        self, route: Route, client: Client, request: Request, body: bytes, to: EnginePool
+    ) -> HttpError | None:
+        """Return the count of an upstream that speaks the dialect; ``None`` of every other one."""
+        if route.dialect.name not in to.speaks:
+            return None
+        return await pass_once(to, passed_request(route.dialect, route, client, request, body))
 
     async def _beside(self, route: Route, client: Client, held: Held) -> None:
         await serve_beside(self._services, route, client, held)
+
+    async def _conversation(self, route: Route, client: Client, held: Held) -> None:
+        await ConversationRequest(self._services, route, client).serve(held, _query(client))
 
     async def _hello(self, _: Route, client: Client, __: Held) -> None:
         await client.respond(200, b"")
@@ -342,6 +425,17 @@ class DataPlane:
             dict(route.parameters).get("model"),
         )
         await client.respond(200, reply)
+
+
+def _conversation_of(request: Request) -> str | None:
+    """Return the id of the conversation object that the request goes on with."""
+    own = request.own
+    return own.conversation if isinstance(own, ResponsesFields) else None
+
+
+def _status(passed: HttpError | None) -> CallStatus:
+    refused = passed is not None and passed.status >= 400
+    return CallStatus.FAILED if refused else CallStatus.COMPLETE
 
 
 def _query(client: Client) -> dict[str, str]:

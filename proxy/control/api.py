@@ -37,6 +37,7 @@ from bridle.proxy.control.models import (
     SessionDetail,
     SessionState,
     SetKind,
+    UpstreamView,
     VerifierKey,
     engine_view,
     recorded_call,
@@ -45,6 +46,7 @@ from bridle.proxy.control.models import (
     session_detail,
     session_state,
     start_facts,
+    upstream_view,
 )
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.routes import nothing_at
@@ -523,6 +525,14 @@ async def list_engines(services: Running, _: Admin) -> list[EngineView]:
     return [engine_view(state) for state in services.models.states()]
 
 
+async def list_upstreams(services: Running, _: Admin) -> list[UpstreamView]:
+    """List the APIs of other providers, with what their replies and refusals have shown.
+
+    Each process learns for itself, from its own calls.
+    """
+    return [upstream_view(name, pool) for name, pool in services.models.external().items()]
+
+
 async def add_engine(new: NewEngine, services: Running, _: Admin) -> list[EngineView]:
     """Add an engine for the default policy.
 
@@ -582,6 +592,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),
     ("GET", f"{_V1}/engines", list_engines, 200),
+    ("GET", f"{_V1}/upstreams", list_upstreams, 200),
     ("POST", f"{_V1}/engines", add_engine, 200),
     ("DELETE", f"{_V1}/engines/{{name}}", remove_engine, 200),
     ("POST", f"{_V1}/pause", pause, 200),

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bridle.proxy.engines.circuit import CircuitState
-from bridle.proxy.engines.pool import EngineState
+from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.store.call import CallRow
 from bridle.store.declaration import SHORT_TEXT, stored
 from bridle.store.records import CallKind, CallStatus, RunRecord, SessionRecord, StartFacts
@@ -245,6 +245,36 @@ class EngineView(_Documented):
     """The difference between a prompt of the engine and the proxy's own rendering of the same
     messages; empty if there is none. While it is not empty, the engine's calls are not continued
     exactly."""
+
+
+class UpstreamView(_Documented):
+    """Another provider's API, as the process that replies knows it."""
+
+    model: str
+    """The name or the pattern of the models that it serves."""
+    urls: list[str]
+    passes: list[str]
+    """The dialects whose requests it gets as they are. All others are translated to chat."""
+    limit: str | None
+    """Its name of the largest number of tokens of a reply, as learned from a refusal; null while
+    it gets the client's."""
+    wants: list[str]
+    """The opaque fields of assistant messages that it gets back, because it sent them or demanded
+    them."""
+    refuses: list[str]
+    """The opaque fields that it objected to, and gets no more."""
+
+
+def upstream_view(model: str, pool: EnginePool) -> UpstreamView:
+    fields = pool.upstream_fields
+    return UpstreamView(
+        model=model,
+        urls=sorted(pool.urls()),
+        passes=sorted(pool.speaks),
+        limit=fields.limit,
+        wants=sorted(fields.taken),
+        refuses=sorted(fields.refused),
+    )
 
 
 class PutRun(_Body):

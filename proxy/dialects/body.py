@@ -51,6 +51,28 @@ def decode(body: bytes) -> Json:
     raise ApiError("invalid_request", problem, status=400, param=_undecodable(body))
 
 
+class _Head(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+def _head(body: bytes) -> _Head:
+    try:
+        return msgspec.json.decode(body, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Head()
+
+
+def model_of(body: bytes) -> str | None:
+    """Return the model that a body names, or ``None``."""
+    return _head(body).model
+
+
+def asks_for_stream(body: bytes) -> bool:
+    """Return whether a body asks for a stream."""
+    return bool(_head(body).stream)
+
+
 def read_on(
     body: bytes, key: str, known: Known, parse: Callable[[Json, Reading], Request]
 ) -> Parsed:

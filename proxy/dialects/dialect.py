@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
+from bridle.proxy.dialects.received import ReceivedReply
 from bridle.proxy.wire.canonical import ApiError, Emitter, HttpError, Minted, Parse, Reply, Request
 from bridle.proxy.wire.histories import ParseOn
 from bridle.store.reading.queries import CallRow, Reader
@@ -30,6 +31,8 @@ class Action(Enum):
     HELLO = auto()
     STORED = auto()
     """Read or delete a stored reply."""
+    CONVERSATION = auto()
+    """Make, read, change or delete a conversation object, or its items."""
     BESIDE = auto()
     """Pass a request that is no chat on to the upstream for it."""
     NOTHING = auto()
@@ -53,7 +56,8 @@ class ApiPath:
     pattern: str
     """A regular expression for the whole path. Its named groups are the route's parameters: a path
     of ``MODELS`` may have ``model``, one of ``STORED`` has ``response`` and, if it is about the
-    reply's input, ``part``, and one of ``BESIDE`` has ``route`` and ``rest``."""
+    reply's input, ``part``, one of ``CONVERSATION`` may have ``conversation``, ``items`` and
+    ``item``, and one of ``BESIDE`` has ``route`` and ``rest``."""
     action: Action = Action.GENERATE
     methods: str = "POST"
     """The permitted method, or several with commas between."""
@@ -114,6 +118,19 @@ class ModelList(NamedTuple):
     all: Callable[[Sequence[Model]], bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Native:
+    """An upstream's own side of the dialect, for requests that are passed on as they are."""
+
+    addresses: re.Pattern[str]
+    """Found in the addresses of the upstreams that are known to serve the dialect."""
+    reader: Callable[[Request], ReceivedReply]
+    """Makes the reader of one reply to a request."""
+    headers: tuple[str, ...] = ()
+    """The beginnings of the names of the client's headers that the upstream gets, in lower case.
+    The provider's header for a key is none of them."""
+
+
 Readable = Callable[[str], bool]
 """A function that takes a session's id and returns True if the client may read its recorded
 replies."""
@@ -157,6 +174,10 @@ class StoredReplies(Protocol):
         """Drop a reply that was deleted."""
         ...
 
+    def keep(self, upstream_id: str, call_id: str) -> None:
+        """Remember the upstream's own id of the reply that a call got."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -188,6 +209,8 @@ class Dialect:
     parse_on: ParseOn | None = None
     """Parses like ``parse``, without reading again what an earlier body has; ``None`` for a dialect
     whose bodies are always read whole."""
+    native: Native | None = None
+    """``None`` for a dialect that is always translated to chat."""
     operation: str = "chat"
     """The operation's name in OpenTelemetry's conventions."""
 

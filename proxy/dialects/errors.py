@@ -89,12 +89,13 @@ def midway(error: ApiError) -> ApiError:
     """Return ``error`` with words on which harnesses retry, for a stream that has begun.
 
     Its status has been sent, so harnesses go by the words. Pi and OpenCode retry a message that has
-    "server error"; Qwen Code retries every error without a status. The others obey the codes.
+    "server error"; Qwen Code retries every error without a status. The others obey the codes. Codex
+    ends at ``server_is_overloaded``, which it takes for a model at capacity.
     """
     if not _WORDS.get(error.kind, _OTHER).retry:
         return error
     return ApiError(
-        error.kind,
+        "upstream_error" if error.kind == "overloaded" else error.kind,
         f"{error.message} (server error within a reply; you can retry your request)",
         status=error.status,
         param=error.param,

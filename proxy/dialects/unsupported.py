@@ -4,15 +4,33 @@ A field that carries history or tools, or changes what the model is asked, is ca
 refused. Each dialect lists the fields that it refuses in one table, with the remedy; every other
 unknown field is harmless and gets a note. Content that can be read is sent as text
 (:func:`as_text`).
+
+An upstream that speaks the client's dialect gets the client's own bytes and carries out or refuses
+such fields itself. A request for it is read inside :func:`carried_upstream`, only for the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from hashlib import sha256
+from typing import Any, Final
 
 from bridle.proxy.dialects.body import Json, invalid, json_text
+
+_carried: Final = ContextVar("carried", default=False)
+
+
+@contextmanager
+def carried_upstream() -> Iterator[None]:
+    """Read requests and replies without refusing what only an upstream can carry out."""
+    before = _carried.set(True)
+    try:
+        yield
+    finally:
+        _carried.reset(before)
 
 
 def is_empty(value: Any) -> bool:
@@ -38,7 +56,7 @@ def refuse(fields: Json, table: Mapping[str, Unsupported], place: str = "") -> N
     ``place``.
     """
     for name, field in table.items():
-        if name not in fields:
+        if name not in fields or _carried.get():
             continue
         value = fields[name]
         if not is_empty(value) and not field.harmless(value):
@@ -50,8 +68,19 @@ def refuse_kind(kind: str, table: Mapping[str, str], field: str) -> None:
 
     The ``kind`` is that of the value in ``field``.
     """
-    if kind in table:
+    if kind in table and not _carried.get():
         raise invalid(field, f"{kind} is not carried out here; {table[kind]}")
+
+
+def unreadable(field: str, problem: str, content: Any) -> str:
+    """Return the text that stands in the record for content that an upstream reads.
+
+    Raise ``ApiError`` (400) with the ``problem`` if nobody reads it.
+    """
+    if not _carried.get():
+        raise invalid(field, problem)
+    digest = sha256(json_text(content, field).encode()).hexdigest()
+    return f"[content that is not in the record: sha256 {digest[:16]}]"
 
 
 def as_text(kind: str, value: Any, field: str) -> str:

@@ -237,10 +237,10 @@ async def refusal(response: EngineResponse, keys: Iterable[bytes]) -> ApiError:
     if 300 <= status < 400:
         message = "the engine redirects: the proxy must be given the address that it leads to"
         return ApiError("upstream_error", message, status=500)
-    return refused(body, status, _seconds(response.headers.get("retry-after")))
+    return refused(body, status, seconds(response.headers.get("retry-after")))
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def seconds(retry_after: str | None) -> float | None:
     """Return the seconds to wait.
 
     Return ``None`` for a date and for a value that is no duration: ``inf`` and ``nan`` are floats,

@@ -10,11 +10,12 @@ note ``model_frozen``, which keeps them out of training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridle.proxy.dialects.dialect import Model, ModelList
+from bridle.errors import UsageError
+from bridle.proxy.dialects.dialect import Dialect, Model, ModelList, Native
 from bridle.proxy.engines.pool import EnginePool, EngineState
 from bridle.proxy.settings import OtherModel, ProxySettings
 from bridle.proxy.wire.canonical import ApiError
@@ -27,8 +28,13 @@ SUBAGENT = "subagent"
 class ModelRoutes:
     """The engines of the policies and of the other models. Start it inside the event loop."""
 
-    def __init__(self, settings: ProxySettings) -> None:
-        """Create the pools; no engine is asked yet."""
+    def __init__(self, settings: ProxySettings, dialects: Iterable[Dialect] = ()) -> None:
+        """Create the pools; no engine is asked yet.
+
+        Raise :class:`bridle.errors.UsageError` for a model that names a dialect which is not among
+        ``dialects`` or cannot be passed on.
+        """
+        natives = {one.name: one.native for one in dialects if one.native is not None}
         self.policies = {
             DEFAULT_POLICY: EnginePool(
                 settings,
@@ -52,8 +58,12 @@ class ModelRoutes:
         self._settings = settings
         self._default = self.policies[DEFAULT_POLICY]
         self._others = {
-            name: _other(settings, name, other) for name, other in settings.other_models.items()
+            name: _other(settings, name, other, natives)
+            for name, other in settings.other_models.items()
         }
+        self._spoken: frozenset[str] = frozenset().union(
+            *(one.speaks for one in self._others.values())
+        )
         self._by_name = {name: self.policies[name] for name in settings.policies} | self._others
         self._by_role = {
             role: self._named(name) or self._default for role, name in settings.role_models.items()
@@ -72,6 +82,14 @@ class ModelRoutes:
     def pools(self) -> list[EnginePool]:
         """Return the pools of the policies, and those of the other models."""
         return [*self.policies.values(), *self._others.values()]
+
+    def external(self) -> dict[str, EnginePool]:
+        """Return the pools of other providers' models, by name or pattern."""
+        return {name: pool for name, pool in self._others.items() if pool.external}
+
+    def speak(self, dialect: str) -> bool:
+        """Return whether any model's engines get requests of this dialect as they are."""
+        return dialect in self._spoken
 
     def states(self) -> list[EngineState]:
         """Return the states of the engines of all policies."""
@@ -111,15 +129,36 @@ class ModelRoutes:
         return {**self._settings.model_aliases, **policies, **named}
 
 
-def _other(settings: ProxySettings, name: str, other: OtherModel) -> EnginePool:
+def _other(
+    settings: ProxySettings, name: str, other: OtherModel, natives: Mapping[str, Native]
+) -> EnginePool:
     kind = "external" if other.external else "frozen"
-    return EnginePool(
+    pool = EnginePool(
         settings,
         other.urls,
         model=other.model,
         api_key=other.api_key,
         external=other.external,
         notes=(Note(FROZEN, f"{kind} {name}"),),
+    )
+    pool.speaks = _spoken(name, other, natives)
+    return pool
+
+
+def _spoken(name: str, other: OtherModel, natives: Mapping[str, Native]) -> frozenset[str]:
+    """Return the dialects in which the model's API gets the clients' own requests."""
+    if other.dialects is not None:
+        for one in other.dialects:
+            if one not in natives:
+                known = ", ".join(natives) or "none"
+                raise UsageError(f"other_models.{name}.dialects: {one} is none of {known}")
+        return frozenset(other.dialects if other.external else ())
+    if not other.external:
+        return frozenset()
+    return frozenset(
+        dialect
+        for dialect, native in natives.items()
+        if all(native.addresses.search(url) for url in other.urls)
     )
 
 

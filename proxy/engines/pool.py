@@ -166,6 +166,8 @@ class EnginePool:
         self.external = external
         self.trained = trained
         self.policy = policy
+        self.speaks: frozenset[str] = frozenset()
+        """The dialects whose requests these engines get as they are."""
         self.notes = notes
         self._api_key = api_key
         self._named_by_operator = frozenset(engine_base(url) for url in urls)

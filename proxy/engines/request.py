@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import orjson
@@ -57,6 +58,8 @@ _MENTIONS: Final = {name: re.compile(rf"(?<![a-z_]){name}(?![a-z_])") for name i
 LIMIT: Final = "max_tokens"
 LATER_LIMIT: Final = "max_completion_tokens"
 """The two names of the largest number of tokens of a reply."""
+_TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
+"""The tokens of JSON."""
 _UNSUPPORTED: Final = re.compile(
     r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed"
 )
@@ -70,11 +73,12 @@ class UpstreamFields:
         """The opaque fields of assistant messages."""
         self.limit: str | None = None
         """The name that it takes of :data:`LIMIT` and :data:`LATER_LIMIT`, if it refused one."""
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
+        """The opaque fields that it objected to."""
 
     def sent(self, names: Iterable[str]) -> None:
         """Record that the upstream sent these fields."""
-        self.taken |= set(names) - self._refused
+        self.taken |= set(names) - self.refused
 
     def learn(self, error: ApiError, request: EngineRequest) -> str:
         """Learn from the refusal of a request.
@@ -99,10 +103,10 @@ class UpstreamFields:
         refused = named & offered & self.taken
         missing = (named & offered) - self.taken
         if refused:
-            self._refused |= refused
+            self.refused |= refused
             self.taken -= refused
         elif missing:
-            self._refused -= missing
+            self.refused -= missing
             self.taken |= missing
         return refused or missing
 
@@ -155,6 +159,57 @@ def _taken(fields: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in taken}
 
 
+class PassedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A client's request for an upstream that speaks the client's dialect.
+
+    Nothing but the model's name is changed in it.
+    """
+
+    target: str
+    """Its path from ``/v1`` on, and its query."""
+    content: bytes
+    model: str
+    """The model's name in the body or in the path."""
+    headers: str = ""
+    """The lines of the headers that are passed on."""
+    credentials: str | None = None
+    """The header for the upstream's key, if it is not ``authorization``."""
+
+    def path(self, model: str) -> str:
+        """Return the path with the upstream's name of the model, if it has one."""
+        return self.target.replace(self._in_path, f"/{quote(model)}:", 1)
+
+    def body(self, model: str) -> bytes:
+        """Return the body with the upstream's name of the model.
+
+        All other bytes stay as they are.
+        """
+        if model == self.model or self._in_path in self.target:
+            return self.content
+        return with_model(self.content, model)
+
+    @property
+    def _in_path(self) -> str:
+        return f"/{quote(self.model)}:"
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """Return a JSON object with another value of its own field ``model``, if it has one."""
+    pieces: list[bytes] = []
+    depth = copied = 0
+    name = last = b""
+    for token in _TOKENS.finditer(body):
+        text = token[0]
+        if depth == 1 and last == b":" and name == b'"model"':
+            pieces += body[copied : token.start()], orjson.dumps(model)
+            copied, name = token.end(), b""
+        depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
+        if text == b":":
+            name = last
+        last = text
+    return b"".join((*pieces, body[copied:]))
+
+
 class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, ready to be sent once the chosen engine's name of the model is known."""
 
@@ -182,6 +237,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     reshaping: tuple[str, ...] = ()
     """Further fields of the request that change the distribution that is sampled from."""
     notes: tuple[Note, ...] = ()
+    passed: PassedRequest | None = None
+    """The client's own request, for an upstream that speaks the client's dialect."""
 
     @property
     def opaque_names(self) -> frozenset[str]:
@@ -201,6 +258,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
 
         Raises :class:`ApiError` if a value cannot be written (an integer beyond 64 bits).
         """
+        if self.passed is not None:
+            return (self.passed.body(model),)
         fields = self.fields
         if self.external and upstream is not None:
             fields = self._written_for(upstream)

@@ -313,7 +313,10 @@ class EngineConnections:
         self._address = address = EngineAddress.of(base)
         self._tls = ssl.create_default_context() if address.tls else None
         headers = address.headers(api_key)
+        credentials = headers.pop("authorization", None)
         self._common = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._credentials = f"authorization: {credentials}\r\n" if credentials else ""
+        self._api_key = api_key
         self._connect_timeout_s = connect_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._open: dict[Any, EngineResponse] = {}
@@ -330,20 +333,26 @@ class EngineConnections:
         path: str,
         *body: bytes,
         headers: str = "",
+        key_header: str | None = None,
         timeout_s: float | None = None,
         connection_epoch: int | None = None,
     ) -> EngineResponse:
         """Send a request and return the response once its headers are read.
 
         ``body`` are the pieces of its body. ``headers`` are whole lines, each with its line end.
-        ``timeout_s`` replaces the stall timeout. With ``connection_epoch``, the request is sent
-        only within that epoch.
+        ``key_header`` is the header for the key, if it is not ``authorization``. ``timeout_s``
+        replaces the stall timeout. With ``connection_epoch``, the request is sent only within that
+        epoch.
 
         Raises :class:`ConnectionFailed`, :class:`ConnectionBroke`, ``TimeoutError`` and
         :class:`ConnectionEpochOver`.
         """
+        credentials = self._credentials
+        if key_header is not None and self._api_key:
+            credentials = f"{key_header}: {self._api_key}\r\n"
         head = (
-            f"{method} {self._address.prefix}{path} HTTP/1.1\r\n{self._common}{headers}"
+            f"{method} {self._address.prefix}{path} HTTP/1.1\r\n"
+            f"{self._common}{credentials}{headers}"
             f"content-length: {sum(map(len, body))}\r\n\r\n"
         )
         await self.slots.acquire()

@@ -26,6 +26,7 @@ from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Message,
     Request,
+    Usage,
     prefilled,
 )
 from bridle.proxy.wire.fold import Fold
@@ -247,7 +248,7 @@ class Recording:
         by_reply = {
             "ended_at": self.now(),
             "first_token_at": self.fold.first_token_at,
-            "usage": {} if reply.usage is None else msgspec.structs.asdict(reply.usage),
+            "usage": {} if reply.usage is None else _counts(reply.usage),
             "role": link.seen.agent,
             "break_reason": break_reason,
             "notes": (
@@ -331,6 +332,12 @@ def unread_tool_calls(request: Request, choices: Sequence[ChoiceReply]) -> tuple
         return ()
     found = {unread_calls(choice.text): None for choice in choices if not choice.tool_calls}
     return tuple(Note(TOOL_CALLS_UNREAD, name) for name in found if name is not None)
+
+
+def _counts(usage: Usage) -> dict[str, int]:
+    """Return the counts that the upstream reported."""
+    given = msgspec.structs.asdict(usage)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _has_text(choices: Sequence[ChoiceReply]) -> bool:

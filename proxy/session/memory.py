@@ -196,7 +196,7 @@ class SessionMemory:
         if link.unknown and await self._were_running(link.unknown):
             link = self._find_anonymous(request, history)
         for call_id in reversed(link.unknown):
-            session = await self._session_of(call_id)
+            session = await self.session_of(call_id)
             if session is not None:
                 link = await self.find(session, request)
                 break
@@ -277,7 +277,7 @@ class SessionMemory:
         counts = await asyncio.to_thread(self._reader.call_counts, session.id)
         return _ended(counts) > len(session.calls)
 
-    async def _session_of(self, call_id: str) -> Session | None:
+    async def session_of(self, call_id: str) -> Session | None:
         try:
             row = await asyncio.to_thread(self._reader.call, call_id)
             record = await asyncio.to_thread(self._reader.session, row.session_id)

@@ -73,6 +73,8 @@ class Rewritten:
     seen: RequestDigests
     cut: Sequence[Place]
     """The places of replies that the request echoes only in part, after an unchanged history."""
+    chain: Sequence[int]
+    """The hashes of the first steps, as of :func:`bridle.proxy.session.turn.chained`."""
 
     def echoed_last(self, base: Place | None, start: int) -> Place | None:
         """Return the place of the reply that is echoed last, in step ``start`` or after it.
@@ -135,13 +137,15 @@ class Rewritten:
             return found
         if not self.index.next_after(below, units[start].digest):
             return None
-        digests = [unit.digest for unit in units]
-        chain = chained(digests[start:-1])
+        digests, chain = self.seen.units, self._chain_from(start)
         for at in range(len(units) - 1, max(start, least - 1), -1):
             turns = self.index.requested(below, chain[at - start], digests, start, at)
             if turns and (found := self._worded_from(turns, at)) is not None:
                 return found
         return None
+
+    def _chain_from(self, start: int) -> Sequence[int]:
+        return self.chain if start == 0 else chained(self.seen.units[start:])
 
     def _longer_text(self, below: Below, start: int) -> Reworded | None:
         """Return the latest call whose last text begins the request's, with its reply after it.
@@ -151,7 +155,7 @@ class Rewritten:
         text = ending_text(self.messages)
         if text is None or start >= len(self.units):
             return None
-        chain = chained([unit.digest for unit in self.units[start:-1]])[-1]
+        chain = self._chain_from(start)[len(self.units) - 1 - start]
         for turn in reversed(self.index.begun(below, chain, self.seen)[-_MOST_BEGUN:]):
             ending = turn.ending
             if ending is None or turn.seen.agent != self.seen.agent or not ending.begins(text):

@@ -39,7 +39,7 @@ from bridle.proxy.session.match import (
 )
 from bridle.proxy.session.rewritten import Reworded, Rewritten
 from bridle.proxy.session.trails import Step, Trail, Trails, Ways
-from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex, chained
+from bridle.proxy.session.turn import Below, Link, Turn, TurnIndex, chained, chained_on
 from bridle.proxy.wire.canonical import Message, Request
 from bridle.proxy.wire.histories import History
 from bridle.proxy.wire.minting import call_id_of
@@ -133,6 +133,7 @@ class Search:
             trail.units = digester.units(messages, self.head)
             trail.digests = tuple(map(_digest, trail.units))
             trail.forms = tuple(map(_form, trail.units))
+            trail.chain = chained(trail.digests)
             return trail
         # The last shared message may belong to one step with those after it.
         kept = bisect_left(before.units, self._shared, key=_end)
@@ -143,6 +144,7 @@ class Search:
         trail.units = units + new
         trail.digests = before.digests[:kept] + tuple(map(_digest, new))
         trail.forms = before.forms[:kept] + tuple(map(_form, new))
+        trail.chain = chained_on(before.chain[: kept + 1], trail.digests[kept:])
         trail.line = trails.usable(before, kept) if trails is not None else ()
         trail.expanded = before.expanded
         if before.removals == self.index.removals:
@@ -172,7 +174,9 @@ class Search:
         """Return the link, and whether the request shows a reply that no turn explains."""
         base = self._deepest()
         link = self._unbroken(base)
-        changed = Rewritten(self.index, self.request.messages, self.units, self.seen, self.cut)
+        changed = Rewritten(
+            self.index, self.request.messages, self.units, self.seen, self.cut, self.trail.chain
+        )
         reworded, named = changed.asked_before(base, link), None
         echoes = self._replies_after(0 if base is None else base.end)
         if echoes:
@@ -251,10 +255,18 @@ class Search:
             before, cut = len(found), len(self.cut)
             keys = ("next", below, digests[start]), ("next", below, b"")
             turns = (*index.get(keys[0], ()), *index.get(keys[1], ()))
-            longest = max([len(turn.seen.units) for turn in turns], default=0)
+            barren = self._barren() if below is None else 0
+            longest = max([len(turn.seen.units) for turn in turns[barren:]], default=0)
+            if barren:
+                longest = max(longest, len(digests))
             reach = start + longest + 1
-            for turn in turns if len(turns) <= _FEW else self._asked(below, start, longest):
+            if len(turns) > _FEW:
+                asked = self._asked(below, start, longest, self._known if barren else 0)
+                turns = (*asked, *[one for one in turns[barren:] if one not in asked])
+            for turn in turns:
                 self._add_places(turn, start, found, open_)
+            if below is None and not found and not self.cut:
+                self.trail.barren = len(index.get(keys[0], ()))
             if ways.single and len(found) == before + 1 and len(self.cut) == cut:
                 ways.add(Step(found[-1], max(reach, ways.reach)), keys)
             else:
@@ -262,15 +274,30 @@ class Search:
         ways.keep(self.index)
         return found
 
-    def _asked(self, below: Below, start: int, longest: int) -> tuple[Turn, ...]:
+    def _barren(self) -> int:
+        """Return how many of the first calls from the root need not be looked at again.
+
+        The request before repeated none of their replies, and they are as short as what this one
+        shares with it. The longer ones are found by their steps.
+        """
+        before = self._before
+        return before.barren if before is not None and self._known else 0
+
+    def _asked(self, below: Below, start: int, longest: int, least: int) -> tuple[Turn, ...]:
         """Return the turns at a place whose requests the steps from ``start`` on begin with.
 
-        ``longest`` is the number of steps of the longest of them. The cost grows with that number
-        and not with the number of turns at the place.
+        ``longest`` is the number of steps of the longest of them, and ``least`` of the shortest
+        that are wanted. The cost grows with the steps between and not with the number of turns.
         """
-        end = min(start + longest, len(self.digests))
-        chain, found = chained(self.digests[start:end]), self.index.found
-        return tuple([turn for one in chain for turn in found.get(("asked", below, one), ())])
+        end, found = min(start + longest, len(self.digests)), self.index.found
+        chain = self.trail.chain if start == 0 else chained(self.digests[start:end])
+        return tuple(
+            [
+                turn
+                for one in chain[least : end - start + 1]
+                for turn in found.get(("asked", below, one), ())
+            ]
+        )
 
     def _add_places(
         self, turn: Turn, start: int, found: list[Place], open_: list[tuple[Below, int]]

@@ -53,6 +53,11 @@ class Trail(msgspec.Struct, eq=False):
     expanded: dict[Key, int] = {}
     """The keys under which calls were looked for before each place of ``line``, with its index: a
     new call under one of them is another way to go on."""
+    chain: list[int] = msgspec.field(default_factory=lambda: [0])
+    """The hashes of the first steps, as of :func:`bridle.proxy.session.turn.chained`."""
+    barren: int = 0
+    """Number of the first calls from the root with the request's first step of which it repeats no
+    reply, not even in part; 0 if it repeats one."""
     removals: int = 0
     added: int = 0
     """The index's counts at the time of the search."""

@@ -353,7 +353,12 @@ def chained(steps: Iterable[bytes]) -> list[int]:
 
     ``steps`` are the digests of the steps' meanings. The hashes hold in this process only.
     """
-    return list(accumulate(steps, _chain, initial=0))
+    return chained_on([0], steps)
+
+
+def chained_on(chain: list[int], steps: Iterable[bytes]) -> list[int]:
+    """Return the ``chain`` of the steps before ``steps``, with those of ``steps`` after it."""
+    return chain[:-1] + list(accumulate(steps, _chain, initial=chain[-1]))
 
 
 def _chain(before: int, step: bytes) -> int:

@@ -86,6 +86,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields that only requests of this dialect have, for its emitter and reply."""
     names: Mapping[str, str] = {}
     """The client's names of the engine's parameters, by the engine's name, where they differ."""
+    carried: bool = False
+    """Whether its upstream gets the client's own bytes, so that it was read only for the record."""
     notes: tuple[Note, ...] = ()
     """Notes on everything that was converted or dropped in translation; each is counted."""
 
@@ -181,6 +183,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_written_tokens: int | None = None
+    """Prompt tokens that the upstream wrote to its cache; ``None`` if it reports none."""
 
 
 Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Opaque | Tokens | Finished | Usage
@@ -295,6 +299,8 @@ class ApiError(BridleError):
         self.retry_after = retry_after
         self.details = details
         self.overflow = overflow
+        self.passed: HttpError | None = None
+        """The upstream's own refusal, for a client that gets it as it is."""
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
         """Return the error with the client's ``names`` of the engine's parameters.

@@ -433,7 +433,7 @@ def test_history_goes_between_instructions_and_input() -> None:
         ({"stream": "yes"}, "stream"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"name": 1}}, "conversation.id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": [1]}, "include[0]"),
     ],

@@ -120,8 +120,17 @@ def test_a_session_of_many_calls(is_linear, stored, tmp_path, name):
     is_linear(read, 64)
 
 
-def test_a_call_that_goes_on_costs_by_what_is_new(cpu_s):
-    agent = Agent()
+class Rewording(Agent):
+    """A client that writes the replies in words of its own, so that each call is a root."""
+
+    def call(self, writer: Writer | None = None) -> None:
+        super().call(writer)
+        self.messages[-2] = {"role": "assistant", "content": f"I said word {len(self.messages)}."}
+
+
+@pytest.mark.parametrize(("kind", "rule"), [(Agent, "content"), (Rewording, "position")])
+def test_a_call_that_goes_on_costs_by_what_is_new(cpu_s, kind, rule):
+    agent = kind()
     for _ in range(700):
         agent.call()
     body = agent.body()
@@ -131,6 +140,6 @@ def test_a_call_that_goes_on_costs_by_what_is_new(cpu_s):
 
     def go_on() -> None:
         request, history, _ = parse_on(body, {}, {}, Known(agent.session.trails.histories()))
-        agent.session.find(request, None, history)
+        assert agent.session.find(request, None, history).rule == rule
 
     assert min(cpu_s(go_on) for _ in range(5)) < whole / 5

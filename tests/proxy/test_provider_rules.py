@@ -14,8 +14,11 @@ import anthropic
 import openai
 import pytest
 from google import genai
+from typer.testing import CliRunner
 
+from bridle.cli.program import app
 from bridle.proxy.settings import OtherModel
+from bridle.run.deployment import examine_upstreams
 from bridle.store.records import CallStatus
 
 TURNS = 6
@@ -235,3 +238,22 @@ def test_six_turns_are_asked_as_the_provider_wants_them(
     calls = bench.calls()
     assert [call.status for call in calls] == [CallStatus.COMPLETE] * TURNS
     assert [call.parent_call_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+
+
+def test_doctor_shows_what_a_running_proxy_learned(
+    stage: Any, raw_engine: Any, start_proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Provider(raw_engine, "gpt-5")
+    other = OtherModel((raw_engine.base_url,), "theirs", None, external=True)
+    bench = start_proxy(stage.engine.base_url, other_models={"ext": other})
+    url = raw_engine.base_url
+    assert examine_upstreams(bench.url)["lines"] == [f"ext at {url}: nothing learned yet"]  # type: ignore[index]
+    by_responses(bench.url, stream=False)
+    Provider(raw_engine, "deepseek")
+    by_responses(bench.url, stream=True)
+    learned = "limit of a reply: max_completion_tokens; gets back: reasoning_content"
+    shown = CliRunner().invoke(
+        app, ["doctor", "--proxy", bench.url, "--store", str(bench.store_path)]
+    )
+    assert f"ext at {url}: {learned}" in shown.output
+    assert examine_upstreams("http://127.0.0.1:9") is None

@@ -15,11 +15,13 @@ from bridle.proxy.dialects.dialect import (
     Dialect,
     Model,
     ModelList,
+    Native,
     Provider,
     sent_with,
 )
 from bridle.proxy.dialects.errors import google_error
 from bridle.proxy.dialects.google import reply, request
+from bridle.proxy.dialects.google.received import ReceivedContent
 from bridle.proxy.dialects.google.stream import GoogleEmitter
 
 GEMINI: Final = Provider(
@@ -80,5 +82,10 @@ GOOGLE: Final = Dialect(
     response_prefix="resp",
     misplaced=re.compile(rf"/v1beta/|/v1alpha/|{_MODELS}/.+:\w+"),
     count=Counting(request.parse, reply.count),
+    native=Native(
+        re.compile(r"//generativelanguage\.googleapis\.com(?:[/:]|$)"),
+        ReceivedContent,
+        headers=("x-goog-api-client", "x-goog-request-params"),
+    ),
     operation="generate_content",
 )

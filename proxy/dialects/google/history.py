@@ -25,7 +25,7 @@ from bridle.proxy.dialects.transcript import (
     joined,
     text_part,
 )
-from bridle.proxy.dialects.unsupported import as_text
+from bridle.proxy.dialects.unsupported import as_text, unreadable
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ToolCall
 from bridle.proxy.wire.histories import Reading
@@ -98,14 +98,14 @@ def instruction_content(given: str | Json, transcript: Transcript) -> Content:
 class Contents:
     """The contents so far as messages, and the calls that wait for their responses."""
 
-    def __init__(self) -> None:
-        self.transcript = Transcript()
-        self._calls = _Calls(self.transcript)
+    def __init__(self, transcript: Transcript | None = None, calls_before: int = 0) -> None:
+        """``calls_before`` is the number of calls in the conversation before the contents."""
+        self.transcript = Transcript() if transcript is None else transcript
+        self._calls = _Calls(self.transcript, calls_before)
 
     def fork(self) -> Contents:
         """Return a copy that goes on by itself."""
-        other = Contents()
-        other.transcript = self.transcript.fork()
+        other = Contents(self.transcript.fork())
         other._calls = self._calls.fork(other.transcript)
         return other
 
@@ -149,16 +149,15 @@ def contents_of(contents: str | Json | list[Json] | None, reading: Reading) -> T
 class _Calls:
     """The calls that still wait for their response, by id and by name, oldest first."""
 
-    def __init__(self, transcript: Transcript) -> None:
+    def __init__(self, transcript: Transcript, before: int) -> None:
         self._transcript = transcript
         self._by_id: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._by_name: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
-        self._count = 0
+        self._count = before
 
     def fork(self, transcript: Transcript) -> _Calls:
         """Return a copy that goes on by itself. Calls that have been answered are left out."""
-        other = _Calls(transcript)
-        other._count = self._count
+        other = _Calls(transcript, self._count)
         copies: dict[_Waiting, _Waiting] = {}
         for mine, its in ((self._by_id, other._by_id), (self._by_name, other._by_name)):
             for key, waiting in mine.items():
@@ -322,13 +321,15 @@ def _chat_part(placed: _Placed, transcript: Transcript) -> Json | None:
             return image_part(f"data:{inline.mime_type};base64,{data}")
         if inline.mime_type in _AUDIO:
             return audio_part(data, _AUDIO[inline.mime_type])
-        raise invalid(f"{place}.inlineData", f"{inline.mime_type[:32]} {_UNREADABLE}")
+        problem = f"{inline.mime_type[:32]} {_UNREADABLE}"
+        return text_part(unreadable(f"{place}.inlineData", problem, inline.data))
     if part.file_data is not None:
         file = google(part.file_data, _File, f"{place}.fileData")
         web = file.file_uri.startswith(("https://", "http://"))
         if web and file.mime_type.startswith("image/"):
             return image_part(file.file_uri)
-        raise invalid(f"{place}.fileData", f"a file of another place {_UNREADABLE}")
+        problem = f"a file of another place {_UNREADABLE}"
+        return text_part(unreadable(f"{place}.fileData", problem, file.file_uri))
     if _MEANINGLESS.issuperset(placed.given):
         transcript.note("part_dropped", placed.kind)
         return None

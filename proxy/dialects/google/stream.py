@@ -120,8 +120,15 @@ class GoogleEmitter:
         return last if self._sse else last + b"]"
 
     def fail(self, error: ApiError) -> bytes:
-        last = self._write(google_error_object(error))
-        return last if self._sse else last + b"]"
+        """Return the error as an event and, as Google's servers write it, as bare JSON.
+
+        Google's JavaScript client takes an event with an error for a reply without content; after a
+        tool's result, Gemini CLI would take what came before it for the whole reply. Other clients
+        read the event and skip what follows it.
+        """
+        shown = google_error_object(error)
+        last = self._write(shown)
+        return last + orjson.dumps(shown) + b"\n" if self._sse else last + b"]"
 
     def _call(self, event: ToolCallDelta) -> bytes:
         choice = self._choices[event.choice]

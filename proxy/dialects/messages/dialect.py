@@ -16,11 +16,13 @@ from bridle.proxy.dialects.dialect import (
     Dialect,
     Model,
     ModelList,
+    Native,
     Provider,
     sent_with,
 )
 from bridle.proxy.dialects.errors import anthropic_error
 from bridle.proxy.dialects.messages import reply, request
+from bridle.proxy.dialects.messages.received import ReceivedMessage
 from bridle.proxy.dialects.messages.stored import StoredThreads
 from bridle.proxy.dialects.messages.stream import MessagesEmitter
 
@@ -78,4 +80,10 @@ MESSAGES: Final = Dialect(
     misplaced=re.compile("/messages|/api/"),
     count=Counting(request.parse_count, reply.count),
     stored=StoredThreads,
+    # DeepSeek, Kimi, MiniMax and Z.ai serve Messages under a path of this name.
+    native=Native(
+        re.compile(r"//api\.anthropic\.com(?:[/:]|$)|/anthropic/?$"),
+        ReceivedMessage,
+        headers=("anthropic-",),
+    ),
 )

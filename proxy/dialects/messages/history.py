@@ -7,10 +7,16 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from bridle.proxy.dialects.body import Json, convert, invalid, typed
+from bridle.proxy.dialects.body import Json, convert, typed
 from bridle.proxy.dialects.functions import arguments_text
 from bridle.proxy.dialects.transcript import Content, Transcript, image_part, joined, text_part
-from bridle.proxy.dialects.unsupported import Unsupported, as_text, refuse, refuse_kind
+from bridle.proxy.dialects.unsupported import (
+    Unsupported,
+    as_text,
+    refuse,
+    refuse_kind,
+    unreadable,
+)
 from bridle.proxy.wire.canonical import ToolCall
 
 
@@ -206,7 +212,8 @@ def _image(block: _Block, field: str) -> list[Json]:
     field = f"{field}.source"
     kind, source = typed(convert(block.source, Json, field), _Source, _IMAGES, field)
     if source is None:
-        raise invalid(field, f"an image from {kind[:32]} cannot be read; send its data or URL")
+        problem = f"an image from {kind[:32]} cannot be read; send its data or URL"
+        return [text_part(unreadable(field, problem, block.source))]
     return [image_part(source.url or f"data:{source.media_type};base64,{source.data}")]
 
 
@@ -215,7 +222,8 @@ def _document(block: _Block, field: str, transcript: Transcript) -> list[Json]:
     parts = [text_part(text) for text in (block.title, block.context) if text]
     kind, source = typed(convert(block.source, Json, field), _Source, _DOCUMENTS, field)
     if source is None:
-        raise invalid(field, f"a document from {kind[:32]} cannot be read; {_FILES}")
+        problem = f"a document from {kind[:32]} cannot be read; {_FILES}"
+        return [*parts, text_part(unreadable(field, problem, block.source))]
     if kind == "text":
         parts.append(text_part(source.data))
     elif isinstance(source.content, str):

@@ -8,9 +8,10 @@ from typing import Final
 import orjson
 
 from bridle.proxy.dialects.chat.dialect import OPENAI, OPENAI_MODELS
-from bridle.proxy.dialects.dialect import Action, ApiPath, Counting, Dialect
+from bridle.proxy.dialects.dialect import Action, ApiPath, Counting, Dialect, Native
 from bridle.proxy.dialects.errors import openai_error
 from bridle.proxy.dialects.responses import reply, request
+from bridle.proxy.dialects.responses.received import ReceivedResponse
 from bridle.proxy.dialects.responses.stored import StoredResponses
 from bridle.proxy.dialects.responses.stream import ResponsesEmitter
 
@@ -18,6 +19,8 @@ from bridle.proxy.dialects.responses.stream import ResponsesEmitter
 def _count(input_tokens: int) -> bytes:
     return orjson.dumps({"object": "response.input_tokens", "input_tokens": input_tokens})
 
+
+_CONVERSATION: Final = "/v1/conversations/(?P<conversation>[^/]+)"
 
 RESPONSES: Final = Dialect(
     name="responses",
@@ -32,6 +35,14 @@ RESPONSES: Final = Dialect(
             Action.STORED,
             "GET, DELETE",
         ),
+        ApiPath("/v1/conversations", Action.CONVERSATION),
+        ApiPath(_CONVERSATION, Action.CONVERSATION, "GET, POST, DELETE"),
+        ApiPath(f"{_CONVERSATION}/(?P<items>items)", Action.CONVERSATION, "GET, POST"),
+        ApiPath(
+            f"{_CONVERSATION}/(?P<items>items)/(?P<item>[^/]+)",
+            Action.CONVERSATION,
+            "GET, DELETE",
+        ),
     ),
     parse=request.parse,
     parse_on=request.parse_on,
@@ -40,7 +51,12 @@ RESPONSES: Final = Dialect(
     error=openai_error,
     models=OPENAI_MODELS,
     response_prefix="resp",
-    misplaced=re.compile("/responses"),
+    misplaced=re.compile("/responses|/conversations"),
     count=Counting(request.parse, _count),
     stored=StoredResponses,
+    native=Native(
+        re.compile(r"//api\.openai\.com(?:[/:]|$)"),
+        ReceivedResponse,
+        headers=("openai-",),
+    ),
 )

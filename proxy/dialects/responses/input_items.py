@@ -8,10 +8,12 @@ from typing import Any, Final
 import orjson
 
 from bridle.proxy.dialects.body import Json, invalid
+from bridle.proxy.wire.sse import SseParser
 
 _LIMIT: Final = 20
 """Items of a page if the client asks for no other number."""
 _LARGEST: Final = 100
+_ITEM_DONE: Final = b'{"type":"response.output_item.done",'
 _TEXT: Final = {"assistant": "output_text"}
 """The type of a message's text by its role, if it is not ``input_text``."""
 
@@ -74,3 +76,13 @@ def page(items: Sequence[Json], query: Mapping[str, str]) -> bytes:
     ends = [shown[0]["id"], shown[-1]["id"]] if shown else [None, None]
     listed = {"first_id": ends[0], "last_id": ends[1], "has_more": more}
     return orjson.dumps({"object": "list", "data": shown, **listed})
+
+
+def written_items(response: bytes) -> Mapping[str, Mapping[str, Any]]:
+    """Return the completed items in a response's bytes, streamed or not; an error has none."""
+    if response.startswith(b"{"):
+        return {item["id"]: item for item in orjson.loads(response).get("output", ())}
+    events = SseParser()
+    payloads = events.feed(response) + events.finish()
+    done = (orjson.loads(payload)["item"] for payload in payloads if payload.startswith(_ITEM_DONE))
+    return {item["id"]: item for item in done}

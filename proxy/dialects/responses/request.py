@@ -21,6 +21,7 @@ from bridle.proxy.dialects.body import (
     strings,
 )
 from bridle.proxy.dialects.functions import json_schema_format
+from bridle.proxy.dialects.responses.conversations import named_conversation, note
 from bridle.proxy.dialects.responses.history import Items
 from bridle.proxy.dialects.responses.tools import ClientTool, ToolList
 from bridle.proxy.dialects.thinking import apply_effort
@@ -45,6 +46,8 @@ class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
     """Whether reasoning is the item's ``summary``, and not its ``content``."""
     encrypted_reasoning: bool = False
     """Whether reasoning items carry ``encrypted_content``."""
+    conversation: str | None = None
+    """The id of the conversation object that the response goes on with."""
 
 
 _ECHOED: Final[Json] = {
@@ -75,7 +78,6 @@ _INEFFECTIVE: Final = frozenset({"max_tool_calls", "truncation"})
 """Fields that are echoed but lack the effect that the client may expect. Each is noted."""
 _INPUT: Final = "send the conversation as 'input'"
 REFUSED: Final[Mapping[str, Unsupported]] = {
-    "conversation": Unsupported(_INPUT),
     "prompt": Unsupported(_INPUT),
     "background": Unsupported("leave it out and keep the connection open"),
     "context_management": Unsupported("shorten 'input' before it is sent"),
@@ -107,6 +109,7 @@ class _Body(msgspec.Struct, gc=False):
     input: str | list[Json] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
     include: str | list[str] | None = None
     stream: bool | None = None
     store: bool | None = None
@@ -162,6 +165,12 @@ def _request(items: Mapping[str, Mapping[str, Any]], fields: Json, reading: Read
     if wire.instructions is not None:
         transcript.system(wire.instructions)
     references = _add_input(wire, transcript, Items(tools, items), reading)
+    conversation = named_conversation(wire.conversation)
+    if conversation is not None:
+        if wire.previous_response_id is not None:
+            raise invalid("conversation", "mutually exclusive with 'previous_response_id'")
+        noted = note("respond", conversation)
+        transcript.note(noted.name, noted.detail)
     tool_choice = tools.choose(wire.tool_choice)
     reasoning = wire.reasoning or _Reasoning()
     extra, template_kwargs = apply_effort(reasoning.effort, wire.chat_template_kwargs, transcript)
@@ -186,6 +195,7 @@ def _request(items: Mapping[str, Mapping[str, Any]], fields: Json, reading: Read
         references=references,
         instructions=wire.instructions is not None,
         own=ResponsesFields(
+            conversation=conversation,
             echo=_echo(fields),
             tools=tools.client,
             reasoning_summary=bool(reasoning.summary or reasoning.generate_summary),
@@ -214,19 +224,29 @@ def with_history(request: Request, history: Sequence[Message]) -> Request:
     return msgspec.structs.replace(request, messages=(*head, *history, *own_messages(request)))
 
 
+def with_items(body: bytes, items: Sequence[Json]) -> bytes:
+    """Return a request with the ``items`` of its conversation before its input."""
+    fields = decode(body)
+    given = fields.get("input") or []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return json_text(fields | {"input": [*items, *given]}, "input").encode()
+
+
 def _add_input(
     wire: _Body, transcript: Transcript, items: Items, reading: Reading
 ) -> tuple[str, ...]:
     """Add the input. Return the ids that it refers to and that are not known."""
     if isinstance(wire.input, list):
-        if not (wire.input or wire.instructions or wire.previous_response_id):
+        more = wire.instructions or wire.previous_response_id or wire.conversation
+        if not (wire.input or more):
             raise invalid("input", "must be a non-empty list, or a string")
         transcript.extend(reading.over(wire.input, Transcript(), items.add))
         reading.lasting = items.self_contained
         return tuple(items.unknown)
     if wire.input is not None:
         transcript.user(wire.input)
-    elif wire.previous_response_id is None:
+    elif wire.previous_response_id is None and wire.conversation is None:
         raise invalid("input", "Field required")
     return ()
 
@@ -265,6 +285,8 @@ def _echo(fields: Json) -> bytes:
     for name, default in _ECHOED.items():
         value = fields.get(name)
         echo[name] = default if value is None else value
+    if (conversation := named_conversation(fields.get("conversation"))) is not None:
+        echo["conversation"] = {"id": conversation}
     echo["tools"] = [_echoed_tool(tool) for tool in fields.get("tools") or ()]
     return json_text(echo, "the request").encode()
 

@@ -20,8 +20,15 @@ import msgspec
 import orjson
 
 from bridle.proxy.dialects.dialect import Readable
-from bridle.proxy.dialects.responses.input_items import given_items, page
-from bridle.proxy.dialects.responses.request import NOT_STORED, parse_with, with_history
+from bridle.proxy.dialects.responses.conversations import StoredConversations
+from bridle.proxy.dialects.responses.input_items import given_items, page, written_items
+from bridle.proxy.dialects.responses.request import (
+    NOT_STORED,
+    ResponsesFields,
+    parse_with,
+    with_history,
+    with_items,
+)
 from bridle.proxy.wire.canonical import ApiError, Message, Request, prefilled
 from bridle.proxy.wire.minting import call_id_of
 from bridle.proxy.wire.sse import SseParser
@@ -37,7 +44,8 @@ _CONVERSATIONS: Final = 256
 """Maximum conversations in memory."""
 _CALLS: Final = 4096
 """Maximum calls whose items are in memory."""
-_ITEM_DONE: Final = b'{"type":"response.output_item.done",'
+_UPSTREAM_IDS: Final = 16_384
+"""Maximum ids of replies that an upstream made which are in memory."""
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 Items = Mapping[str, Mapping[str, Any]]
@@ -57,19 +65,28 @@ class StoredResponses:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self.conversations = StoredConversations(reader)
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         """The conversation of each call, by call id; written by the threads that read the store."""
         self._items: OrderedDict[str, tuple[str, Items]] = OrderedDict()
         """The session and the items of each call, by call id; written by the threads that read the
         store."""
+        self._upstream_ids: OrderedDict[str, str] = OrderedDict()
+        """The calls whose replies have ids of the upstream's own, by these ids."""
 
     async def expand(self, request: Request, body: bytes, readable: Readable) -> Request:
         """Put recorded items for references, and the recorded conversation before the input.
 
         The items take the place of the references. The conversation is put there without its
-        ``instructions``.
+        ``instructions``. Those of a conversation object are its items.
         """
+        own = request.own
+        if isinstance(own, ResponsesFields) and own.conversation is not None:
+            find = self.conversations.find
+            state = await asyncio.to_thread(find, own.conversation, readable)
+            body = with_items(body, list(state.items.values()))
+            request = parse_with(body, {})
         if request.references:
             items = await asyncio.to_thread(self._named, request.references, readable)
             request = parse_with(body, items)
@@ -116,9 +133,15 @@ class StoredResponses:
             self._items.pop(call_id, None)
             self._known.pop(call_id, None)
 
+    def keep(self, upstream_id: str, call_id: str) -> None:
+        self._upstream_ids[upstream_id] = call_id
+        while len(self._upstream_ids) > _UPSTREAM_IDS:
+            self._upstream_ids.popitem(last=False)
+
     async def find(self, response_id: str) -> CallRow | None:
-        call_id = call_id_of(response_id)
-        if call_id is None or response_id != f"{self.prefix}_{call_id.removeprefix('call_')}":
+        call_id = self._upstream_ids.get(response_id) or call_id_of(response_id)
+        minted = call_id and f"{self.prefix}_{call_id.removeprefix('call_')}"
+        if call_id is None or (response_id != minted and response_id not in self._upstream_ids):
             return None
         try:
             call = await asyncio.to_thread(self._reader.call, call_id)
@@ -220,20 +243,10 @@ class StoredResponses:
             row = self._reader.call(call_id)
             if row.response_sha256 is None or self.is_gone(row):
                 return row.session_id, {}
-            found = row.session_id, _written(self._reader.response_body(row.id))
+            found = row.session_id, written_items(self._reader.response_body(row.id))
         except NotFound:
             return "", {}
         self._items[call_id] = found
         while len(self._items) > _CALLS:
             self._items.popitem(last=False)
         return found
-
-
-def _written(response: bytes) -> Items:
-    """Return the completed items in a response's bytes, streamed or not; an error has none."""
-    if response.startswith(b"{"):
-        return {item["id"]: item for item in orjson.loads(response).get("output", ())}
-    events = SseParser()
-    payloads = events.feed(response) + events.finish()
-    done = (orjson.loads(payload)["item"] for payload in payloads if payload.startswith(_ITEM_DONE))
-    return {item["id"]: item for item in done}

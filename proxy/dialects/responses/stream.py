@@ -105,13 +105,16 @@ class ResponsesEmitter:
     def fail(self, error: ApiError) -> bytes:
         """Return ``response.failed``.
 
-        The item that was being written remains without its ``done`` event.
+        The item that was being written remains without its ``done`` event. Codex retries every code
+        but a few, of which ``invalid_prompt`` is one.
         """
         if self._before_end is not None:
             self._sequence, done = self._before_end
             del self._output[done:]
         shown = openai_error_object(error)
-        failure = {"code": shown["code"] or "server_error", "message": shown["message"]}
+        refused = error.kind == "invalid_request"
+        code = shown["code"] or ("invalid_prompt" if refused else "server_error")
+        failure = {"code": code, "message": shown["message"]}
         response = orjson.Fragment(self._object("failed", self._output, error=failure))
         return self._write({"type": "response.failed", "response": response})
 

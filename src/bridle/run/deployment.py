@@ -16,7 +16,7 @@ import httpx
 
 from bridle.harnesses.adapters import PROGRAMS
 from bridle.keys import KEYS
-from bridle.run.environment import admin_key_file, data_home, key_in
+from bridle.run.environment import admin_key_file, admin_key_for, data_home, key_in
 from bridle.store.errors import StoreUnavailable
 from bridle.store.schema.database import database_url
 
@@ -147,3 +147,33 @@ def examine_clock(url: str) -> dict[str, Any]:
     line = f"the clock of {url} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     broken = f"{line}: set both by NTP" if abs(skew) > MOST_SKEW_S else None
     return {"lines": [broken or line], "broken": broken}
+
+
+def examine_upstreams(url: str) -> dict[str, Any] | None:
+    """Return what the proxy at ``url`` has learned of other providers' APIs.
+
+    Return ``None`` if no proxy answers there, or if it has no such API.
+    """
+    key = admin_key_for(url)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        reply = httpx.get(
+            f"{url.rstrip('/')}/bridle/v1/upstreams", headers=headers, timeout=10, trust_env=False
+        )
+        found = reply.raise_for_status().json()
+        lines = [_learned(one) for one in found]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return {"lines": lines, "broken": None, "upstreams": found} if found else None
+
+
+def _learned(upstream: dict[str, Any]) -> str:
+    """Return one line about an upstream."""
+    facts = (
+        ("passed on as they are", upstream["passes"]),
+        ("limit of a reply", [upstream["limit"]] if upstream["limit"] else []),
+        ("gets back", upstream["wants"]),
+        ("refuses", upstream["refuses"]),
+    )
+    known = "; ".join(f"{name}: {', '.join(values)}" for name, values in facts if values)
+    return f"{upstream['model']} at {', '.join(upstream['urls'])}: {known or 'nothing learned yet'}"

@@ -90,9 +90,11 @@ def doctor(
         key = key_in(UPSTREAM_KEY_VARIABLE)
         found["tokenizer"] = examine_tokenizer(model, upstream, api_key=key)
     found["store"] = examine_store(store)
-    if deployment:
-        from bridle.run import deployment as machine
+    from bridle.run import deployment as machine
 
+    if (learned := machine.examine_upstreams(proxy)) is not None:
+        found["upstreams"] = learned
+    if deployment:
         found["keys"] = machine.examine_keys()
         found["disk"] = machine.examine_disk(store)
         found.setdefault("versions", machine.examine_versions())
@@ -229,6 +231,7 @@ _PARTS: Final = (
     ("tokenizer", _tokenizer),
     ("proxy", _lines),
     ("store", _store),
+    ("upstreams", _lines),
     ("harnesses", _lines),
     ("keys", _lines),
     ("disk", _lines),

@@ -69,6 +69,14 @@ def proxy(
             help="The engine is any OpenAI-compatible API: record text, ask for no token ids.",
         ),
     ] = False,
+    speaks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --external, a dialect that the API serves itself: `messages`, `responses` "
+            "or `google`. Requests in it are passed on as they are. Default: by its address.",
+            metavar="DIALECT",
+        ),
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes behind the port; each serves every session.")
     ] = 1,
@@ -95,7 +103,9 @@ def proxy(
         )
     upstream_key = key_in(UPSTREAM_KEY_VARIABLE)
     if external:
-        config = _with_provider(config, engines, upstream_key)
+        config = _with_provider(config, engines, upstream_key, speaks)
+    elif speaks:
+        fail("--speaks is about an external API: add --external", 2)
     require_urls(config)
     config = replace(
         config,
@@ -149,9 +159,12 @@ def proxy(
         wait_for(stop)
 
 
-def _with_provider(config: ProxyConfig, engines: Sequence[str], key: str | None) -> ProxyConfig:
+def _with_provider(
+    config: ProxyConfig, engines: Sequence[str], key: str | None, speaks: Sequence[str] | None
+) -> ProxyConfig:
     """Return ``config`` with ``engines`` as the model of every call, recorded as text."""
-    provider = OtherModel(tuple(engines), config.model, key, external=True)
+    dialects = tuple(speaks) if speaks else None
+    provider = OtherModel(tuple(engines), config.model, key, external=True, dialects=dialects)
     return replace(
         config,
         other_models={**config.other_models, "*": provider},
