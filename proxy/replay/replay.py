@@ -5,6 +5,9 @@ then by the recorded order. Up to the call at which the session goes on live, it
 reply. In either case the recorded request stands for it in lineage (the *graft*), so that noise in
 an earlier tool result changes no token of a later prompt. Later requests repeat what the harness
 saw; those messages are replaced by the recorded ones before lineage sees them.
+
+All of this follows from the calls of the new session in the store, so that a restarted proxy, or
+another one on the same store, goes on with it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
 from bridle.proxy.session.rules import ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.store.call import CallRow
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord, TokenIds
@@ -58,11 +62,16 @@ class Replay:
     """The state of one session's re-entry."""
 
     def __init__(
-        self, recorded: RecordedSession, branch: str | None, rules: ReplayRules, judge: Judge
+        self,
+        recorded: RecordedSession,
+        branch: str | None,
+        rules: ReplayRules,
+        judge: Judge,
+        reader: Reader,
     ) -> None:
         """``branch`` is the id of the recorded call at which the session goes on live.
 
-        Raise ``ValueError`` if that call cannot be replayed.
+        ``reader`` reads the new session. Raise ``ValueError`` if the branch cannot be replayed.
         """
         order = [call.id for call in recorded.calls]
         if branch is not None and branch not in order:
@@ -71,10 +80,14 @@ class Replay:
         self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
         self._rules = rules
         self._judge = judge
+        self._reader = reader
         self._names: dict[str, str] = {}
         """The id of the new call in place of each recorded one."""
         self._recorded_of: dict[str, str] = {}
         self._used: set[str] = set()
+        self._own: set[str] = set()
+        """Ids of the new session's calls that were read from the store."""
+        self._read = False
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
@@ -92,9 +105,13 @@ class Replay:
     ) -> Step:
         """Return the answer to one request. Raise ``ValueError`` if the record is damaged."""
         async with self._one_at_a_time:
+            all_echoed = echoed(body)
+            known = session.calls | session.running | self._own
+            if not self._read or not all_echoed <= known:
+                await self._catch_up(session.id, request.dialect, parse)
             if self._stopped is not None:
                 return Step(request, refusal=self._stopped)
-            own = echoed(body) & (session.calls | session.running)
+            own = all_echoed & (known | self._own)
             if self._ended or not own <= self._recorded_of.keys():
                 return self._live(request)
             echoes = frozenset(self._recorded_of[one] for one in own)
@@ -122,6 +139,46 @@ class Replay:
     def names(self) -> Mapping[str, str]:
         """The id of the new call in place of each recorded one."""
         return self._names
+
+    async def _catch_up(self, session_id: str, dialect: str, parse: ParseRecorded) -> None:
+        """Take up the session's calls in the store that this process has not processed."""
+        self._read = True
+        ids = await asyncio.to_thread(self._reader.call_ids, session_id)
+        if self._own.union(self._recorded_of).issuperset(ids):
+            return
+        for row in await asyncio.to_thread(self._reader.calls, session_id):
+            if row.id not in self._own and row.id not in self._recorded_of:
+                self._take_up(row)
+                recorded = self.recorded.by_id.get(self._recorded_of.get(row.id, ""))
+                if recorded is not None and row.dialect == dialect:
+                    await self._graft_again(row.id, recorded, parse)
+            self._own.add(row.id)
+
+    def _take_up(self, row: CallRow) -> None:
+        """Take up what a call's columns and notes record about the re-entry."""
+        noted = {note.name: note.detail for note in row.notes}
+        place = row.replayed_call_id or noted.get(LIVE)
+        if place is not None:
+            self._used.add(place)
+        if row.replayed_call_id is not None:
+            self._names[row.replayed_call_id] = row.id
+            self._recorded_of[row.id] = row.replayed_call_id
+        if DIVERGED in noted and self._rules.on_divergence == "live":
+            self._ended = True
+        elif DIVERGED in noted and self._stopped is None:
+            self._stopped = _stop(noted[DIVERGED])
+
+    async def _graft_again(
+        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded
+    ) -> None:
+        sent, then = await asyncio.to_thread(
+            lambda: (
+                self._reader.request_body(call_id),
+                self.recorded.request(recorded, self._names),
+            )
+        )
+        if sent != then:
+            self._graft(await parse(sent), await parse(then))
 
     async def _match(
         self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
@@ -207,11 +264,7 @@ class Replay:
             self._ended = True
             step = self._live(request)
             return Step(step.request, (note,))
-        message = (
-            f"the session no longer follows its record ({note.detail}); "
-            "re-enter it at an earlier turn, or with --on-divergence live"
-        )
-        self._stopped = ApiError("invalid_request", message, status=400)
+        self._stopped = _stop(note.detail)
         return Step(request, (note,), refusal=self._stopped)
 
     def _latest(self, echoes: Collection[str]) -> str:
@@ -230,8 +283,7 @@ class Replays:
     async def of(self, session: Session) -> Replay | None:
         """Return the re-entry of a session, or ``None`` for a session without an origin.
 
-        Raise :class:`ApiError` if its origin cannot be replayed, or if another process, or this one
-        before its restart, replayed a part of it.
+        Raise :class:`ApiError` if its origin cannot be replayed.
         """
         record = session.record
         if record.origin_session_id is None:
@@ -239,9 +291,6 @@ class Replays:
         async with self._opening:
             found = self._open.get(session.id)
             if found is None:
-                if not session.loaded and await self._begun(session.id):
-                    message = f"another process began to replay session {session.id}; start anew"
-                    raise ApiError("invalid_request", message, status=409)
                 found = self._open[session.id] = await self.check(record)
                 if len(self._open) > _KEPT:
                     self._open.popitem(last=False)
@@ -267,10 +316,16 @@ class Replays:
             (origin.home, record.home),
         )
         known = [(was, now) for was, now in places if was is not None and now is not None]
-        return Replay(recorded, record.origin_call_id, rules, judge(rules.noise, known))
+        judging = judge(rules.noise, known)
+        return Replay(recorded, record.origin_call_id, rules, judging, self._reader)
 
-    async def _begun(self, session_id: str) -> bool:
-        return bool(await asyncio.to_thread(self._reader.call_ids, session_id))
+
+def _stop(detail: str) -> ApiError:
+    message = (
+        f"the session no longer follows its record ({detail}); "
+        "re-enter it at an earlier turn, or with --on-divergence live"
+    )
+    return ApiError("invalid_request", message, status=400)
 
 
 def _agent(call: RecordedCall) -> str | None:

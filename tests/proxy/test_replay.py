@@ -165,14 +165,46 @@ def test_an_origin_that_cannot_be_replayed_is_refused(stage: Any, bench: Any) ->
     assert len(list(bench.reader.sessions())) == 1
 
 
-def test_a_re_entry_does_not_go_on_in_another_process(
+def test_a_re_entry_goes_on_in_another_process(stage: Any, bench: Any, start_proxy: Any) -> None:
+    """The other process knows the calls, the grafted messages and the end from the store."""
+    stage.play = works
+    url = f"{bench.url}/s/agents"
+    messages = begins(url, "red")
+    messages[-1]["content"] = "seen, it took 3 s"
+    answer = asks(url, *messages).content
+    more = [{"role": "assistant", "content": answer}, {"role": "user", "content": "once more"}]
+    asks(url, *messages, *more)
+    recorded = bench.calls()
+    asked = len(stage.requests)
+    origin = {"session": recorded[0].session_id, "call": recorded[2].id}
+    again = opened(bench, **origin).json()["id"]
+    messages = begins(f"{bench.url}/s/{again}", "red")
+    messages[-1]["content"] = "seen, it took 9 s"
+    assert asks(f"{bench.url}/s/{again}", *messages).content == answer
+    assert len(stage.requests) == asked
+    other = start_proxy(stage.engine.base_url)
+    assert asks(f"{other.url}/s/{again}", *messages, *more)
+    assert len(stage.requests) == asked + 1
+    calls = bench.reader.calls(again)
+    assert [one.replayed_call_id for one in calls] == [recorded[0].id, recorded[1].id, None]
+    assert {note.name for note in calls[2].notes} >= {"replay_live", "replay_noise"}
+    prompts = [bench.reader.prompt_token_ids(one.id) for one in (recorded[2], calls[2])]
+    assert prompts[0].tolist() == prompts[1].tolist()
+    assert stage.requests[-1].messages[2]["content"] == "seen, it took 3 s"
+
+
+def test_a_stopped_re_entry_stays_stopped_in_another_process(
     stage: Any, bench: Any, start_proxy: Any
 ) -> None:
     stage.play = works
-    messages = begins(f"{bench.url}/s/agents", "red")
-    recorded = bench.call()
-    again = opened(bench, session=recorded.session_id).json()["id"]
-    begins(f"{bench.url}/s/{again}", "red")
+    url = f"{bench.url}/s/agents"
+    asks(url, *begins(url, "red"))
+    recorded = bench.calls()
+    again = opened(bench, session=recorded[0].session_id, call=recorded[1].id).json()["id"]
+    messages = begins(f"{bench.url}/s/{again}", "red")
+    wrong = [*messages[:-1], {**messages[-1], "content": "hidden"}]
+    with pytest.raises(openai.BadRequestError, match="no longer follows"):
+        asks(f"{bench.url}/s/{again}", *wrong)
     other = start_proxy(stage.engine.base_url)
-    with pytest.raises(openai.ConflictError, match="another process began"):
+    with pytest.raises(openai.BadRequestError, match="turn 2, diverged: tool result"):
         asks(f"{other.url}/s/{again}", *messages)
