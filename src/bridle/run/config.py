@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.permissions import Permissions
@@ -179,6 +180,14 @@ class RolloutConfig:
     model: Named = "policy"
     """The name of the model that the harness asks for."""
     scorers: ScorersConfig = field(default_factory=ScorersConfig)
+
+
+def reentrant(config: RolloutConfig) -> dict[str, Any]:
+    """Return the settings with which a run's sessions can be re-entered, as its record has them.
+
+    ``folder`` is the folder from which relative names of files start.
+    """
+    return {**to_builtins(config), "folder": os.getcwd()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ The engine and the proxy are the run's own, or services that are running.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,6 +181,7 @@ def train(
             name=recordings.policy,
             work={
                 **{name: asdict(getattr(config, name)) for name in parts},
+                "folder": os.getcwd(),
                 "policies": {name: asdict(one) for name, one in config.policies.items()},
             },
         )
