@@ -10,13 +10,19 @@ from collections.abc import Generator
 from typing import Any, Self
 
 import httpx
+import numpy as np
 import pytest
 
 from bridle.diagnosis.values import branches_of
 from bridle.diagnosis.why import Explanation
 from bridle.engine.scripted import ScriptedCall, ScriptedReply
 from bridle.harnesses.client import Client, SessionRequest
+from bridle.reconstruct.audit import audit_session
+from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.rewards import CountedRewards
+from bridle.reconstruct.session import LoadedSession
+from bridle.run.branching import Branches
+from bridle.run.config import GroupsConfig
 from bridle.run.siblings import Entry, Recording, Sibling
 from bridle.run.why import explained, finding, record
 
@@ -74,7 +80,11 @@ class Played:
     async def _one(self, client: Client, http: httpx.AsyncClient, entry: Entry | None) -> Sibling:
         rules = None if entry is None else {"replay": dict(entry.rules)}
         origin = None if entry is None else entry.origin
-        session = await client.create_session(SessionRequest(settings=rules, origin=origin))
+        session = await client.create_session(
+            SessionRequest(
+                settings=rules, origin=origin, group_id=None if entry is None else entry.group_id
+            )
+        )
         messages: list[Any] = [{"role": "user", "content": "go"}]
         while True:
             asked = {"model": "m", "messages": messages, "tools": TOOLS}
@@ -147,6 +157,54 @@ def test_the_turn_that_lost_a_session_is_a_finding_with_its_re_entries(
     }
     assert branches[4].value.samples == 8
     assert branches[4].value.chance == values[3]["chance"]
+
+
+def test_siblings_of_a_training_run_train_what_follows_their_branch_alone(
+    stage: Any, bench: Any
+) -> None:
+    policy = stage.play = Policy(5, 2, seed=1)
+    played = Played(bench.url)
+    (first,) = played.run(None, 1)
+    policy.recording = False
+    branches = Branches(bench.reader, GroupsConfig(branch=0.5, branch_at="failed", size=4), 0)
+    assert branches(1) is None, "no session is over"
+    branches.learn(first.session_id or "", "run.0", "task", success=False)
+    assert branches(0) is None, "every other group"
+    planned = branches(1)
+    assert planned is not None
+    assert planned.task == "task"
+    entry = Entry(planned.origin, group_id="run.1")
+    group = list(played.run(entry, 4))
+    calls = bench.reader.calls(first.session_id or "")
+    place = [call.id for call in calls].index(planned.origin.call or "")
+    assert place > 0
+    episodes = []
+    for one in group:
+        audited = audit_session(bench.reader, one.session_id or "", bodies=True)
+        assert audited.clean, audited.violations
+        own = bench.reader.calls(one.session_id or "")
+        live = sum(call.sampled_tokens or 0 for call in own if call.replayed_call_id is None)
+        episode = episode_of(LoadedSession.load(bench.reader, one.session_id or ""))
+        assert episode.conservation.captured == live
+        assert sum(int(sample.mask.sum()) for sample in episode.samples) == live
+        trained = {
+            call
+            for sample in episode.samples
+            for number, call in enumerate(sample.call_ids)
+            if bool(sample.mask[sample.calls == number].any())
+        }
+        assert trained == {call.id for call in own[place:]}
+        episodes.append(episode)
+    prefixes = {
+        bytes(sample.token_ids[: int(np.flatnonzero(sample.mask)[0])])
+        for episode in episodes
+        for sample in episode.samples
+    }
+    assert len(prefixes) == 1, "the tokens before the branch are packed once"
+    branches.learn(group[0].session_id or "", "run.1", "task", success=True)
+    again = branches(1)
+    assert again is not None
+    assert again.origin.session == first.session_id, "the sibling did not fail"
 
 
 @pytest.mark.replay

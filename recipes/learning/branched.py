@@ -1,0 +1,234 @@
+"""A benchmark of groups of siblings on the sparse task of ten steps, with history in its prompts.
+
+The task and the policy are those of :mod:`bridle.recipes.learning.sparse`, but a prompt has all
+steps before it, so that no two steps have the same prompt and no anchor finds equal states. A share
+of the groups re-enters earlier sessions: the steps before the branch are taken from the record, and
+cost no sampled token. The figure is the number of *sampled* tokens until the goal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bridle.recipes.learning.sparse import PLACES, STEPS, WAYS, LearningSettings, TablePolicy
+from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
+from bridle.store.records import CallKind, SessionRecord
+from bridle.store.reward import Reward, RewardSource
+from bridle.trainer.batch.prepare import prepare
+from bridle.trainer.collection.branching import BranchPoint, Where, chosen, is_branch
+from bridle.trainer.config import AdvantageConfig, GrpoConfig
+from bridle.trainer.learner.batches import loss_terms, pack_minibatch
+from bridle.trainer.losses.losses import policy_loss
+
+RECENT: Final = 8
+"""Number of latest groups whose sessions can be re-entered."""
+Step = tuple[int, int, float]
+"""The place that is seen, the way that is chosen, and its logprob."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchCase:
+    """One measured case."""
+
+    name: str
+    baseline: str = "grpo"
+    share: float = 0.0
+    """The share of groups that are siblings."""
+    where: Where = "random"
+
+    @property
+    def config(self) -> GrpoConfig:
+        return replace(GrpoConfig(), advantages=AdvantageConfig(self.baseline))
+
+
+CASES: Final = (
+    BranchCase("grpo"),
+    BranchCase("grpo, branch 0.5 random", share=0.5),
+    BranchCase("siblings, branch 0.5 random", "siblings", 0.5),
+    BranchCase("turn_values, branch 0.5 random", "turn_values", 0.5),
+    BranchCase("turn_values, branch 0.5 value", "turn_values", 0.5, "value"),
+    BranchCase("turn_values, branch 0.5 failed", "turn_values", 0.5, "failed"),
+    BranchCase("turn_values, branch 0.5 entropy", "turn_values", 0.5, "entropy"),
+    BranchCase("siblings, branch 0.8 random", "siblings", 0.8),
+)
+
+
+@dataclass(slots=True)
+class _Played:
+    """A session of the task."""
+
+    id: str
+    start: int
+    steps: list[Step]
+    replayed: int
+    """Number of its first steps that come from the record."""
+    reached: bool
+    origin: tuple[str, str] | None = None
+
+
+def tokens_to_goal(case: BranchCase, settings: LearningSettings, seed: int) -> int | None:
+    """Return the sampled tokens until one run reaches the goal, or ``None`` if it does not.
+
+    The goal is measured on sessions from the beginning alone.
+    """
+    rng = np.random.default_rng(seed)
+    right = rng.integers(0, WAYS, PLACES)
+    policy = TablePolicy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.rate, weight_decay=0.0)
+    recent: deque[float] = deque(maxlen=settings.window)
+    groups: deque[list[_Played]] = deque(maxlen=RECENT)
+    memory: dict[str, float] = {}
+    sampled = number = 0
+    for version in range(settings.most):
+        scores = policy.logits.detach().log_softmax(-1).numpy()
+        episodes, fresh = [], []
+        for _ in range(settings.groups):
+            point = None
+            if is_branch(number, case.share):
+                point = chosen(_points(groups), case.where, rng)
+            played = _group(f"{number}", scores, right, settings, rng, groups, point)
+            if point is None:
+                fresh += played
+            groups.append(played)
+            episodes += [_episode(one, f"{number}", version) for one in played]
+            sampled += sum(len(one.steps) - one.replayed for one in played)
+            number += 1
+        if fresh:
+            recent.append(mean(one.reached for one in fresh))
+        if len(recent) == settings.window and mean(recent) >= settings.goal:
+            return sampled
+        _train(policy, optimizer, episodes, version, case.config, memory)
+    return None
+
+
+def _train(
+    policy: TablePolicy,
+    optimizer: torch.optim.Optimizer,
+    episodes: Sequence[Episode],
+    version: int,
+    config: GrpoConfig,
+    memory: dict[str, float],
+) -> None:
+    prepared = prepare(episodes, version, config, memory)
+    if not prepared.items:
+        return
+    optimizer.zero_grad()
+    for pack in pack_minibatch(prepared.items, config):
+        loss, _ = policy_loss(loss_terms(pack, policy(pack.pack)), config.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _points(groups: Sequence[Sequence[_Played]]) -> list[BranchPoint]:
+    """Return the calls at which the latest sessions can be re-entered."""
+    tried: dict[str, list[bool]] = {}
+    for group in groups:
+        for one in group:
+            if one.origin is not None:
+                tried.setdefault(one.origin[1], []).append(one.reached)
+    return [
+        BranchPoint(
+            one.id,
+            call := f"{one.id}/{at}",
+            -one.steps[at][2],
+            one.reached,
+            sum(tried.get(call, ())),
+            len(tried.get(call, ())),
+        )
+        for group in groups
+        for one in group
+        for at in range(max(1, one.replayed), len(one.steps))
+    ]
+
+
+def _group(
+    name: str,
+    scores: NDArray[np.float32],
+    right: NDArray[np.int64],
+    settings: LearningSettings,
+    rng: np.random.Generator,
+    groups: Sequence[Sequence[_Played]],
+    point: BranchPoint | None,
+) -> list[_Played]:
+    if point is None:
+        starts = PLACES - 1 - rng.integers(0, settings.farthest, settings.group_size)
+        fresh = [
+            _Played(f"{name}-{member}", int(start), [], 0, False)
+            for member, start in enumerate(starts)
+        ]
+        return [_played(one, scores, right, rng) for one in fresh]
+    origin = next(one for group in groups for one in group if one.id == point.session_id)
+    at = int(point.call_id.rpartition("/")[2])
+    branch = point.session_id, point.call_id
+    siblings = [
+        _Played(f"{name}-{member}", origin.start, origin.steps[:at], at, False, branch)
+        for member in range(settings.group_size)
+    ]
+    return [_played(one, scores, right, rng) for one in siblings]
+
+
+def _played(
+    session: _Played,
+    scores: NDArray[np.float32],
+    right: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> _Played:
+    """Play a session to its end."""
+    steps = list(session.steps)
+    place = session.start
+    for seen, way, _ in steps:
+        place = seen + int(way == right[seen])
+    while place < PLACES and len(steps) < STEPS:
+        way = int((scores[place] + rng.gumbel(size=WAYS)).argmax())
+        steps.append((place, way, float(scores[place, way])))
+        place += int(way == right[place])
+    session.steps, session.reached = steps, place == PLACES
+    return session
+
+
+def _episode(played: _Played, group: str, version: int) -> Episode:
+    count = len(played.steps)
+    mask = np.zeros(2 * count, bool)
+    mask[2 * played.replayed + 1 :: 2] = True
+    calls = np.full(2 * count, -1, np.int32)
+    calls[1::2] = np.arange(count)
+    logprobs = np.zeros(2 * count, np.float32)
+    logprobs[1::2] = [logprob for _, _, logprob in played.steps]
+    sample = Sample(
+        session_id=played.id,
+        leaf_call_id=f"{played.id}/{count - 1}",
+        kind=CallKind.MAIN,
+        role=None,
+        token_ids=np.asarray(
+            [token for seen, way, _ in played.steps for token in (seen, PLACES + way)], np.uint32
+        ),
+        mask=mask,
+        logprobs=logprobs,
+        versions=np.where(mask, version, -1),
+        calls=calls,
+        call_ids=tuple(f"{played.id}/{at}" for at in range(count)),
+        weight=1.0,
+    )
+    session, call = played.origin or (None, None)
+    sampled = count - played.replayed
+    return Episode(
+        SessionRecord(
+            played.id,
+            0.0,
+            group_id=group,
+            outcome="completed",
+            origin_session_id=session,
+            origin_call_id=call,
+        ),
+        (sample,),
+        (Reward(played.id, "reward", float(played.reached), 0.0, source=RewardSource.VERIFIER),),
+        Conservation(captured=sampled, trained=sampled),
+    )
