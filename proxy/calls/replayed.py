@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from bridle.proxy.dialects.dialect import Dialect
@@ -43,6 +44,7 @@ async def serve_replayed(
         replayed_call_id=recorded.id,
     )
     replay.answered(recorded, begun.id)
+    await asyncio.sleep(replay.wait(recorded, time.monotonic()))
     reply = await asyncio.to_thread(replay.response, recorded)
     replies = renamed_replies(recorded, replay.names)
     recording = ReplayedRecording(begun, session, request, link, recorded, replies, watch.now)

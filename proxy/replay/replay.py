@@ -91,6 +91,7 @@ class Replay:
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self._began: float | None = None
         self._ended = False
         self._stopped: ApiError | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -134,6 +135,19 @@ class Replay:
         This reads the store.
         """
         return self.recorded.response(call, self._names)
+
+    def wait(self, call: RecordedCall, now: float) -> float:
+        """Return the seconds until the reply of a recorded call is due.
+
+        ``now`` is the time by a clock that only grows, in seconds.
+        """
+        if self._began is None:
+            self._began = now
+        if self._rules.pace == "instant":
+            return 0.0
+        ended = call.row.ended_at or call.row.started_at
+        due = ended - self.recorded.calls[0].row.started_at
+        return max(0.0, due - (now - self._began))
 
     @property
     def names(self) -> Mapping[str, str]:

@@ -51,13 +51,11 @@ class BranchCase:
 
 CASES: Final = (
     BranchCase("grpo"),
-    BranchCase("grpo, branch 0.5 random", share=0.5),
-    BranchCase("siblings, branch 0.5 random", "siblings", 0.5),
-    BranchCase("turn_values, branch 0.5 random", "turn_values", 0.5),
-    BranchCase("turn_values, branch 0.5 value", "turn_values", 0.5, "value"),
-    BranchCase("turn_values, branch 0.5 failed", "turn_values", 0.5, "failed"),
-    BranchCase("turn_values, branch 0.5 entropy", "turn_values", 0.5, "entropy"),
-    BranchCase("siblings, branch 0.8 random", "siblings", 0.8),
+    BranchCase("siblings, branch_at failed", "siblings", 0.5, "failed"),
+    BranchCase("siblings, branch_at random", "siblings", 0.5, "random"),
+    BranchCase("siblings, branch_at entropy", "siblings", 0.5, "entropy"),
+    BranchCase("siblings, branch_at value", "siblings", 0.5, "value"),
+    BranchCase("turn_values, branch_at failed", "turn_values", 0.5, "failed"),
 )
 
 

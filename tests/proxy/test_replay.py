@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -208,3 +209,19 @@ def test_a_stopped_re_entry_stays_stopped_in_another_process(
     other = start_proxy(stage.engine.base_url)
     with pytest.raises(openai.BadRequestError, match="turn 2, diverged: tool result"):
         asks(f"{other.url}/s/{again}", *messages)
+
+
+def test_replies_come_at_the_recorded_pace_if_that_is_asked(stage: Any, bench: Any) -> None:
+    stage.play = works
+    messages = begins(f"{bench.url}/s/agents", "red")
+    time.sleep(0.6)
+    asks(f"{bench.url}/s/agents", *messages)
+    first, second = bench.calls()
+    recorded = second.ended_at - first.started_at
+    settings = {"replay": {"pace": "recorded"}}
+    body = {"origin": {"session": first.session_id}, "settings": settings}
+    again = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60).json()["id"]
+    url = f"{bench.url}/s/{again}"
+    began = time.monotonic()
+    asks(url, *begins(url, "red"))
+    assert time.monotonic() - began >= recorded - 0.05

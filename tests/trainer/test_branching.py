@@ -31,7 +31,9 @@ def credit(name: str, own: Sequence[Episode], batch: Sequence[Episode]) -> list[
 
 def test_siblings_are_compared_with_the_others_of_their_branch_point() -> None:
     group = [session(name, value, 1) for name, value in (("a", 1), ("b", 0), ("c", 0))]
-    assert credit("siblings", group, group) == [[1.0], [-0.5], [-0.5]]
+    found = credit("siblings", group, group)
+    deviation = 3**-0.5
+    assert np.ravel(found) == pytest.approx([1 / deviation, *[-0.5 / deviation] * 2], abs=1e-4)
     assert credit("siblings", group[:1], group) == [[0.0]]
 
 

@@ -4,8 +4,9 @@
 ``c``: the siblings that branch there, and the session that has the call itself.
 
 ================  ======================================================================
-``siblings``      ``R - V``, with ``V`` the mean of the other sessions of the group: they all
-                  begin at one branch point, so ``V`` is the value there without bias.
+``siblings``      ``(R - V) / (std + 1e-6)``, with ``V`` the mean of the other sessions of the
+                  group: they all begin at one branch point, so ``V`` is the value there without
+                  bias.
 ``turn_values``   ``V(c') - V(c)`` for the steps from one branch point ``c`` of a session up to
                   its next one ``c'``; the first is the group's mean, the last the session's own
                   ``R``. VinePPO, arXiv 2410.01679, with values at some steps only.
@@ -23,14 +24,15 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Episode
 from bridle.trainer.config import AdvantageConfig
-from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage
+from bridle.trainer.credit.group import STD_EPSILON, Credit, CreditGroup, register_advantage
 from bridle.trainer.credit.rewards import calls_in_order, numbers_of
 
 
 @register_advantage("siblings")
 def siblings(group: CreditGroup) -> Credit:
     """Compare each session with the others that begin at the same branch point."""
-    return group.everywhere(_from_others(group.rewards))
+    deviation = group.deviation(group.rewards) + STD_EPSILON
+    return group.everywhere(_from_others(group.rewards) / deviation)
 
 
 @register_advantage("turn_values")

@@ -45,6 +45,13 @@ class OnDivergence(StrEnum):
     FAIL = "fail"
 
 
+class Pace(StrEnum):
+    """The time at which a recorded reply is sent."""
+
+    INSTANT = "instant"
+    RECORDED = "recorded"
+
+
 def replay(
     session: Annotated[str, typer.Argument(help="Id of the recorded session.")],
     proxy: ProxyOption,
@@ -83,6 +90,13 @@ def replay(
             "the sibling and the command with exit status 1."
         ),
     ] = OnDivergence.STOP,
+    pace: Annotated[
+        Pace,
+        typer.Option(
+            help="Send recorded replies at once, or as long after the first request as recorded, "
+            "so that work in the background ends at the same turn."
+        ),
+    ] = Pace.INSTANT,
     noise: Annotated[
         list[str] | None,
         typer.Option(help="NAME=REGEX of text that may differ. Repeatable."),
@@ -101,7 +115,11 @@ def replay(
     recording = asyncio.run(recorded(proxy, key, session))
     branch_call = _branch(recording, branch)
     stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
-    rules: dict[str, Any] = {"on_divergence": stops, "noise": dict(map(_rule, noise or ()))}
+    rules: dict[str, Any] = {
+        "on_divergence": stops,
+        "noise": dict(map(_rule, noise or ())),
+        "pace": pace.value,
+    }
     entry = Entry(
         Origin(recording.id, branch_call["id"]),
         rules if model is None else {**rules, "model": model},
