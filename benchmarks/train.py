@@ -11,9 +11,10 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from bridle.trainer.config import (
     ComputeConfig,
     GrpoConfig,
     Layout,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     PackingConfig,
@@ -38,10 +40,45 @@ from bridle.trainer.config import (
 )
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.exactness import exact_packing
-from bridle.trainer.policy.model import load_policy
+from bridle.trainer.policy.model import trainable_policy
 
 VOCABULARY: Final = 512
-SHAPE: Final = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=16_384)
+"""The smallest vocabulary; samples have ids of it alone."""
+CONTEXT: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyShape:
+    """The shape of a policy and the size of its vocabulary."""
+
+    model: TinyShape
+    vocabulary: int = VOCABULARY
+
+    @property
+    def hybrid(self) -> TinyShape:
+        """The shape of the hybrid policy.
+
+        It has three layers of Gated DeltaNet for each layer of attention, as in Qwen3.5.
+        """
+        return replace(self.model, layers=max(4, self.model.layers))
+
+
+SHAPES: Final[Mapping[str, PolicyShape]] = {
+    "tiny": PolicyShape(
+        TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, context=CONTEXT)
+    ),
+    "300m": PolicyShape(
+        TinyShape(hidden=2048, layers=8, heads=16, kv_heads=8, intermediate=4096, context=CONTEXT)
+    ),
+    "4b": PolicyShape(
+        TinyShape(
+            hidden=2560, layers=36, heads=32, kv_heads=8, intermediate=9728, context=CONTEXT,
+            rope_theta=1e6, head_size=128,
+        ),
+        vocabulary=151_936,
+    ),
+}  # fmt: skip
+"""Policies of random weights by name; ``4b`` has the shape of Qwen3-4B."""
 ENOUGH_S: Final = 10.0
 """Seconds of measurement after which a step is not timed again; it is timed at most three times."""
 
@@ -69,32 +106,15 @@ class TrainSettings:
     """Maximum tokens per pack, in trees and in rows."""
     device: str = "cpu"
     precision: Precision = "float32"
-    hidden: int = SHAPE.hidden
-    layers: int = SHAPE.layers
+    shape: str = "tiny"
+    """A name of :data:`SHAPES`."""
+    lora_rank: int = 0
+    """Rank of the adapters that are trained; with 0 all weights are."""
+    recompute: bool = False
 
     @property
-    def shape(self) -> TinyShape:
-        """The shape of the policy, with twice as many query heads as key heads.
-
-        A wide policy has heads of 128 numbers.
-        """
-        kv_heads = max(1, self.hidden // 256)
-        return replace(
-            SHAPE,
-            hidden=self.hidden,
-            layers=self.layers,
-            heads=2 * kv_heads,
-            kv_heads=kv_heads,
-            intermediate=2 * self.hidden,
-        )
-
-    @property
-    def hybrid(self) -> TinyShape:
-        """The shape of the hybrid policy.
-
-        It has three layers of Gated DeltaNet for each layer of attention, as in Qwen3.5.
-        """
-        return replace(self.shape, layers=max(4, self.layers))
+    def policy(self) -> PolicyShape:
+        return SHAPES[self.shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +187,13 @@ def shared_prompt_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
     )
 
 
+def long_item(length: int) -> TrainItem:
+    """Return a session of ``length`` tokens, of which the last quarter is sampled."""
+    rng = np.random.default_rng(4)
+    sampled = length // 4
+    return _item("call", "session", _tokens(rng, length - sampled), _tokens(rng, sampled), rng)
+
+
 def linear_items(settings: TrainSettings) -> tuple[TrainItem, ...]:
     """Return sessions that share nothing."""
     rng = np.random.default_rng(3)
@@ -208,17 +235,31 @@ def _item(
 
 
 @contextmanager
-def bench_policies(settings: TrainSettings) -> Iterator[Callable[[str], nn.Module]]:
-    """Yield a loader of policies by architecture.
+def bench_policies(settings: TrainSettings) -> Iterator[Callable[..., nn.Module]]:
+    """Yield a loader of policies by architecture and, where it is given, by another precision.
 
-    Their weights are random and the same every time.
+    Their weights are random and, on one device, the same every time.
     """
+    shape = settings.policy
+    makers = {
+        "qwen3": lambda at: make_policy(at, shape.model, vocab_size=shape.vocabulary),
+        "qwen3.5": lambda at: make_hybrid_policy(at, shape.hybrid, vocab_size=shape.vocabulary),
+    }
+    compute = ComputeConfig(
+        device=settings.device, precision=settings.precision, recompute=settings.recompute
+    )
+    lora = LoraConfig(rank=settings.lora_rank)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        made = {"qwen3": Path(folder, "qwen3"), "qwen3.5": Path(folder, "qwen3.5")}
-        make_policy(made["qwen3"], settings.shape, vocab_size=VOCABULARY)
-        make_hybrid_policy(made["qwen3.5"], settings.hybrid, vocab_size=VOCABULARY)
-        compute = ComputeConfig(device=settings.device, precision=settings.precision)
-        yield lambda model: load_policy(made[model], compute=compute)
+
+        @lru_cache(1)
+        def load(model: str, precision: Precision = settings.precision) -> nn.Module:
+            made = Path(folder, model)
+            if not made.exists():
+                with torch.device(settings.device):
+                    makers[model](made)
+            return trainable_policy(made, replace(compute, precision=precision), lora)
+
+        yield load
 
 
 def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> TrainFigures:
@@ -261,6 +302,7 @@ def bench_train(model: nn.Module, batch: Batch, settings: TrainSettings) -> Trai
         max_rel_grad_diff=max(
             float((ours - theirs).abs().max() / theirs.abs().max())
             for ours, theirs in zip(gradients, rows_gradients, strict=True)
+            if theirs.any()
         ),
     )
 
@@ -293,8 +335,12 @@ def _config(packing: PackingConfig, rate: float) -> GrpoConfig:
 
 def one_step(model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig) -> UpdateStats:
     """Run one update, which leaves the weights as they are."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    optimizer = torch.optim.AdamW(_trained(model), lr=0.0)
     return update_policy(model, optimizer, items, _config(packing, 0.0), step=0, version=0)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
 
 
 class _Keeper(torch.optim.AdamW):
@@ -315,7 +361,7 @@ class _Keeper(torch.optim.AdamW):
 def _gradients(
     model: nn.Module, items: Sequence[TrainItem], packing: PackingConfig
 ) -> tuple[list[Tensor], UpdateStats]:
-    keeper = _Keeper(model.parameters(), lr=0.0, weight_decay=0.0)
+    keeper = _Keeper(_trained(model), lr=0.0, weight_decay=0.0)
     stats = update_policy(model, keeper, items, _config(packing, 0.0), step=0, version=0)
     return keeper.kept, stats
 
@@ -341,6 +387,6 @@ def _peak_mib(model: nn.Module, items: Sequence[TrainItem], packing: PackingConf
 
 
 def one_thread() -> None:
-    """Use one thread, because the other cores of a CPU belong to other programs."""
+    """Use one thread: a CPU's other cores belong to other programs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(1)

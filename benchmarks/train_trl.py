@@ -81,7 +81,7 @@ def bench_trl(settings: TrainSettings) -> TrlFigures:
     packing_config = PackingConfig(max_tokens=settings.max_tokens)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         directory = Path(folder, "policy")
-        make_policy(directory, settings.shape, vocab_size=VOCABULARY)
+        make_policy(directory, settings.policy.model, vocab_size=settings.policy.vocabulary)
         train_tokenizer(directory, ["TRL asks for a tokenizer"], vocab_size=VOCABULARY)
         tokenizer = AutoTokenizer.from_pretrained(directory)
         model = load_policy(directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,12 @@ class BatchName(StrEnum):
     BRANCHING_HYBRID = "branching_hybrid"
     SHARED_PROMPT = "shared_prompt"
     LINEAR = "linear"
+
+
+class ShapeName(StrEnum):
+    TINY = "tiny"
+    M300 = "300m"
+    B4 = "4b"
 
 
 class PrecisionName(StrEnum):
@@ -39,14 +45,27 @@ def train(
     precision: Annotated[PrecisionName, typer.Option(help="Of forward passes.")] = (
         PrecisionName.FLOAT32
     ),
-    hidden: Annotated[int, typer.Option(min=64, help="Width of the policy.")] = 64,
-    layers: Annotated[
-        int, typer.Option(min=1, help="Layers of the policy; of a hybrid one four at least.")
-    ] = 2,
+    shape: Annotated[
+        ShapeName, typer.Option(help="Shape of the policy; 4b is that of Qwen3-4B.")
+    ] = ShapeName.TINY,
+    lora_rank: Annotated[
+        int, typer.Option(min=0, help="Rank of the adapters to train; 0: all weights.")
+    ] = 0,
+    recompute: Annotated[
+        bool, typer.Option(help="Recompute activations in the backward pass.")
+    ] = False,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            min=16_384,
+            help="Find the longest session, of up to so many tokens, that an accelerator trains.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a training step in trees and in rows, with policies of random weights."""
     require("torch", "train", "what is measured is the trainer")
+    from bridle.bench.longest import measure_longest
     from bridle.bench.train import (
         TrainSettings,
         batches,
@@ -59,17 +78,28 @@ def train(
         max_tokens=max_tokens,
         device=device,
         precision=precision.value,
-        hidden=hidden,
-        layers=layers,
+        shape=shape.value,
+        lora_rank=lora_rank,
+        recompute=recompute,
     )
-    wanted = set(batch or BatchName)
-    one_thread()
+    wanted = set(batch or (() if longest else BatchName))
+    if device == "cpu":
+        one_thread()
     found = {}
+    alone: dict[str, Any] = {}
     with bench_policies(settings) as load:
         for each in batches(settings):
             if each.name in wanted:
                 err.print(f"{each.name}: {len(each.items)} samples", highlight=False)
-                found[each.name] = bench_train(load(each.model), each, settings)
+                figures = bench_train(load(each.model), each, settings)
+                found[each.name] = figures
+                err.print(
+                    f"{figures.seconds:.2f} s, in rows {figures.rows_seconds:.2f} s; "
+                    f"{figures.peak_mib:.0f} MiB, in rows {figures.rows_peak_mib:.0f} MiB",
+                    highlight=False,
+                )
+        if longest:
+            alone = measure_longest(load, settings, longest, err.print)
     beside = None
     if trl:
         require("trl", "dev", "TRL's trainers are measured beside ours")
@@ -78,7 +108,7 @@ def train(
         err.print("branching, by TRL", highlight=False)
         beside = bench_trl(settings)
     if json:
-        data = {name: figures.as_data() for name, figures in found.items()}
+        data = {name: figures.as_data() for name, figures in found.items()} | alone
         print_json(data if beside is None else {**data, "trl": beside.as_data()})
         return
     for name, figures in found.items():
@@ -90,6 +120,9 @@ def train(
             f"{figures.max_rel_grad_diff:.1e}",
             highlight=False,
         )
+    for name, values in alone.items():
+        shown = ", ".join(f"{key} {value}" for key, value in values.items())
+        out.print(f"{name}: {shown}", highlight=False)
     if beside is not None:
         out.print(
             f"TRL {beside.version}: {beside.step_speedup:.2f} times as fast as its rows "

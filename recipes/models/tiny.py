@@ -31,6 +31,12 @@ class TinyShape:
     tied: bool = True
     rope_theta: float = 1e4
     """Base of the rotary position embedding. With a larger one, distance changes attention less."""
+    head_size: int | None = None
+    """Numbers of a head; ``None``: ``hidden // heads``."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size or self.hidden // self.heads
 
 
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:
@@ -43,7 +49,7 @@ def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        head_dim=shape.hidden // shape.heads,
+        head_dim=shape.head_dim,
         max_position_embeddings=shape.context,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=shape.tied,
@@ -63,7 +69,7 @@ def make_hybrid_policy(
     Three of every four layers are Gated DeltaNet.
     """
     torch.manual_seed(seed)
-    dim = shape.hidden // shape.heads
+    dim = shape.head_dim
     config = Qwen3_5TextConfig(
         vocab_size=vocab_size,
         hidden_size=shape.hidden,

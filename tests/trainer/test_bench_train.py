@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import nn
 
-from bridle.bench import train
-from bridle.bench.train import TrainFigures, TrainSettings, batches, bench_policies, bench_train
+from bridle.bench import longest, train
+from bridle.bench.longest import LongestFigures
+from bridle.bench.train import (
+    SHAPES,
+    TrainFigures,
+    TrainSettings,
+    batches,
+    bench_policies,
+    bench_train,
+)
 from bridle.trainer.config import PackingConfig
+from bridle.trainer.policy.compute import UnsupportedCompute
 
 SMALL = TrainSettings(
     turns=5, question=20, thinking=6, answer=4, result=8, sessions=8, prompt=60, tail=6, lines=4,
@@ -32,13 +43,20 @@ def test_trees_and_rows_have_the_same_gradients(
         assert found.max_rel_grad_diff <= 1e-5
 
 
-def test_every_width_makes_both_models() -> None:
-    assert TrainSettings().shape == train.SHAPE
-    wide = TrainSettings(hidden=2048).shape
-    assert (wide.heads, wide.kv_heads) == (16, 8)
-    with bench_policies(replace(SMALL, hidden=640)) as load:
-        for model in ("qwen3", "qwen3.5"):
-            assert load(model).config.hidden_size == 640
+def test_every_shape_has_whole_heads() -> None:
+    for shape in SHAPES.values():
+        assert shape.model.heads % shape.model.kv_heads == 0
+        assert shape.hybrid.layers >= 4
+    assert SHAPES["4b"].model.head_dim == 128
+
+
+def test_adapters_alone_are_trained() -> None:
+    settings = replace(SMALL, lora_rank=2)
+    with bench_policies(settings) as load:
+        model = load("qwen3")
+        (batch,) = (each for each in batches(settings) if each.name == "branching")
+        kept, _ = train._gradients(model, batch.items, PackingConfig(max_tokens=512))
+    assert 0 < len(kept) == sum(".lora_" in name for name, _ in model.named_parameters())
 
 
 def test_the_peak_is_what_a_step_holds_at_a_time() -> None:
@@ -71,3 +89,39 @@ def test_steps_take_turns_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch
     order: list[str] = []
     assert train.fastest([lambda: order.append("a"), lambda: order.append("b")], "cpu") == [2, 4]
     assert order == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("room", "fits", "refused"),
+    [(100_000, 98_304, 114_688), (40_000, 32_768, 40_960), (1_000, 0, 16_384)],
+)
+def test_the_longest_session_is_found_by_halves(
+    monkeypatch: pytest.MonkeyPatch, room: int, fits: int, refused: int
+) -> None:
+    def step(_model: Any, length: int) -> LongestFigures | None:
+        return LongestFigures(length, None, 1.0, 1.0) if length <= room else None
+
+    monkeypatch.setattr(longest, "_step", step)
+    monkeypatch.setattr(longest, "one_step", lambda *_: None)
+    found = longest.longest_session(nn.Identity(), 1 << 20, print)
+    assert (found.tokens, found.refused) == (fits, refused)
+
+
+def test_a_device_that_takes_every_length_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(longest, "one_step", lambda *_: None)
+    monkeypatch.setattr(
+        longest, "_step", lambda _model, length: LongestFigures(length, None, 1.0, 1.0)
+    )
+    found = longest.longest_session(nn.Identity(), 40_000, print)
+    assert (found.tokens, found.refused) == (32_768, None)
+
+
+def test_a_policy_in_bfloat16_scores_a_little_differently() -> None:
+    with bench_policies(SMALL) as load:
+        found = longest.rounding(load("qwen3"), "cpu")
+    assert 0 < found.mean <= found.p99 <= found.largest < 0.1
+
+
+def test_the_longest_session_is_not_looked_for_on_a_cpu() -> None:
+    with pytest.raises(UnsupportedCompute, match="use --device cuda"):
+        longest.measure_longest(lambda _model: nn.Identity(), SMALL, 1 << 20, print)
