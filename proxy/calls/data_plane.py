@@ -20,6 +20,7 @@ from bridle.proxy.engines.models import models_reply
 from bridle.proxy.engines.request import engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
+from bridle.proxy.replay.aliases import aliased
 from bridle.proxy.replay.replay import Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.harness_identity import Identity, identify
@@ -117,6 +118,8 @@ class DataPlane:
             route, client, caller, identity, body, request, history
         )
         request = step.request
+        if step.aliases:
+            dialect = aliased(dialect, step.aliases)
         if step.replayed is not None:
             await serve_replayed(services, client, dialect, body, session, link, step)
             return

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
 from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
 from bridle.proxy.session.rules import ReplayRules
@@ -36,6 +37,8 @@ ParseRecorded = Callable[[bytes], Awaitable[Request]]
 
 DIVERGED: Final = "replay_diverged"
 """Name of the note on a call whose request differs from the recorded one; the detail shows it."""
+HANDLE: Final = "replay_handle"
+"""Name of the note on a call whose request has other names of what runs in the background."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -54,6 +57,8 @@ class Step:
     """The recorded call whose reply is the answer; ``None`` if the engine is asked."""
     prompt: TokenIds | None = None
     """The recorded ids of the prompt of a live call, ``uint32[P]``."""
+    aliases: Aliases | None = None
+    """The names that the reply must have, if any differ from the recorded ones."""
     refusal: ApiError | None = None
     """The error for a request that differs from the record."""
 
@@ -91,6 +96,8 @@ class Replay:
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self.aliases = Aliases()
+        """The names of what runs in the background."""
         self._began: float | None = None
         self._ended = False
         self._stopped: ApiError | None = None
@@ -192,7 +199,9 @@ class Replay:
             )
         )
         if sent != then:
-            self._graft(await parse(sent), await parse(then))
+            came, was = await parse(sent), await parse(then)
+            self._learned(came, was)
+            self._graft(came, was)
 
     async def _match(
         self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
@@ -210,7 +219,7 @@ class Replay:
         for call in sorted(able, key=lambda call: call.id in self._used):
             body = await asyncio.to_thread(self.recorded.request, call, self._names)
             then = await parse(body)
-            verdict = self._judge.request(request, then)
+            verdict = self._judge.request(self._with_recorded_names(request), then)
             key = (_agent(call) != agent, _first(then) != _first(request), verdict.likeness)
             if call.id not in self._used or verdict.follows:
                 found.append((key, call, then, verdict))
@@ -232,7 +241,8 @@ class Replay:
     def _matched(
         self, request: Request, call: RecordedCall, then: Request, verdict: Verdict
     ) -> Step:
-        if not verdict.follows:
+        named = verdict.likeness is Likeness.HANDLE and self._learned(request, then)
+        if not (verdict.follows or named):
             return self._diverged(request, verdict, call)
         self._used.add(call.id)
         self._graft(request, then)
@@ -244,22 +254,44 @@ class Replay:
             instructions=then.instructions,
             notes=then.notes,
         )
-        notes = () if verdict.likeness is Likeness.SAME else (Note("replay_noise", verdict.detail),)
+        notes = _notes(verdict)
         if call.id in self._prefix:
-            return Step(grafted, notes, replayed=call)
-        live = self._asking(grafted)
-        return Step(live, (*notes, Note(LIVE, call.id)), prompt=call.prompt)
+            return Step(grafted, notes, replayed=call, aliases=self.aliases)
+        live, noted = self._asking(grafted), (*notes, Note(LIVE, call.id))
+        return Step(live, noted, prompt=call.prompt, aliases=self.aliases)
 
     def _live(self, request: Request) -> Step:
         messages = request.messages
         if self._messages:
             messages = tuple(self._messages.get(_KEY(one), one) for one in messages)
+        messages = tuple(map(self.aliases.recorded, messages))
         tools = self._tools.get(_KEY(request.tools), request.tools)
-        return Step(self._asking(structs.replace(request, messages=messages, tools=tools)))
+        live = self._asking(structs.replace(request, messages=messages, tools=tools))
+        return Step(live, aliases=self.aliases)
 
     def _asking(self, request: Request) -> Request:
         model = self._rules.model
         return request if model is None else structs.replace(request, model=model)
+
+    def _with_recorded_names(self, request: Request) -> Request:
+        if not self.aliases:
+            return request
+        return structs.replace(
+            request, messages=tuple(map(self.aliases.recorded, request.messages))
+        )
+
+    def _learned(self, sent: Request, recorded: Request) -> bool:
+        """Learn the names that tool results have. Return whether none contradicts another."""
+        texts = (
+            (one.content, other.content)
+            for one, other in pairs(sent, recorded)
+            if one.role == "tool"
+        )
+        return all(
+            self.aliases.learn(was, now)
+            for now, was in texts
+            if isinstance(now, str) and isinstance(was, str) and now != was
+        )
 
     def _graft(self, sent: Request, recorded: Request) -> None:
         """Remember the recorded messages in whose place the harness sends others."""
@@ -277,7 +309,7 @@ class Replay:
         if self._rules.on_divergence == "live":
             self._ended = True
             step = self._live(request)
-            return Step(step.request, (note,))
+            return Step(step.request, (note,), aliases=self.aliases)
         self._stopped = _stop(note.detail)
         return Step(request, (note,), refusal=self._stopped)
 
@@ -340,6 +372,13 @@ def _stop(detail: str) -> ApiError:
         "re-enter it at an earlier turn, or with --on-divergence live"
     )
     return ApiError("invalid_request", message, status=400)
+
+
+def _notes(verdict: Verdict) -> tuple[Note, ...]:
+    if verdict.likeness is Likeness.SAME:
+        return ()
+    name = HANDLE if verdict.likeness is Likeness.HANDLE else "replay_noise"
+    return (Note(name, verdict.detail),)
 
 
 def _agent(call: RecordedCall) -> str | None:

@@ -27,12 +27,14 @@ from bridle.run.siblings.jobs import JobSiblings
 
 _NOTES: Final[Mapping[str, str]] = {
     "replay_noise": "noise",
+    "replay_handle": "handle",
     "replay_live": "live",
     "replay_diverged": "diverged",
 }
 """The words for a turn, by the name of the note on its call."""
 
 
+_DETAILED: Final = ("replay_noise", "replay_handle", "replay_diverged")
 _PARALLEL: Final = 4
 """Siblings of a command at a time."""
 
@@ -242,7 +244,7 @@ def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
     words = [_NOTES[name] for name in _NOTES if name in noted]
     if call["replayed_call_id"] is not None:
         words = ["replayed", *(words or ["same"])]
-    details = [noted[name] for name in ("replay_noise", "replay_diverged") if name in noted]
+    details = [noted[name] for name in _DETAILED if name in noted]
     record = "" if then is None else f" (recorded turn {then})"
     return f"turn {call['turn']}{record}: {', '.join(words) or 'live'}" + "".join(
         f"; {detail}" for detail in details
