@@ -6,13 +6,16 @@ They are counted for estimators, losses and settings.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
 from bridle.extras import require
+
+if TYPE_CHECKING:
+    from bridle.recipes.learning.sparse import LearningSettings
 
 
 def learning(
@@ -27,6 +30,14 @@ def learning(
         typer.Option(
             "--pretrained",
             help="Train the demo's SmolLM2-135M instead: minutes for each run of a case.",
+        ),
+    ] = False,
+    branched: Annotated[
+        bool,
+        typer.Option(
+            "--branched",
+            help="Count sampled tokens with groups of siblings, on the task with history in its "
+            "prompts.",
         ),
     ] = False,
     device: Annotated[
@@ -48,11 +59,14 @@ def learning(
     require("torch", "train", "what learns is the trainer's")
     from bridle.recipes.learning.sparse import LearningSettings, bench_learning, cases, compared
 
+    settings = LearningSettings(seeds=seeds, first_seed=first_seed)
+    if branched:
+        _branched(settings, json)
+        return
     known = cases()
     if unknown := set(case or ()) - {each.name for each in known}:
         names = ", ".join(each.name for each in known)
         raise typer.BadParameter(f"no case {', '.join(sorted(unknown))}: there are {names}")
-    settings = LearningSettings(seeds=seeds, first_seed=first_seed)
     if pretrained:
         require("langchain_openai", "dev", "the demo's agent is a LangChain app")
         from bridle.recipes.learning import pretrained as on_smollm2
@@ -83,3 +97,19 @@ def learning(
         reached = "not reached" if figures.sessions is None else f"{figures.sessions:.0f} sessions"
         ratio = "" if figures.ratio is None else f", {figures.ratio:.2f} of the default's"
         out.print(f"{figures.name}: {reached}{ratio}", highlight=False)
+
+
+def _branched(settings: LearningSettings, json: bool) -> None:
+    """Print the sampled tokens of each seed of the cases with siblings."""
+    from bridle.recipes.learning.branched import CASES, tokens_to_goal
+
+    found = {
+        case.name: [tokens_to_goal(case, settings, seed) for seed in settings.every_seed]
+        for case in CASES
+    }
+    if json:
+        print_json(found)
+        return
+    for name, tokens in found.items():
+        seeds = ", ".join("not reached" if one is None else str(one) for one in tokens)
+        out.print(f"{name}: sampled tokens {seeds}", highlight=False)

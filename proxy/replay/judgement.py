@@ -113,7 +113,7 @@ class Judge:
             moved = moved.replace(before, now)
         if one == moved:
             return Verdict(Likeness.PLACE, shown)
-        if HANDLES.sub("handle", one) == HANDLES.sub("handle", moved):
+        if HANDLES.sub("handle", one) in [HANDLES.sub("handle", text) for text in (other, moved)]:
             return Verdict(Likeness.HANDLE, shown)
         return Verdict(Likeness.DIVERGED, shown)
 

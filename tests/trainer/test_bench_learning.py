@@ -10,6 +10,7 @@ import torch
 
 from bridle.bench import learning_table
 from bridle.bench.collect import CollectSettings
+from bridle.recipes.learning.branched import BranchCase, tokens_to_goal
 from bridle.recipes.learning.sparse import (
     PLACES,
     STEPS,
@@ -83,3 +84,13 @@ def test_the_table_has_a_row_for_each_case_bound_and_refill(
     assert "| gigpo | 100 | 100, 90, 400 | 0.50 |" in text
     assert "| mean | not reached | 100, not reached, not reached |  |" in text
     assert f"| 8 | {refills[1].live:.2f} |" in text
+
+
+def test_the_tokens_of_groups_of_siblings_are_counted_until_the_goal() -> None:
+    settings = LearningSettings(farthest=2, goal=0.6, window=1, group_size=8, most=200)
+    for case in (BranchCase("grpo"), BranchCase("siblings", "siblings", 0.5)):
+        tokens = tokens_to_goal(case, settings, 0)
+        assert tokens is not None
+        assert tokens > 0
+        assert tokens_to_goal(case, settings, 0) == tokens, "a seed decides a run"
+    assert tokens_to_goal(BranchCase("grpo"), replace(settings, most=1), 0) is None
