@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tokenizers import Tokenizer
+
 from bridle.engine.contract.contract import PROCESSED_LOGPROBS
+from bridle.engine.vllm.inside.bridle_decoding import decodes_alike
 from bridle.engine.vllm.installation import COHERE_MELODY, Installation, VllmError
 from bridle.engine.vllm.parsers import (
     AUTO,
@@ -34,6 +37,9 @@ KEY_FILE_VARIABLE: Final = "BRIDLE_GUARD_KEY_FILE"
 GUARD: Final = "bridle_guard.RequireKey"
 """The middleware by which vLLM's control routes require the key too
 (``inside/bridle_guard.py``)."""
+PRIMING: Final = "bridle_decoding.PrimeWithTail"
+"""The middleware by which vLLM decodes replies without decoding their prompts first
+(``inside/bridle_decoding.py``)."""
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -65,6 +71,10 @@ class VllmOptions:
     """Maximum number of adapters in one batch; two versions meet in each publish."""
     cpu_kv_cache_gib: int = 4
     """Memory for keys and values on CPU, in GiB."""
+    prime_with_tail: bool = True
+    """Whether replies are decoded after the last 64 tokens of their prompt instead of all.
+
+    It takes effect if both ways give the same text with the model's tokenizer."""
     extra: tuple[str, ...] = ()
     """Further arguments, which are last on the command line, so that they take precedence."""
     version: int | None = None
@@ -108,6 +118,7 @@ def command(
         *_parsing(installation, model_dir, options),
         *_lora(options),
         *(("--middleware", GUARD) if guarded else ()),
+        *_priming(options, model_dir),
         *options.extra,
     ]
     return [str(installation.python), str(INSIDE / "bridle_start.py"), *arguments]
@@ -141,6 +152,13 @@ def environment(
     if options.lora_rank is not None:
         chosen["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**without_keys(base), **chosen}
+
+
+def _priming(options: VllmOptions, model_dir: Path) -> list[str]:
+    if not options.prime_with_tail:
+        return []
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return ["--middleware", PRIMING] if decodes_alike(tokenizer) else []
 
 
 def _worker(options: VllmOptions) -> list[str]:

@@ -214,10 +214,20 @@ def test_with_a_key_every_route_asks_for_it_and_any_address_will_do(
         command(GPU, model_dir, open_to_all, 1)
     guarded = command(GPU, model_dir, open_to_all, 1, guarded=True)
     assert value(guarded, "--middleware") == "bridle_guard.RequireKey"
-    assert "--middleware" not in command(GPU, model_dir, VllmOptions(), 1)
+    assert "bridle_guard.RequireKey" not in command(GPU, model_dir, VllmOptions(), 1)
     given = environment(GPU, open_to_all, tmp_path, {"VLLM_API_KEY": "sesame"}, "/a/file")
     assert given["BRIDLE_GUARD_KEY_FILE"] == "/a/file"
     assert "sesame" not in given.values()
+
+
+def test_replies_are_decoded_after_the_end_of_a_prompt_where_that_is_the_same(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priming = "bridle_decoding.PrimeWithTail"
+    assert value(command(GPU, model_dir, VllmOptions(), 1), "--middleware") == priming
+    assert priming not in command(GPU, model_dir, VllmOptions(prime_with_tail=False), 1)
+    monkeypatch.setattr("bridle.engine.vllm.flags.decodes_alike", lambda _: False)
+    assert priming not in command(GPU, model_dir, VllmOptions(), 1)
 
 
 def test_attention_heads_without_a_kernel_are_refused_on_cpu_before_the_start(
