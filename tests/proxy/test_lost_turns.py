@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 from collections import Counter
 from collections.abc import Generator
 from typing import Any, Self
@@ -26,6 +27,7 @@ from bridle.run.config import GroupsConfig
 from bridle.run.siblings import Entry, Recording, Sibling
 from bridle.run.why import explained, finding, record
 
+TLS = ssl.create_default_context()
 SESSIONS = int(os.environ.get("BRIDLE_WHY_SESSIONS", "10"))
 TOOLS = [{"type": "function", "function": {"name": "step", "parameters": {"type": "object"}}}]
 
@@ -73,7 +75,7 @@ class Played:
         yield from asyncio.run(self._all(entry, count))
 
     async def _all(self, entry: Entry | None, count: int) -> list[Sibling]:
-        async with Client(self.url) as client, httpx.AsyncClient(timeout=120, verify=False) as http:
+        async with Client(self.url) as client, httpx.AsyncClient(timeout=120, verify=TLS) as http:
             running = [self._one(client, http, entry) for _ in range(count)]
             return await asyncio.gather(*running)
 

@@ -274,10 +274,10 @@ def test_names_of_background_work_are_translated_both_ways(
     recorded = bench.calls()
     asked = len(stage.requests)
     again = opened(bench, session=recorded[0].session_id, call=recorded[2].id).json()["id"]
-    assert works_on(f"{bench.url}/s/{again}", 77, stream) == ['{"session_id": 77}'] * 3
+    assert works_on(f"{bench.url}/s/{again}", 9081, stream) == ['{"session_id": 9081}'] * 3
     live = stage.requests[asked:]
     assert len(live) == len(recorded) - 2
-    assert not any("77" in str(request.messages) for request in live)
+    assert not any("9081" in str(request.messages) for request in live)
     calls = bench.reader.calls(again)
     assert [one.replayed_call_id is None for one in calls] == [False, False, True, True, True]
     assert "replay_handle" in {note.name for one in calls for note in one.notes}
