@@ -294,7 +294,7 @@ _MASKED: Final = """
 A client that asks for temperature 0 trains nothing (`sampler_greedy`): the likeliest token is
 always taken, so that sessions do not differ and no distribution can be trained. `bridle rollout`
 and `bridle train` pin sessions to the policy's own distribution, whatever the harness asks for
-(`agent.sampling`, [training.md](training.md#what-tokens-are-drawn-from)); `bridle run --sampling
+(`agent.sampling`, [training.md](training.md#sampling-parameters)); `bridle run --sampling
 policy` pins a person's own session. The engine of this table has no grammars; where it has, a
 required or named tool choice and `parallel_tool_calls: false` leave the reasoning to train
 ([vllm.md](vllm.md#where-vllm-differs-from-the-other-engines))."""

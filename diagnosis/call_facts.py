@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, union_all
 
 from bridle.store.reading.call_conditions import NOTED, judged
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import IS_SUMMED, OWN
+from bridle.store.reading.totals import IS_SUMMED, OWN, count_rows, total_rows
 from bridle.store.records import BreakReason, CallKind
-from bridle.store.schema.columns import seconds_between
-from bridle.store.schema.derived import LONGEST_VALUE, NOTES, session_counts, session_totals
+from bridle.store.schema.columns import unindexed
+from bridle.store.schema.derived import NOTES, session_counts, session_totals
 from bridle.store.schema.tables import calls, sessions
 
 EXAMPLES: Final = 5
@@ -26,12 +26,8 @@ EXAMPLES: Final = 5
 _LIVE_LISTED: Final = 500
 """Maximum sessions without stored sums whose ids are read before their calls are counted."""
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
-_BY: Final[Mapping[str, tuple[str, ColumnElement[Any]]]] = {
-    "failure": ("failed", func.coalesce(calls.c.reason, "None")),
-    "quarantine": ("quarantined", func.coalesce(calls.c.reason, "None")),
-    "break": ("broken", judged(calls.c.break_reason)),
-}
-"""The calls that are counted by a value, as one of :data:`NOTES`, and the value."""
+_BY: Final = {"failure": "failed", "quarantine": "quarantined", "break": "broken"}
+"""The facts that are counted by value, and the one of :data:`NOTES` that shows whether any is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +86,9 @@ class CallFacts:
         """
         stored = select(sessions.c.id).join_from(sessions, session_totals, OWN)
         stored = matching(self.wanted, stored).where(session_totals.c.noted_root > 1)
-        of = calls.c.session_id
-        live = select(of).where(of.in_(self.live), _COUNTED, NOTED["root"])
-        live = live.group_by(of).having(func.count() > 1)
-        queries = (stored.order_by(sessions.c.id), live.order_by(of))
+        rows = total_rows(sessions.c.id.in_(self.live)).subquery().c
+        live = select(rows.session_id).where(rows.noted_root > 1)
+        queries = (stored.order_by(sessions.c.id), live.order_by(rows.session_id))
         found = {
             one for query in queries for one in self.connection.execute(query.limit(most)).scalars()
         }
@@ -104,33 +99,35 @@ class CallFacts:
 
         With ``limit``, only so many sessions with stored sums are among them.
         """
-        own = session_counts.c
+        own, of = session_counts.c, calls.c.session_id
         having = select(own.session_id).join_from(session_counts, sessions)
         having = having.where(own.name == name, own.value == value, IS_SUMMED)
-        having = matching(self.wanted, having).order_by(own.session_id).limit(limit)
-        of = calls.c.session_id
-        return (
-            select(column)
-            .where(of.in_(having) | of.in_(self.live))
-            .order_by(of, calls.c.started_at)
-        )
+        having = matching(self.wanted, having)
+        if limit is not None:
+            first = having.order_by(own.session_id).limit(limit)
+            ids = self.connection.execute(first).scalars().all()
+            having = select(sessions.c.id).where(sessions.c.id.in_(ids))
+        # One query of ids: PostgreSQL reads all calls for a condition on either of two.
+        chosen = union_all(having, select(sessions.c.id).where(sessions.c.id.in_(self.live)))
+        return select(column).where(of.in_(chosen)).order_by(of, calls.c.started_at)
 
 
 def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
     """Return the counts of the calls of the sessions that match."""
     stored = connection.execute(_sums(wanted)).one()
     of_live = [] if stored.summed == stored.sessions else _live_sessions(connection, wanted)
-    is_live = calls.c.session_id.in_(of_live) & _COUNTED
-    live = connection.execute(_live_sums().where(is_live)).one()
+    rows = total_rows(sessions.c.id.in_(of_live)).subquery()
+    live = connection.execute(select(*_summed(rows.c))).one()
     numbers: Counter[tuple[str, str]] = Counter()
     for noted in NOTES:
         numbers["noted", noted] = int(_added(stored, live, noted))
-    for name, (noted, value) in _BY.items():
+    for name, noted in _BY.items():
         if not numbers["noted", noted]:
             continue
-        counts = [_counts(wanted, name, noted)]
+        counts: list[Any] = [_counts(wanted, name, noted)]
         if of_live:
-            counts.append(_live_counts(value, is_live, NOTED[noted]))
+            found = count_rows(calls.c.session_id.in_(of_live), [name]).subquery().c
+            counts.append(select(found.value, func.sum(found.number)).group_by(found.value))
         for query in counts:
             for reason, number in connection.execute(query):
                 numbers[name, str(reason)] += int(number_or_none(number) or 0)
@@ -153,22 +150,23 @@ def _added(stored: Any, live: Any, name: str) -> float:
 
 def _sums(wanted: SessionFilter) -> Select[Any]:
     """Return the sums, the number of ``sessions``, and of those that have stored sums."""
-    own = session_totals.c
-    sums = {name: own[name] for name in ("continued", "waits", "waited_s", "replies", "replied_s")}
-    sums |= {"calls": own.counted} | {name: own[f"noted_{name}"] for name in NOTES}
-    columns: list[ColumnElement[Any]] = [
-        func.count().label("sessions"),
-        func.count(own.session_id).label("summed"),
-        *(func.sum(column).label(name) for name, column in sums.items()),
-    ]
-    return matching(wanted, select(*columns).outerjoin_from(sessions, session_totals, OWN))
+    summed = func.count(session_totals.c.session_id).label("summed")
+    query = select(func.count().label("sessions"), summed, *_summed(session_totals.c))
+    return matching(wanted, query.outerjoin_from(sessions, session_totals, OWN))
+
+
+def _summed(rows: Any) -> list[ColumnElement[Any]]:
+    """Return the sums of columns of ``session_totals`` over many sessions."""
+    names = ("continued", "waits", "waited_s", "replies", "replied_s")
+    columns = {name: rows[name] for name in names} | {"calls": rows.counted}
+    columns |= {name: rows[f"noted_{name}"] for name in NOTES}
+    return [func.sum(column).label(name) for name, column in columns.items()]
 
 
 def _counts(wanted: SessionFilter, name: str, noted: str) -> Select[Any]:
     """Return the query of the stored numbers by the values of a name, where any call is noted."""
     own = session_counts.c
-    # By the plain name, SQLite would read the rows of all sessions of the store.
-    of_session = and_(own.session_id == sessions.c.id, own.name + "" == name)
+    of_session = and_(own.session_id == sessions.c.id, unindexed(own.name) == name)
     query = select(own.value, func.sum(own.number)).join_from(sessions, session_totals, OWN)
     query = query.join(session_counts, of_session)
     query = query.where(session_totals.c[f"noted_{noted}"] > 0)
@@ -180,24 +178,3 @@ def _live_sessions(connection: Connection, wanted: SessionFilter) -> Any:
     query = matching(wanted, select(sessions.c.id).where(~IS_SUMMED))
     found = list(connection.execute(query.limit(_LIVE_LISTED + 1)).scalars())
     return query if len(found) > _LIVE_LISTED else found
-
-
-def _live_sums() -> Select[Any]:
-    wait = seconds_between(calls.c.started_at, calls.c.first_token_at)
-    reply = seconds_between(calls.c.first_token_at, calls.c.ended_at)
-    columns: list[ColumnElement[Any]] = [
-        func.count().label("calls"),
-        func.count(calls.c.parent_call_id).label("continued"),
-        func.count(wait).label("waits"),
-        func.sum(wait).label("waited_s"),
-        func.count(reply).label("replies"),
-        func.sum(reply).label("replied_s"),
-        *(func.sum(case((of, 1), else_=0)).label(name) for name, of in NOTED.items()),
-    ]
-    return select(*columns)
-
-
-def _live_counts(value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
-    named = select(func.substr(value, 1, LONGEST_VALUE).label("value"))
-    found = named.where(*conditions).subquery()
-    return select(found.c.value, func.count()).group_by(found.c.value)

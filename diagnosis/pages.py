@@ -22,11 +22,10 @@ from sqlalchemy import (
 )
 
 from bridle.diagnosis.titles import title
-from bridle.store.reading.call_conditions import UNUSABLE
 from bridle.store.reading.damage import json_value, number_or_none
 from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import CALLS, OLDEST_VERSION, OWN, SECONDS, TOKENS
+from bridle.store.reading.totals import CALLS, OLDEST_VERSION, OWN, SECONDS, TOKENS, total_rows
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward
 from bridle.store.schema.derived import session_totals
@@ -134,9 +133,9 @@ def newest(reader: Reader, wanted: SessionFilter, most: int) -> SessionFilter:
     return wanted if oldest is None else replace(wanted, since=oldest)
 
 
-def count_sessions(reader: Reader, wanted: SessionFilter) -> int:
-    """Return the number of sessions that match."""
-    query = matching(wanted, select(func.count()).select_from(sessions))
+def count_sessions(reader: Reader, wanted: SessionFilter, *, account: bool = False) -> int:
+    """Return the number of sessions that match, with ``account`` those of the run's account."""
+    query = matching(wanted, select(func.count()).select_from(sessions), account=account)
     with reader.engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
 
@@ -171,15 +170,15 @@ def lines_of(
         if found is None:
             lines.append(SessionLine(record, given=given, reward=reward))
             continue
-        oldest, newest = number_or_none(found.oldest), number_or_none(found.newest)
+        oldest, newest = number_or_none(found.version_start), number_or_none(found.version_end)
         lines.append(
             SessionLine(
                 record,
-                calls=int(number_or_none(found.number) or 0),
+                calls=int(number_or_none(found.calls) or 0),
                 running=int(number_or_none(found.running) or 0),
                 failed=int(number_or_none(found.failed) or 0),
                 breaks=int(number_or_none(found.breaks) or 0),
-                sampled=int(number_or_none(found.sampled) or 0),
+                sampled=int(number_or_none(found.sampled_tokens) or 0),
                 model=None if found.model is None else str(found.model),
                 versions=None if oldest is None or newest is None else (oldest, newest),
                 started_at=number_or_none(found.started_at),
@@ -195,41 +194,12 @@ def lines_of(
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
 
 
-def _number(condition: Any) -> Any:
-    return func.sum(case((condition, 1), else_=0))
-
-
-_FIGURES: Final = (
-    select(
-        calls.c.session_id,
-        func.count().label("number"),
-        _number(calls.c.status == CallStatus.OPEN).label("running"),
-        _number(calls.c.status.in_(UNUSABLE)).label("failed"),
-        _number(calls.c.break_reason.is_not(None)).label("breaks"),
-        func.sum(calls.c.sampled_tokens).label("sampled"),
-        func.max(func.coalesce(calls.c.model_served, calls.c.model_requested)).label("model"),
-        func.min(calls.c.version_start).label("oldest"),
-        func.max(calls.c.version_end).label("newest"),
-        func.min(calls.c.started_at).label("started_at"),
-        func.max(calls.c.ended_at).label("ended_at"),
-    )
-    .where(calls.c.session_id.in_(_SESSIONS))
-    .group_by(calls.c.session_id)
+_FIGURES: Final = total_rows(sessions.c.id.in_(_SESSIONS)).add_columns(
+    func.count(case((calls.c.status == CallStatus.OPEN, 1))).label("running")
 )
-_stored = session_totals.c
-_STORED: Final = select(
-    _stored.session_id,
-    _stored.calls.label("number"),
-    literal(0).label("running"),
-    _stored.failed,
-    _stored.breaks,
-    _stored.sampled_tokens.label("sampled"),
-    _stored.model,
-    _stored.version_start.label("oldest"),
-    _stored.version_end.label("newest"),
-    _stored.started_at,
-    _stored.ended_at,
-).where(_stored.session_id.in_(_SESSIONS))
+_STORED: Final = select(session_totals, literal(0).label("running")).where(
+    session_totals.c.session_id.in_(_SESSIONS)
+)
 """The figures of sessions that have stored sums, as :data:`_FIGURES` counts them."""
 _first_call = (
     select(calls.c.id)
@@ -333,8 +303,8 @@ class Placed(NamedTuple):
 
 MOST_PLACED: Final = 5_000
 """The number of sessions, the newest ones, that a page of groups or an order by reward looks at."""
-MOST_DIAGNOSED: Final = 2_000
-"""The number of a run's sessions, the newest ones, of which a page shows the findings."""
+MOST_OF_RUN: Final = 2_000
+"""The number of a run's sessions, the newest ones, whose groups and findings its page shows."""
 
 
 def placed_sessions(

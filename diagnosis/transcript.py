@@ -56,6 +56,13 @@ class Turn:
     """The reason for the call's kind."""
 
     @property
+    def summary(self) -> str:
+        """One line of what the reply does: its tools' names, and the beginning of its text."""
+        names = ", ".join(call.name for reply in self.replies for call in reply.tool_calls)
+        text = " ".join(" ".join(reply.text[:400] for reply in self.replies).split())
+        return " · ".join(part for part in (names, text[:120]) if part)
+
+    @property
     def running(self) -> bool:
         return self.call.status is CallStatus.OPEN
 

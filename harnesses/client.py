@@ -120,13 +120,14 @@ class Client:
     ) -> None:
         """Connect to the proxy at ``base_url``.
 
-        ``given`` records the sessions that are created here, and the verifier's rewards.
+        A ``/v1`` at its end, as SDKs need it, is left out. ``given`` records the sessions that are
+        created here, and the verifier's rewards.
         """
         self._given = given
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # The machine's HTTP proxy settings must not come between us and our own proxy.
         self._http = httpx.AsyncClient(
-            base_url=base_url.rstrip("/") + "/bridle/v1",
+            base_url=base_url.rstrip("/").removesuffix("/v1") + "/bridle/v1",
             headers=headers,
             timeout=timeout_s,
             transport=httpx.AsyncHTTPTransport(retries=2),
@@ -325,16 +326,19 @@ class Client:
         if reply.status_code >= 500:
             raise ProxyUnreachable(f"the proxy answered {reply.status_code}: {reply.text[:300]}")
         if not reply.is_success:
-            raise ControlError(reply.status_code, _reason(reply))
+            raise ControlError(reply.status_code, self._reason(reply))
         return reply
 
-
-def _reason(reply: httpx.Response) -> str:
-    """Return the message of an error reply if Bridle sent it, else the beginning of its text."""
-    try:
-        return str(msgspec.json.decode(reply.content)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return reply.text[:300]
+    def _reason(self, reply: httpx.Response) -> str:
+        """Return the message of an error reply if Bridle sent it, else what to do about it."""
+        try:
+            return str(msgspec.json.decode(reply.content)["error"]["message"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            root = str(self._http.base_url).removesuffix("/bridle/v1/")
+            said = " ".join(reply.text[:200].split())
+            return (
+                f"{said} ({root} is no Bridle proxy: name the address that `bridle proxy` prints)"
+            )
 
 
 def _read(reply: httpx.Response, kind: type[Answer]) -> Answer:

@@ -22,6 +22,7 @@ from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tables import sample_row, sample_schema
 from bridle.store.reading.queries import Reader
+from bridle.store.schema.files import default_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,12 +108,12 @@ class RecordedStore:
         return pa.table({name: [row[i] for row in rows] for i, name in enumerate(columns)})
 
 
-def open_store(source: str | Path) -> RecordedStore:
-    """Open a store for reading: an SQLite file, or a database URL.
+def open_store(source: str | Path | None = None) -> RecordedStore:
+    """Open a store for reading: an SQLite file, or a database URL; by default the user's own.
 
     Raise :class:`FileNotFoundError` if the file does not exist; reading never creates one.
     """
-    address = str(source)
+    address = default_store() if source is None else str(source)
     if "://" not in address and not Path(address).exists():
         raise FileNotFoundError(f"there is no store at {address}")
     return RecordedStore(Reader(address))

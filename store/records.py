@@ -157,6 +157,10 @@ same messages; its detail shows the first difference."""
 IDS_MISSING: Final = "no_token_ids"
 """Name of the note on a call whose engine returned text without the ids of its tokens."""
 
+IMPORTED: Final = "imported"
+"""Label of a session whose conversation another program recorded, and name of the note on its
+calls. The value is the format of the file."""
+
 LOGPROBS_MISSING: Final = "logprobs_missing"
 """Name of the note on a call with sampled tokens for which the engine gave no usable logprob."""
 

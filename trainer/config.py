@@ -105,17 +105,17 @@ class AdvantageConfig:
     """The estimation of advantages: a session's rewards, and the baseline for them."""
 
     baseline: PartName = "grpo"
-    """The advantage estimator: ``grpo``, ``leave_one_out``, ``mean``, ``gated``, ``per_role``,
-    ``gigpo``, ``turn_returns``, ``spiral``, ``none`` (:mod:`bridle.trainer.credit`), or one
-    registered with ``register_advantage``."""
+    """The advantage estimator: ``grpo``, ``leave_one_out``, ``mean``, ``lite_ppo``, ``gated``,
+    ``per_role``, ``gigpo``, ``turn_returns``, ``critic``, ``spiral``, ``none``
+    (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
     or of the population (``G``)."""
     anchor: PartName = "state"
-    """The state by which ``gigpo`` compares steps: ``prompt``, ``last_observation``, ``last_n``
-    (``options.last_n.n``) or ``state`` (:mod:`bridle.trainer.credit.anchors`), or a function as
-    ``FILE.py:NAME``. ``state`` is the prompt, or the last observation and the role where prompts
-    keep the history."""
+    """The state by which ``gigpo`` and ``critic`` compare steps: ``prompt``, ``last_observation``,
+    ``last_n`` (``options.last_n.n``) or ``state`` (:mod:`bridle.trainer.credit.anchors`), or a
+    function as ``FILE.py:NAME``. ``state`` is the prompt, or the last observation and the role
+    where prompts keep the history."""
     options: Options = field(default_factory=dict)
     """The own options of estimators and anchors, by their name, such as ``options.gigpo.discount``.
     ``bridle config --parts`` lists them."""
@@ -238,7 +238,8 @@ class LossConfig:
     """The policy-gradient loss. Its formulas are in :mod:`bridle.trainer.losses.losses`."""
 
     name: PartName = "clip"
-    """The loss: ``clip``, ``gspo``, ``cispo``, or one registered with ``register_loss``."""
+    """The loss: ``clip``, ``gspo``, ``cispo``, ``aepo``, or one registered with
+    ``register_loss``."""
     clip_low: Share = 0.2
     """The lower clip bound ε. In a step with several updates, a token with a negative advantage
     gets no gradient if its ratio to the policy at the start of the step is below ``1 - clip_low``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from bridle.bench.commands import algorithms as bench_algorithms
 from bridle.bench.commands import collect as bench_collect
 from bridle.bench.commands import containers as bench_containers
 from bridle.bench.commands import continuation as bench_continuation
@@ -30,6 +31,7 @@ def bench() -> None:
     leave_on_sigterm()
 
 
+app.command("algorithms")(bench_algorithms.algorithms)
 app.command("collect")(bench_collect.collect)
 app.command("containers")(bench_containers.containers)
 app.command("continuation")(bench_continuation.continuation)

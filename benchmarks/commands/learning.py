@@ -1,10 +1,11 @@
 """``bridle bench learning``: the sessions that it takes to learn a task.
 
-They are counted for estimators, losses and settings.
+They are counted for estimators, losses, corrections and filters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,29 +16,24 @@ from bridle.cli.terminal import err, out, print_json
 from bridle.extras import require
 
 if TYPE_CHECKING:
-    from bridle.recipes.learning.sparse import LearningSettings
+    from bridle.recipes.learning.runs import LearningFigures, LearningSettings
 
 
 def learning(
     case: Annotated[
         list[str] | None,
-        typer.Option(help="A row of the table. Repeatable; default: all, the default first."),
+        typer.Option(help="A method. Repeatable; default: all, and the default in any case."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="A scenario. Repeatable; default: all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method in a scenario.")] = 10,
     first_seed: Annotated[int, typer.Option(min=0, help="Of the seeds, which count up.")] = 0,
     pretrained: Annotated[
         bool,
         typer.Option(
             "--pretrained",
-            help="Train the demo's SmolLM2-135M instead: minutes for each run of a case.",
-        ),
-    ] = False,
-    branched: Annotated[
-        bool,
-        typer.Option(
-            "--branched",
-            help="Count sampled tokens with groups of siblings, on the task with history in its "
-            "prompts.",
+            help="Train the demo's SmolLM2-135M instead: minutes for each run of a method.",
         ),
     ] = False,
     device: Annotated[
@@ -46,70 +42,104 @@ def learning(
     table: Annotated[
         Path | None,
         typer.Option(
-            help="Write the table of docs there; measures staleness and refill too, but not with "
+            help="Write the page of docs there; measures staleness and refill too, but not with "
             "--pretrained."
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the sessions that each case needs to learn.
+    """Count the sessions that each method needs to learn, beside what its paper leads to expect.
 
-    They learn either a sparse task of ten steps, made by rule, or the demo's questions.
+    Policies learn either tasks that are made by rule, or the demo's questions.
     """
     require("torch", "train", "what learns is the trainer's")
-    from bridle.recipes.learning.sparse import LearningSettings, bench_learning, cases, compared
+    import torch
 
+    from bridle.recipes.learning.methods import METHODS
+    from bridle.recipes.learning.runs import LearningSettings, differing, judged
+    from bridle.recipes.learning.scenarios import SCENARIOS
+
+    _known("method", case, [one.name for one in METHODS])
+    _known("scenario", scenario, [one.name for one in SCENARIOS])
     settings = LearningSettings(seeds=seeds, first_seed=first_seed)
-    if branched:
-        _branched(settings, json)
-        return
-    known = cases()
-    if unknown := set(case or ()) - {each.name for each in known}:
-        names = ", ".join(each.name for each in known)
-        raise typer.BadParameter(f"no case {', '.join(sorted(unknown))}: there are {names}")
     if pretrained:
-        require("langchain_openai", "dev", "the demo's agent is a LangChain app")
-        from bridle.recipes.learning import pretrained as on_smollm2
+        found = _on_smollm2(case, settings, device, table)
+    else:
+        torch.set_num_threads(1)  # its tensors are tiny
+        found = _by_rule(case, scenario, settings, table)
+    results = judged(found)
+    if json:
+        print_json(
+            {
+                "figures": [one.as_data() for one in found],
+                "expectations": [one.as_data() for one in results],
+                "differs": differing(found),
+            }
+        )
+        return
+    for one in found:
+        reached = "not reached" if one.sessions is None else f"{one.sessions:.0f} sessions"
+        ratio = "" if one.ratio is None else f", {one.ratio:.2f} of the first's"
+        out.print(f"{one.scenario}: {one.name}: {reached}{ratio}", highlight=False)
+    for each in results:
+        expected, ratio = each.expectation, "none" if each.ratio is None else f"{each.ratio:.2f}"
+        out.print(
+            f"{'met' if each.met else 'missed'}: {expected.method} in {expected.scenario}: "
+            f"{expected.bound} of {expected.against}'s sessions, measured {ratio}",
+            highlight=False,
+        )
 
-        case = case or [*on_smollm2.CASES]
+
+def _known(kind: str, chosen: Sequence[str] | None, known: Sequence[str]) -> None:
+    if unknown := set(chosen or ()) - set(known):
+        raise typer.BadParameter(
+            f"no {kind} {', '.join(sorted(unknown))}: there are {'; '.join(known)}"
+        )
+
+
+def _report(line: str) -> None:
+    err.print(line, highlight=False)
+
+
+def _by_rule(
+    chosen: Sequence[str] | None,
+    scenarios: Sequence[str] | None,
+    settings: LearningSettings,
+    table: Path | None,
+) -> list[LearningFigures]:
+    """Run the methods in the tasks that are made by rule."""
+    from bridle.bench import learning_page
+    from bridle.recipes.learning.runs import bench_learning
+    from bridle.recipes.learning.scenarios import DEFAULT, SCENARIOS, methods_of
+
+    found: list[LearningFigures] = []
+    for world in SCENARIOS:
+        names = [
+            one for one in methods_of(world.name) if not chosen or one in chosen or one == DEFAULT
+        ]
+        if (not scenarios or world.name in scenarios) and (not chosen or len(names) > 1):
+            found += bench_learning(world, names, settings, _report)
+    if table is not None:
+        _report("staleness and refill")
+        bounds, refills = learning_page.measured()
+        table.write_text(learning_page.page(found, bounds, refills, settings))
+    return found
+
+
+def _on_smollm2(
+    chosen: Sequence[str] | None, settings: LearningSettings, device: str, table: Path | None
+) -> list[LearningFigures]:
+    """Run the methods on the demo's model."""
+    require("langchain_openai", "dev", "the demo's agent is a LangChain app")
+    from bridle.recipes.learning import pretrained
+    from bridle.recipes.learning.methods import method
+    from bridle.recipes.learning.runs import compared
+
     needed: dict[str, list[int | None]] = {}
-    for each in known:
-        if each is known[0] or not case or each.name in case:
-            err.print(each.name, highlight=False)
-            needed[each.name] = (
-                on_smollm2.bench_pretrained(each, settings, device, err.print)
-                if pretrained
-                else bench_learning(each, settings)
-            )
-    found = compared(needed)
-    if table is not None and pretrained:
-        table.write_text(on_smollm2.table(found, settings))
-    elif table is not None:
-        from bridle.bench import learning_table
-
-        err.print("staleness and refill", highlight=False)
-        bounds, refills = learning_table.measured()
-        table.write_text(learning_table.table(found, bounds, refills, settings))
-    if json:
-        print_json([figures.as_data() for figures in found])
-        return
-    for figures in found:
-        reached = "not reached" if figures.sessions is None else f"{figures.sessions:.0f} sessions"
-        ratio = "" if figures.ratio is None else f", {figures.ratio:.2f} of the default's"
-        out.print(f"{figures.name}: {reached}{ratio}", highlight=False)
-
-
-def _branched(settings: LearningSettings, json: bool) -> None:
-    """Print the sampled tokens of each seed of the cases with siblings."""
-    from bridle.recipes.learning.branched import CASES, tokens_to_goal
-
-    found = {
-        case.name: [tokens_to_goal(case, settings, seed) for seed in settings.every_seed]
-        for case in CASES
-    }
-    if json:
-        print_json(found)
-        return
-    for name, tokens in found.items():
-        seeds = ", ".join("not reached" if one is None else str(one) for one in tokens)
-        out.print(f"{name}: sampled tokens {seeds}", highlight=False)
+    for name in dict.fromkeys(["grpo", *(chosen or pretrained.CASES)]):
+        _report(name)
+        needed[name] = pretrained.bench_pretrained(method(name), settings, device, _report)
+    found = compared("demo", needed)
+    if table is not None:
+        table.write_text(pretrained.table(found, settings))
+    return found

@@ -16,6 +16,7 @@ from bridle.diagnosis.findings.finding import Finding, Severity
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
+from bridle.store.records import IMPORTED
 
 __all__ = [
     "Finding",
@@ -58,8 +59,11 @@ def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:
 
     Raise :class:`bridle.store.errors.NotFound` if there is none.
     """
-    reader.session(session_id)
-    return findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
+    record = reader.session(session_id)
+    found = findings(read_facts(reader, CountedRewards(reader).number, session=session_id))
+    if IMPORTED in record.labels:  # the file had none, and nothing can be done about it
+        return [finding for finding in found if finding.name != "no_token_ids"]
+    return found
 
 
 def findings_of_run(reader: Reader, run_id: str, most: int | None = None) -> list[Finding]:

@@ -128,6 +128,24 @@ class EngineClient:
         There must be at least two ids. ``T`` must leave room for one more token in the model's
         context. ``model`` is a served name, by default the first one.
         """
+        return _prompt_logprobs(*self._scored(token_ids, model))
+
+    def score_with_texts(
+        self, token_ids: Sequence[int], *, model: str | None = None
+    ) -> tuple[NDArray[np.float32], dict[int, str]]:
+        """Return what :meth:`score` does, and the engine's text of each id but the first."""
+        reply, ids = self._scored(token_ids, model)
+        scores = _prompt_logprobs(reply, ids)
+        entries = reply["choices"][0]["prompt_logprobs"]
+        texts = {
+            token_id: entry[str(token_id)].get("decoded_token")
+            for token_id, entry in zip(ids[1:], entries[1:], strict=True)
+        }
+        return scores, {token_id: text for token_id, text in texts.items() if text is not None}
+
+    def _scored(
+        self, token_ids: Sequence[int], model: str | None
+    ) -> tuple[Mapping[str, Any], list[int]]:
         ids = [int(token_id) for token_id in token_ids]
         if len(ids) < 2:
             raise ValueError("scoring needs at least two token ids")
@@ -138,8 +156,7 @@ class EngineClient:
             "temperature": 0.0,
             "prompt_logprobs": 0,
         }
-        reply = self._send("POST", contract.COMPLETIONS, json=body)
-        return _prompt_logprobs(reply, ids)
+        return self._send("POST", contract.COMPLETIONS, json=body), ids
 
     def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         """Send a request and return the engine's reply.

@@ -43,6 +43,11 @@ async def ready(client: Client, running: Running) -> None:
     await client.respond(200 if well else 503, body)
 
 
+async def front(client: Client, _: Running) -> None:
+    """Reply with what this address is, to a person who opens it in a browser."""
+    await client.respond(200, orjson.dumps(_FRONT, option=orjson.OPT_INDENT_2))
+
+
 async def metrics(client: Client, running: Running) -> None:
     """Reply with this process's metrics as Prometheus text.
 
@@ -55,7 +60,18 @@ async def metrics(client: Client, running: Running) -> None:
     await client.respond(200, services.metrics.exposition(), b"text/plain; version=0.0.4")
 
 
+_FRONT: Final = {
+    "this is": "a Bridle proxy, which records the calls of agents whose base URL it is",
+    "base URL of OpenAI clients": "/v1",
+    "base URL of Anthropic and Google clients": "/",
+    "recorded sessions in a browser": "run `bridle viewer`, or start the proxy with --viewer and "
+    "open /bridle/viewer",
+    "health": "/healthz",
+    "readiness": "/readyz",
+    "control API": "/openapi.json, with the admin key",
+}
 PROBES: Final[Mapping[str, Probe]] = {
+    "/": front,
     "/healthz": health,
     "/readyz": ready,
     "/metrics": metrics,

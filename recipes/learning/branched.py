@@ -1,9 +1,12 @@
 """A benchmark of groups of siblings on the sparse task of ten steps, with history in its prompts.
 
-The task and the policy are those of :mod:`bridle.recipes.learning.sparse`, but a prompt has all
-steps before it, so that no two steps have the same prompt and no anchor finds equal states. A share
-of the groups re-enters earlier sessions: the steps before the branch are taken from the record, and
-cost no sampled token. The figure is the number of *sampled* tokens until the goal.
+Ten places lie in a row before the goal, and a session begins at one of them, drawn at random. In
+each of at most ten steps it chooses one of eight ways, of which one leads on. The only reward is 1
+for reaching the goal. A prompt has all steps before it, so that no two steps have the same prompt.
+The policy is a table with one row of logits for each place.
+
+A share of the groups re-enters earlier sessions: the steps before the branch are taken from the
+record, and cost no sampled token. The figure is the number of *sampled* tokens until the goal.
 """
 
 from __future__ import annotations
@@ -17,21 +20,58 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from bridle.recipes.learning.sparse import PLACES, STEPS, WAYS, LearningSettings, TablePolicy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
+from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.branching import BranchPoint, Where, chosen, is_branch
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.learner.batches import loss_terms, pack_minibatch
 from bridle.trainer.losses.losses import policy_loss
+from bridle.trainer.policy.model import TokenScores
 
+STEPS: Final = 10
+"""The largest number of steps in a session."""
+WAYS: Final = 8
+PLACES: Final = 10
+"""Number of places before the goal. A place is its own token id; the ways have the ids that
+follow."""
 RECENT: Final = 8
 """Number of latest groups whose sessions can be re-entered."""
 Step = tuple[int, int, float]
 """The place that is seen, the way that is chosen, and its logprob."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSettings:
+    farthest: int = PLACES
+    """The largest distance from the goal at which a session can begin, in places."""
+    goal: float = 0.9
+    """The mean reward over the last ``window`` steps that a run must reach."""
+    window: int = 3
+    groups: int = 4
+    group_size: int = 16
+    rate: float = 0.1
+    most: int = 800
+    """Number of steps after which a run counts as not having reached the goal."""
+
+
+class TablePolicy(nn.Module):
+    """A policy with one row of logits for each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(PLACES, WAYS))
+
+    def forward(self, pack: Pack) -> TokenScores:
+        seen = torch.from_numpy(pack.token_ids[pack.sources])
+        ways = torch.from_numpy(pack.targets) - PLACES
+        scores = self.logits[seen].log_softmax(-1)
+        entropies = torch.special.entr(scores.detach().exp()).sum(-1)
+        return TokenScores(scores.gather(1, ways[:, None]).squeeze(1), entropies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +112,7 @@ class _Played:
     origin: tuple[str, str] | None = None
 
 
-def tokens_to_goal(case: BranchCase, settings: LearningSettings, seed: int) -> int | None:
+def tokens_to_goal(case: BranchCase, settings: BranchSettings, seed: int) -> int | None:
     """Return the sampled tokens until one run reaches the goal, or ``None`` if it does not.
 
     The goal is measured on sessions from the beginning alone.
@@ -151,7 +191,7 @@ def _group(
     name: str,
     scores: NDArray[np.float32],
     right: NDArray[np.int64],
-    settings: LearningSettings,
+    settings: BranchSettings,
     rng: np.random.Generator,
     groups: Sequence[Sequence[_Played]],
     point: BranchPoint | None,
@@ -230,3 +270,8 @@ def _episode(played: _Played, group: str, version: int) -> Episode:
         (Reward(played.id, "reward", float(played.reached), 0.0, source=RewardSource.VERIFIER),),
         Conservation(captured=sampled, trained=sampled),
     )
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        print(each.name, [tokens_to_goal(each, BranchSettings(), seed) for seed in range(5, 10)])

@@ -18,7 +18,8 @@ from typing import Final
 from bridle.recipes.demo.course import StaffList
 from bridle.recipes.demo.settings import PRETRAINED
 from bridle.recipes.demo.stages import Places, grpo_config, train_policy
-from bridle.recipes.learning.sparse import Case, LearningFigures, LearningSettings, rows
+from bridle.recipes.learning.methods import Method
+from bridle.recipes.learning.runs import LearningFigures, LearningSettings, rows
 from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.run.stack import stack
 from bridle.store.records import RunRecord, new_id
@@ -27,15 +28,14 @@ from bridle.store.writing.writer import Writer
 from bridle.trainer.report import StepReport
 
 CASES: Final = ("grpo", "leave_one_out", "mean", "gspo", "cispo", "importance mask")
-"""The cases of :func:`bridle.recipes.learning.sparse.cases` that are measured unless others are
-named."""
+"""The methods that are measured unless others are named."""
 LONGEST_S: Final = 1800.0
 SETTINGS: Final = replace(PRETRAINED, checkpoint_every=1000)
 """The demo's settings, without its checkpoints of 1.6 GB each."""
 
 
 def bench_pretrained(
-    case: Case, settings: LearningSettings, device: str, say: Callable[[str], None]
+    case: Method, settings: LearningSettings, device: str, say: Callable[[str], None]
 ) -> list[int | None]:
     """Return the number of sessions until the goal by seed.
 
@@ -52,7 +52,7 @@ def bench_pretrained(
 
 
 def rewards_by_step(
-    case: Case, settings: LearningSettings, seed: int, device: str, say: Callable[[str], None]
+    case: Method, settings: LearningSettings, seed: int, device: str, say: Callable[[str], None]
 ) -> list[float]:
     """Return the mean reward of each step's sessions, until the goal or the demo's last step."""
     rewards: list[float] = []
@@ -63,9 +63,7 @@ def rewards_by_step(
         return reached_goal(rewards, settings)
 
     demo = replace(SETTINGS, seed=seed, device=device)
-    config = replace(
-        grpo_config(demo, LONGEST_S), advantages=case.config.advantages, loss=case.config.loss
-    )
+    config = case.configured(grpo_config(demo, LONGEST_S))
     with TemporaryDirectory(prefix="bridle-learning-") as folder:
         places = Places(Path(folder))
         places.warm.parent.mkdir(parents=True)

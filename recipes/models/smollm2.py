@@ -9,7 +9,6 @@ trainer load.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import zipfile
@@ -22,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaF
 from transformers.generation import GenerationConfig
 
 from bridle.errors import BridleError
+from bridle.recipes.models.cache import cache_directory
 from bridle.trainer.policy.durable import atomic_directory
 
 NAME: Final = "SmolLM2-135M-Instruct"
@@ -39,13 +39,6 @@ class ModelNotFetched(BridleError):
     """
 
     retryable = True
-
-
-def cache_directory() -> Path:
-    """Return ``$BRIDLE_HOME/cache``, else ``bridle`` in the user's cache folder."""
-    if home := os.environ.get("BRIDLE_HOME"):
-        return Path(home) / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
 
 
 def smollm2_directory(cache: Path | None = None) -> Path:

@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from bridle.recipes.models.cache import cache_directory
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.model import save_policy
+
+_TEXT: Final = (
+    "What is 2 plus 3? The answer is 5. Answer in digits: 0123456789. You are a helpful assistant.",
+    "The model reads a question, thinks, calls a tool and answers. Yes. No. Hello, world!",
+)
+"""The text from which the tokenizer of :func:`tiny_directory` is made."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,21 @@ class TinyShape:
     @property
     def head_dim(self) -> int:
         return self.head_size or self.hidden // self.heads
+
+
+def tiny_directory(cache: Path | None = None) -> Path:
+    """Return the directory of a policy with random weights, which is made at the first call.
+
+    It has 70,000 parameters, so that a step of training takes seconds on one core. Its replies are
+    noise.
+    """
+    directory = (cache or cache_directory()) / "models" / "tiny"
+    if not directory.is_dir():
+        with atomic_directory(directory) as made:
+            size = train_tokenizer(made, _TEXT, vocab_size=384)
+            shape = TinyShape(hidden=64, heads=2, kv_heads=1, intermediate=128, context=2048)
+            make_policy(made, shape, vocab_size=size)
+    return directory
 
 
 def make_policy(directory: Path, shape: TinyShape, *, vocab_size: int, seed: int = 0) -> None:

@@ -10,26 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    CompoundSelect,
-    Select,
-    and_,
-    case,
-    exists,
-    func,
-    literal,
-    select,
-    union_all,
-)
+from sqlalchemy import Select, and_, exists, func, select, union_all
 
 from bridle.store.reading.damage import number_or_none
 from bridle.store.reading.queries import Reader
-from bridle.store.reading.session_filter import SessionFilter, account_ids, matching
-from bridle.store.reading.totals import IS_SUMMED, is_of_another, trained_by
+from bridle.store.reading.session_filter import SessionFilter, conditions_beside_run, matching
+from bridle.store.reading.totals import IS_SUMMED
 from bridle.store.records import SessionFates
-from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows
+from bridle.store.schema.accounts import HELD_OUT, UNCOUNTED, Fate, account_rows, members_of
+from bridle.store.schema.columns import unindexed
 from bridle.store.schema.derived import session_fates, session_totals
 from bridle.store.schema.tables import sessions, token_fates
 
@@ -54,6 +43,8 @@ class WrittenAccount:
         return self.tokens.get(UNCOUNTED, 0)
 
 
+_LISTED: Final = 500
+"""Maximum sessions without stored sums whose ids are read before their account is."""
 NO_ACCOUNT: Final = WrittenAccount(None, {})
 
 
@@ -79,7 +70,6 @@ def written_accounts(reader: Reader, wanted: SessionFilter) -> dict[str, Written
 class TokenAccount:
     """The account of the sampled tokens of some sessions: ``captured`` is the sum of ``fates``."""
 
-    sessions: int
     captured: int
     fates: Mapping[Fate, int]
     """Number of tokens by fate, if there are any. ``uncounted`` tokens are those of sessions that
@@ -90,7 +80,6 @@ class TokenAccount:
     def __add__(self, other: TokenAccount) -> TokenAccount:
         """Return the account of both sets of sessions, which must have none in common."""
         return TokenAccount(
-            self.sessions + other.sessions,
             self.captured + other.captured,
             dict(Counter(dict(self.fates)) + Counter(dict(other.fates))),
             self.written | other.written,
@@ -107,82 +96,58 @@ def stored_account(reader: Reader, wanted: SessionFilter) -> TokenAccount:
     It is the sum of the stored accounts of digested sessions, and of the accounts of the others.
     """
     fates: Counter[Fate] = Counter()
-    number = unsummed = of_another = 0
+    stored = session_fates.c
     with reader.engine.connect() as connection:
-        for row in connection.execute(_sums(wanted)):
-            match row.part:
-                case "sessions":
-                    number, unsummed = int(row.tokens), int(row.tokens) - int(row.summed)
-                case "of_another":
-                    of_another += 1
-                case _:
-                    fates[_fate(row)] += int(number_or_none(row.tokens) or 0)
-        if unsummed or of_another:
-            query = _sums_of_others(wanted, stored=bool(of_another))
-            for row in connection.execute(query):
+        others = list(connection.execute(_unsummed(wanted).limit(_LISTED + 1)).scalars())
+        queries: list[Any] = [_stored(wanted, stored.fate, stored.reason, stored.tokens)]
+        if others:
+            listed = select(sessions.c.id).where(sessions.c.id.in_(others))
+            queries.append(
+                account_rows(listed if len(others) <= _LISTED else _unsummed(wanted), wanted.run)
+            )
+        for query in queries:
+            rows = query.subquery().c
+            sums = select(rows.fate, rows.reason, func.sum(rows.tokens).label("tokens"))
+            for row in connection.execute(sums.group_by(rows.fate, rows.reason)):
                 fates[_fate(row)] += int(number_or_none(row.tokens) or 0)
-    return TokenAccount(number, fates.total(), dict(fates), frozenset(fates) - {UNCOUNTED})
+    return TokenAccount(fates.total(), dict(fates), frozenset(fates) - {UNCOUNTED})
 
 
 def uncounted_sessions(reader: Reader, wanted: SessionFilter, limit: int | None) -> list[str]:
     """Return the sessions that match and have uncounted tokens, oldest first, at most ``limit``."""
-    account = _account(wanted)
-    rows = account_rows(_others(wanted, account, stored=True), wanted.run).subquery()
-    live = select(rows.c.session_id).where(rows.c.fate == UNCOUNTED.fate)
-    own = session_fates.c
-    stored = exists().where(own.session_id == sessions.c.id, own.fate == UNCOUNTED.fate)
-    counted = IS_SUMMED & stored & ~is_of_another(wanted.run)
-    query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
-    query = query.where(counted | sessions.c.id.in_(live))
+    live = account_rows(_unsummed(wanted), wanted.run).subquery().c
+    stored = _stored(wanted, session_fates.c.session_id)
+    stored = stored.where(session_fates.c.fate == UNCOUNTED.fate)
+    uncounted = union_all(select(live.session_id).where(live.fate == UNCOUNTED.fate), stored)
+    query = select(sessions.c.id).where(sessions.c.id.in_(uncounted))
     with reader.engine.connect() as connection:
         ordered = query.order_by(sessions.c.created_at, sessions.c.id).limit(limit)
         return list(connection.execute(ordered).scalars())
 
 
-def _sums(wanted: SessionFilter) -> CompoundSelect[Any]:
-    """Return the sums of the stored accounts by ``part``.
+def _stored(wanted: SessionFilter, *columns: Any) -> Select[Any]:
+    """Return the query of columns of the stored accounts of the sessions that match."""
+    own, account = session_fates.c, wanted.run or ""
+    query = select(*columns)
+    if not conditions_beside_run(wanted):
+        return query.where(own.account == account)
+    ids = matching(wanted, select(sessions.c.id), account=True)
+    chosen = ids.cte("chosen_sessions").prefix_with("MATERIALIZED")
+    of_session = and_(own.session_id == chosen.c.id, unindexed(own.account) == account)
+    return query.join_from(chosen, session_fates, of_session)
 
-    Sums ``of_another`` run, although ``wanted.run`` has written an account of the same session, are
-    a part of their own. The part ``sessions`` has the number of all sessions as its ``tokens``, and
-    of those with stored accounts as ``summed``.
-    """
-    account, own, sums = _account(wanted), session_fates.c, session_totals.c.session_id
-    known = (
-        select(account.c.id, sums.is_not(None).label("summed"))
-        .outerjoin_from(account, session_totals, sums == account.c.id)
-        .cte("known")
-        .prefix_with("MATERIALIZED")
+
+def _unsummed(wanted: SessionFilter) -> Select[Any]:
+    """Return the query of the ids of the sessions that match and have no stored sums."""
+    query = select(sessions.c.id).where(~IS_SUMMED)
+    if wanted.run is None or conditions_beside_run(wanted):
+        return matching(wanted, query, account=True)
+    own, trained = members_of(wanted.run)
+    summed = select(session_totals.c.session_id).where(
+        session_totals.c.session_id == token_fates.c.session_id
     )
-    part: ColumnElement[str] = literal("account")
-    if wanted.run is not None:
-        is_other = and_(own.trained_by != wanted.run, trained_by(wanted.run, own.session_id))
-        part = case((is_other, "of_another"), else_="account")
-    columns = part.label("part"), own.fate, own.reason
-    stored = (
-        select(*columns, func.sum(own.tokens).label("tokens"), literal(0).label("summed"))
-        .join_from(known, session_fates, own.session_id == known.c.id)
-        .where(known.c.summed)
-        .group_by(*columns)
-    )
-    summed = func.coalesce(func.sum(case((known.c.summed, 1), else_=0)), 0)
-    numbers = select(literal("sessions"), literal(""), literal(""), func.count(), summed)
-    return union_all(stored, numbers.select_from(known))
-
-
-def _sums_of_others(wanted: SessionFilter, *, stored: bool) -> Select[Any]:
-    """Return the sums of the accounts of :func:`_others`."""
-    rows = account_rows(_others(wanted, _account(wanted), stored=stored), wanted.run).subquery()
-    tokens = func.sum(rows.c.tokens).label("tokens")
-    return select(rows.c.fate, rows.c.reason, tokens).group_by(rows.c.fate, rows.c.reason)
-
-
-def _others(wanted: SessionFilter, account: CTE, *, stored: bool) -> Select[Any]:
-    """Return the ids of the sessions of ``account`` that have no stored account.
-
-    With ``stored``, they include those whose stored account is that of another run.
-    """
-    query = select(sessions.c.id).join_from(account, sessions, sessions.c.id == account.c.id)
-    return query.where(~IS_SUMMED | is_of_another(wanted.run) if stored else ~IS_SUMMED)
+    trained = trained.where(~exists(summed))
+    return select(own.where(~IS_SUMMED).union(trained).subquery().c.id)
 
 
 def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
@@ -206,8 +171,3 @@ def training_accounts(reader: Reader, session_id: str) -> list[SessionFates]:
 def _fate(row: Any) -> Fate:
     """Return a row's fate as text, also where the row is damaged."""
     return Fate(str(row.fate), "" if row.reason is None else str(row.reason))
-
-
-def _account(wanted: SessionFilter) -> CTE:
-    """Return the ids of the sessions of the account, read once for a whole query."""
-    return account_ids(wanted).cte("account").prefix_with("MATERIALIZED")

@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import bindparam, case, func, select
 
+from bridle.store.reading.call_conditions import UNUSABLE
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 from bridle.store.schema.columns import seconds_between
@@ -29,10 +30,9 @@ class Activity:
     open_sessions: int
 
 
-_UNUSABLE: Final = (CallStatus.FAILED, CallStatus.QUARANTINED, CallStatus.INTERRUPTED)
 _ENDED: Final = select(
     func.count().label("calls"),
-    func.coalesce(func.sum(case((calls.c.status.in_(_UNUSABLE), 1), else_=0)), 0).label("failed"),
+    func.coalesce(func.sum(case((calls.c.status.in_(UNUSABLE), 1), else_=0)), 0).label("failed"),
     func.coalesce(func.sum(calls.c.sampled_tokens), 0).label("sampled"),
     func.coalesce(func.max(seconds_between(calls.c.started_at, calls.c.ended_at)), 0.0).label(
         "slowest_s"

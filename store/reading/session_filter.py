@@ -9,10 +9,10 @@ from typing import Any, Final
 from sqlalchemy import (
     Boolean,
     ColumnElement,
-    CompoundSelect,
     Select,
     and_,
     exists,
+    func,
     literal_column,
     or_,
     select,
@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from bridle.store.reading.call_conditions import judged, kind_of
 from bridle.store.reading.search import says
-from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, is_of_another, trained_by
+from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, trained_by
 from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, evaluation_of, ids_in_account
 from bridle.store.schema.derived import session_fates
@@ -56,6 +56,8 @@ class SessionFilter:
     most: float | None = None
     version: int | None = None
     """A policy version that sampled in the session."""
+    model: str | None = None
+    """The model that a call in the session asked for or was served by."""
     broke: str | None = None
     """The reason of a break in the session; ``any`` for every reason."""
     kind: str | None = None
@@ -92,19 +94,12 @@ def matching(wanted: SessionFilter, query: Select[Any], *, account: bool = False
     With ``account``, the condition on a run includes the sessions of its evaluation, and others
     that it has trained on.
     """
-    conditions = _conditions(wanted)
+    conditions = conditions_beside_run(wanted)
     if wanted.run is not None:
         whole = account or wanted.fate is not None
         own = sessions.c.run_id == wanted.run
         conditions.append(_in_account(wanted) if whole else own)
     return query.where(*conditions)
-
-
-def account_ids(wanted: SessionFilter) -> Select[Any] | CompoundSelect[Any]:
-    """Return the query of the ids of the sessions that match, with the run's whole account."""
-    if wanted.run is None or _conditions(wanted):
-        return matching(wanted, select(sessions.c.id), account=True)
-    return ids_in_account(wanted.run)
 
 
 def _in_account(wanted: SessionFilter) -> ColumnElement[bool]:
@@ -119,7 +114,7 @@ def _in_account(wanted: SessionFilter) -> ColumnElement[bool]:
     return or_(own, trained_by(run, sessions.c.id))
 
 
-def _conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
+def conditions_beside_run(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     """Return all conditions but that on the run."""
     return [
         *_own_conditions(wanted),
@@ -151,6 +146,9 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         found.append(own.created_at >= wanted.since)
     if wanted.until is not None:
         found.append(own.created_at < wanted.until)
+    if wanted.model is not None:
+        named = func.coalesce(calls.c.model_served, calls.c.model_requested) == wanted.model
+        found.append(exists().where(_OF, named))
     if wanted.anonymous:
         found += own.name.is_(None), own.key_hash.is_(None)
     if wanted.where is not None:
@@ -183,10 +181,11 @@ def _call_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         summed.append(counted("kind", wanted.kind))
     if not own:
         return []
-    counted_now = exists(select(calls.c.id).where(_OF, *own))
+    # A scalar, because PostgreSQL would read all calls for an EXISTS, to look it up in them.
+    first = select(calls.c.id).where(_OF, *own).limit(1).correlate(sessions).scalar_subquery()
     if len(summed) == 1 and wanted.version is None:
-        return [or_(and_(IS_SUMMED, *summed), and_(~IS_SUMMED, counted_now))]
-    return [*(or_(one, ~IS_SUMMED) for one in summed), counted_now]
+        return [or_(and_(IS_SUMMED, *summed), and_(~IS_SUMMED, first.is_not(None)))]
+    return [*(or_(one, ~IS_SUMMED) for one in summed), first.is_not(None)]
 
 
 def _reward_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
@@ -216,14 +215,13 @@ def _content_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
 
 def _has_fate(wanted: SessionFilter) -> ColumnElement[bool]:
     """Return the condition that tokens of a session have the fate, by its stored account if any."""
-    another = is_of_another(wanted.run)
-    others = select(sessions.c.id).where(or_(~IS_SUMMED, another))
-    rows = account_rows(others, wanted.run).subquery()
+    rows = account_rows(select(sessions.c.id).where(~IS_SUMMED), wanted.run).subquery()
 
-    def fated(of: Any) -> ColumnElement[bool]:
-        query = select(of.session_id).where(of.fate == wanted.fate)
+    def fated(of: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+        query = select(of.session_id).where(of.fate == wanted.fate, *conditions)
         if wanted.reason:
             query = query.where(of.reason == wanted.reason)
         return sessions.c.id.in_(query)
 
-    return or_(and_(IS_SUMMED, ~another, fated(session_fates.c)), fated(rows.c))
+    stored = session_fates.c
+    return or_(fated(stored, stored.account == (wanted.run or "")), fated(rows.c))

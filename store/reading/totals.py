@@ -1,17 +1,32 @@
 """Sums over the calls of sessions, as SQL: stored ones where there are any, else counted ones.
 
 The stored sums are those of ``store/schema/derived.py``. A session without them, which still runs
-or was sealed a moment ago, has its calls counted by the query.
+or was sealed a moment ago, has its calls counted by the query. :func:`total_rows` and
+:func:`count_rows` are both what the writer stores and what readers count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, exists, false, func, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
+from bridle.store.reading.call_conditions import NOTED, UNUSABLE, judged, kind_of
+from bridle.store.records import CallKind
 from bridle.store.schema.columns import seconds_between
-from bridle.store.schema.derived import session_counts, session_fates, session_totals
+from bridle.store.schema.derived import LONGEST_VALUE, NOTES, session_counts, session_totals
 from bridle.store.schema.tables import calls, sessions, token_fates
 
 _OF: Final = calls.c.session_id == sessions.c.id
@@ -23,24 +38,60 @@ IS_SUMMED: Final = exists(select(_sums.c.calls).where(_sums.c.session_id == sess
 """Whether a session has stored sums."""
 
 
-def _total(column: ColumnElement[Any], counted: Any) -> ColumnElement[Any]:
+_COUNTED: Final = calls.c.kind != CallKind.COUNT
+_WAIT: Final = seconds_between(calls.c.started_at, calls.c.first_token_at)
+_REPLY: Final = seconds_between(calls.c.first_token_at, calls.c.ended_at)
+
+
+def _number(value: Any) -> ColumnElement[Any]:
+    """Return the number of the calls, without those that only count, that have a value."""
+    return func.count(case((_COUNTED, value)))
+
+
+def _sum(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    return func.coalesce(func.sum(case((_COUNTED, value))), 0)
+
+
+_TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
+    "calls": func.count(calls.c.id),
+    "sampled_tokens": func.coalesce(func.sum(calls.c.sampled_tokens), 0),
+    "version_start": func.min(calls.c.version_start),
+    "version_end": func.max(calls.c.version_end),
+    "started_at": func.min(calls.c.started_at),
+    "ended_at": func.max(calls.c.ended_at),
+    "failed": func.count(case((calls.c.status.in_(UNUSABLE), 1))),
+    "breaks": func.count(calls.c.break_reason),
+    "model": func.max(func.coalesce(calls.c.model_served, calls.c.model_requested)),
+    "counted": _number(1),
+    "continued": _number(calls.c.parent_call_id),
+    "waits": _number(_WAIT),
+    "waited_s": _sum(_WAIT),
+    "replies": _number(_REPLY),
+    "replied_s": _sum(_REPLY),
+    **{f"noted_{name}": func.count(case((and_(_COUNTED, NOTED[name]), 1))) for name in NOTES},
+}
+
+
+def _total(name: str) -> ColumnElement[Any]:
     """Return a session's sum, in a query that outer-joins the stored sums by :data:`OWN`."""
+    return _stored_or(session_totals.c[name], _TOTALS[name])
+
+
+def _stored_or(stored: ColumnElement[Any], counted: Any) -> ColumnElement[Any]:
     live = select(counted).where(_OF).correlate(sessions).scalar_subquery()
-    return case((session_totals.c.session_id.is_not(None), column), else_=live)
+    return case((session_totals.c.session_id.is_not(None), stored), else_=live)
 
 
-CALLS: Final = _total(session_totals.c.calls, func.count())
+CALLS: Final = _total("calls")
 """The number of a session's calls."""
-TOKENS: Final = _total(
-    session_totals.c.sampled_tokens, func.coalesce(func.sum(calls.c.sampled_tokens), 0)
-)
+TOKENS: Final = _total("sampled_tokens")
 """The number of tokens that a session sampled."""
-SECONDS: Final = _total(
+SECONDS: Final = _stored_or(
     seconds_between(session_totals.c.started_at, session_totals.c.ended_at),
-    seconds_between(func.min(calls.c.started_at), func.max(calls.c.ended_at)),
+    seconds_between(_TOTALS["started_at"], _TOTALS["ended_at"]),
 )
 """The seconds from a session's first call to the end of its last."""
-OLDEST_VERSION: Final = _total(session_totals.c.version_start, func.min(calls.c.version_start))
+OLDEST_VERSION: Final = _total("version_start")
 """The lowest policy version that sampled in a session."""
 
 
@@ -71,10 +122,42 @@ def trained_by(run: str, session_id: ColumnElement[str]) -> ColumnElement[bool]:
     return exists().where(own.run_id == run, own.session_id == session_id)
 
 
-def is_of_another(run: str | None) -> ColumnElement[bool]:
-    """Return whether the stored account of a session is that of a later run than ``run``."""
-    if run is None:
-        return false()
-    own = session_fates.c
-    other = exists().where(own.session_id == sessions.c.id, own.trained_by != run)
-    return and_(other, trained_by(run, sessions.c.id))
+def total_rows(chosen: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the sums of sessions, as rows of ``session_totals``.
+
+    ``chosen`` is a condition on the sessions. A session without calls has a row too.
+    """
+    named = (of.label(name) for name, of in _TOTALS.items())
+    query = select(sessions.c.id.label("session_id"), *named).outerjoin_from(sessions, calls, _OF)
+    return query.where(chosen).group_by(sessions.c.id)
+
+
+_COUNTS: Final[Mapping[str, tuple[ColumnElement[Any], ColumnElement[bool]]]] = {
+    "status": (calls.c.status, calls.c.status.is_not(None)),
+    "kind": (kind_of(), calls.c.kind.is_not(None)),
+    "break": (judged(calls.c.break_reason), calls.c.break_reason.is_not(None)),
+    "failure": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["failed"])),
+    "quarantine": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["quarantined"])),
+}
+"""The values that are counted, by name, and the calls of which they are."""
+
+
+def count_rows(
+    chosen: ColumnElement[bool], names: Collection[str] = (*_COUNTS, "noted")
+) -> CompoundSelect[Any]:
+    """Return the query of the numbers of calls by facts, as rows of ``session_counts``.
+
+    ``chosen`` is a condition on the calls, and ``names`` are those of the facts.
+    """
+    wanted = [(name, *_COUNTS[name]) for name in names if name != "noted"]
+    if "noted" in names:
+        wanted += [("noted", literal(of), and_(_COUNTED, NOTED[of])) for of in NOTED]
+    return union_all(*(_counts(name, value, chosen, on) for name, value, on in wanted))
+
+
+def _counts(name: str, value: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
+    cut = func.substr(value, 1, LONGEST_VALUE).label("value")
+    found = select(calls.c.session_id, cut).where(*conditions).subquery().c
+    query = select(found.session_id, literal(name).label("name"), found.value)
+    counted = query.add_columns(func.count().label("number")).where(found.value.is_not(None))
+    return counted.group_by(found.session_id, found.value)

@@ -64,14 +64,26 @@ def evaluation_of(run_id: str) -> str:
     return f"{run_id}.eval"
 
 
-def ids_in_account(run_id: str) -> CompoundSelect[Any]:
-    """Return the query of the ids of the sessions that belong to the account of a run.
+def accounts_with(run_id: str) -> list[str]:
+    """Return the runs whose accounts have the sessions of a run: itself, and one it evaluates."""
+    trained = run_id.removesuffix(".eval")
+    return [run_id] if trained == run_id else [run_id, trained]
 
-    They are the sessions of the run, those of its evaluation, and those that it has trained on.
+
+def ids_in_account(run_id: str) -> CompoundSelect[Any]:
+    """Return the query of the ids of the sessions that belong to the account of a run."""
+    own, trained = members_of(run_id)
+    return own.union(trained)
+
+
+def members_of(run_id: str) -> tuple[Select[Any], Select[Any]]:
+    """Return the queries of the ids of two sets of sessions in the account of a run.
+
+    They are the sessions of the run and of its evaluation, and those that it has trained on.
     """
     own = select(sessions.c.id).where(sessions.c.run_id.in_([run_id, evaluation_of(run_id)]))
-    trained = select(token_fates.c.session_id).where(token_fates.c.run_id == run_id)
-    return own.union(trained)
+    trained = select(token_fates.c.session_id.label("id")).where(token_fates.c.run_id == run_id)
+    return own, trained
 
 
 def account_rows(

@@ -83,6 +83,25 @@ def _interval(element: Any, compiler: Any, **options: Any) -> str:
     return f"CAST(EXTRACT(epoch FROM {difference}) AS DOUBLE PRECISION)"
 
 
+class unindexed(FunctionElement[Any]):
+    """A column that SQLite does not look up in an index of its own: ``unindexed(column)``.
+
+    Without statistics SQLite may read all rows of a value where few rows of a session are wanted.
+    """
+
+    inherit_cache = True
+
+
+@compiles(unindexed)
+def _column(element: Any, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(unindexed, "sqlite")
+def _unary_plus(element: Any, compiler: Any, **options: Any) -> str:
+    return f"+{_column(element, compiler, **options)}"
+
+
 _ESCAPED_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 

@@ -189,11 +189,14 @@ class _SharedPool(QueuePool):
 
 
 def _connect(dialect: Any, _record: object, arguments: Sequence[Any], named: Any) -> Any:
-    """Connect, and ask a server again whose connections are all in use."""
+    """Connect, and ask a server again whose connections are all in use.
+
+    PostgreSQL's compiler is off in the connection: it takes seconds for queries of milliseconds.
+    """
     deadline, pause = time.monotonic() + _REFUSED_S, 0.1
     while True:
         try:
-            return dialect.connect(*arguments, **named)
+            connection = dialect.connect(*arguments, **named)
         except dialect.loaded_dbapi.OperationalError as error:
             if not any(part in str(error) for part in _TOO_MANY):
                 raise
@@ -203,6 +206,10 @@ def _connect(dialect: Any, _record: object, arguments: Sequence[Any], named: Any
                     f" keeps {CONNECTIONS} ({SETTING}=N in its store's URL): start fewer processes,"
                     f" or raise max_connections of the server."
                 ) from error
+        else:
+            connection.execute("SET jit = off")
+            connection.commit()
+            return connection
         time.sleep(pause)
         pause = min(1.0, 2 * pause)
 

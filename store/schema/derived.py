@@ -46,6 +46,9 @@ NOTES: Final = (
 LONGEST_VALUE: Final = 256
 """Characters of a counted value, such as the reason of a failure, that are kept."""
 
+_CLUSTERED: Final[dict[str, Any]] = {"sqlite_with_rowid": False}
+"""SQLite keeps the rows of these tables in the index of their keys, by which they are read."""
+
 session_totals = Table(
     "session_totals",
     metadata,
@@ -66,6 +69,7 @@ session_totals = Table(
     Column("replies", Integer, nullable=False),
     Column("replied_s", Float(53), nullable=False),
     *(Column(f"noted_{name}", Integer, nullable=False) for name in NOTES),
+    **_CLUSTERED,
 )
 """The sums over a sealed session's calls. ``failed`` counts those without a usable reply, and
 ``model`` is the last by name of those that were served. ``counted`` leaves out the calls that only
@@ -80,6 +84,7 @@ session_counts = Table(
     Column("value", String(LONGEST_VALUE), primary_key=True),
     Column("number", Integer, nullable=False),
     Index("ix_session_counts_name", "name", "value", "session_id"),
+    **_CLUSTERED,
 )
 """The numbers of a sealed session's calls by a fact: ``status``, ``kind`` and ``break`` as the view
 ``turns`` has them, ``noted`` (what findings count), and the reasons of each ``failure`` and
@@ -89,12 +94,16 @@ session_fates = Table(
     "session_fates",
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
+    Column("account", String(64), primary_key=True),
     Column("fate", String(16), primary_key=True),
     Column("reason", String(64), primary_key=True),
-    Column("trained_by", String(64)),
     Column("tokens", BigInteger, nullable=False),
+    Index("ix_session_fates_account", "account", "fate", "reason", "tokens"),
+    **_CLUSTERED,
 )
-"""The account of a sealed session's sampled tokens, as the view ``token_accounts`` has it."""
+"""The fates of a sealed session's sampled tokens, once for each account that has the session. The
+``account`` is the id of a run, or empty for the account of the whole store, which the view
+``token_accounts`` has. A session without a row in ``session_totals`` has none here."""
 
 search_documents = Table(
     "search_documents",

@@ -32,6 +32,22 @@ _SHOWN: Final = 3
 _warned: set[tuple[int, int]] = set()
 
 
+def data_home() -> Path:
+    """Return Bridle's folder for the user's recordings.
+
+    It is ``$BRIDLE_HOME``, else the XDG data folder.
+    """
+    if home := os.environ.get("BRIDLE_HOME"):
+        return Path(home)
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "bridle"
+
+
+def default_store() -> str:
+    """Return ``$BRIDLE_STORE`` (a path or a database URL), else the data folder's ``bridle.db``."""
+    return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
+
+
 def check_file(path: Path) -> None:
     """Raise :class:`StoreUnavailable` unless ``path`` is a store, empty, or missing.
 

@@ -69,6 +69,7 @@ from bridle.store.writing.rows import (
     statements,
     storable,
 )
+from bridle.store.writing.sums import withdraw_accounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,7 @@ class Batch:
         """Let readers count the calls of sessions whose calls have changed."""
         withdraw = statements(self._connection.dialect.name).withdraw_sums
         if withdraw.run(self._connection, [(each,) for each in sorted(session_ids)]):
+            withdraw_accounts(self._connection, session_ids)
             self.resummed = True
 
     def settle(self) -> None:

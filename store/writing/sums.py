@@ -1,136 +1,85 @@
 """The sums over a session's calls, which are stored once the session is sealed.
 
-A write that changes what was summed removes the session's row of ``session_totals`` in the same
-transaction (:func:`withdraw`); readers then count its calls until it is summed again.
+A write that changes what was summed removes the session's row of ``session_totals`` and its stored
+accounts in the same transaction; readers then count its calls until it is summed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection
 from typing import Any, Final
 
 from sqlalchemy import (
     BindParameter,
-    Column,
-    ColumnElement,
     Connection,
-    Select,
-    and_,
+    Insert,
     bindparam,
-    case,
     delete,
     exists,
     func,
     insert,
-    literal,
     select,
-    union_all,
 )
 
-from bridle.store.reading.call_conditions import NOTED, UNUSABLE, judged, kind_of
-from bridle.store.records import CallKind
-from bridle.store.schema.accounts import account_rows
-from bridle.store.schema.columns import seconds_between
+from bridle.store.reading.totals import count_rows, total_rows
+from bridle.store.schema.accounts import BY_RULES, account_rows, accounts_with
 from bridle.store.schema.database import in_pieces
 from bridle.store.schema.derived import (
-    LONGEST_VALUE,
-    NOTES,
     session_counts,
     session_fates,
     session_totals,
 )
-from bridle.store.schema.tables import calls, sessions
+from bridle.store.schema.tables import calls, sessions, token_fates
 
-_SESSION: Final[BindParameter[str]] = bindparam("session")
-_OWN: Final = calls.c.session_id == _SESSION
-_COUNTED: Final = calls.c.kind != CallKind.COUNT
-
-
-def _sum(value: ColumnElement[Any]) -> ColumnElement[Any]:
-    return func.coalesce(func.sum(case((_COUNTED, value))), 0)
-
-
-_WAIT: Final = seconds_between(calls.c.started_at, calls.c.first_token_at)
-_REPLY: Final = seconds_between(calls.c.first_token_at, calls.c.ended_at)
-_TOTALS: Final = (
-    select(
-        _SESSION.label("session_id"),
-        func.count(),
-        func.coalesce(func.sum(calls.c.sampled_tokens), 0),
-        func.min(calls.c.version_start),
-        func.max(calls.c.version_end),
-        func.min(calls.c.started_at),
-        func.max(calls.c.ended_at),
-        func.count(case((calls.c.status.in_(UNUSABLE), 1))),
-        func.count(calls.c.break_reason),
-        func.max(func.coalesce(calls.c.model_served, calls.c.model_requested)),
-        func.count(case((_COUNTED, 1))),
-        func.count(case((_COUNTED, calls.c.parent_call_id))),
-        func.count(case((_COUNTED, _WAIT))),
-        _sum(_WAIT),
-        func.count(case((_COUNTED, _REPLY))),
-        _sum(_REPLY),
-        *(func.count(case((and_(_COUNTED, NOTED[name]), 1))) for name in NOTES),
-    )
-    .where(_OWN)
-    .select_from(calls)
-)
-
-
-def _counted(name: str, value: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of the numbers of a session's calls by one fact."""
-    named = select(func.substr(value, 1, LONGEST_VALUE).label("value")).where(_OWN, *conditions)
-    found = named.subquery()
-    return (
-        select(_SESSION, literal(name), found.c.value, func.count())
-        .where(found.c.value.is_not(None))
-        .group_by(found.c.value)
-    )
-
-
-def _own(column: Column[Any]) -> ColumnElement[Any]:
-    return column
-
-
-_COUNTS: Final = union_all(
-    _counted("status", _own(calls.c.status)),
-    _counted("kind", kind_of()),
-    _counted("break", judged(calls.c.break_reason), calls.c.break_reason.is_not(None)),
-    *(_counted("noted", literal(name), _COUNTED, of) for name, of in NOTED.items()),
-    _counted("failure", func.coalesce(calls.c.reason, "None"), _COUNTED, NOTED["failed"]),
-    _counted("quarantine", func.coalesce(calls.c.reason, "None"), _COUNTED, NOTED["quarantined"]),
-)
-_ADD_TOTALS: Final = insert(session_totals).from_select(list(session_totals.c.keys()), _TOTALS)
-_ADD_COUNTS: Final = insert(session_counts).from_select(list(session_counts.c.keys()), _COUNTS)
 _OF: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
-_WITHDRAW: Final = delete(session_totals).where(session_totals.c.session_id.in_(_OF))
+_ADD_TOTALS: Final = insert(session_totals).from_select(
+    list(session_totals.c.keys()), total_rows(sessions.c.id.in_(_OF))
+)
+_ADD_COUNTS: Final = insert(session_counts).from_select(
+    list(session_counts.c.keys()), count_rows(calls.c.session_id.in_(_OF))
+)
+_DROP_TOTALS: Final = delete(session_totals).where(session_totals.c.session_id.in_(_OF))
 _DROP_COUNTS: Final = delete(session_counts).where(session_counts.c.session_id.in_(_OF))
-_IS_SUMMED: Final = select(exists().where(session_totals.c.session_id == _SESSION))
+_IS_SUMMED: Final = select(exists().where(session_totals.c.session_id.in_(_OF)))
 
 
 _CHOSEN: Final = select(sessions.c.id).where(
     sessions.c.id.in_(_OF), exists().where(session_totals.c.session_id == sessions.c.id)
 )
-_account: Final = account_rows(_CHOSEN).subquery()
-_ADD_FATES: Final = insert(session_fates).from_select(
-    ["session_id", "fate", "reason", "trained_by", "tokens"],
-    select(
-        _account.c.session_id,
-        _account.c.fate,
-        _account.c.reason,
-        func.max(_account.c.trained_by),
-        func.sum(_account.c.tokens),
-    ).group_by(_account.c.session_id, _account.c.fate, _account.c.reason),
+_ACCOUNT: Final[BindParameter[str]] = bindparam("account")
+_FATES: Final = ["session_id", "account", "fate", "reason", "tokens"]
+
+
+def _add_fates(rows: Any) -> Insert:
+    """Return the statement that stores rows of accounts as those of one account."""
+    of = rows.c
+    key = of.session_id, of.fate, of.reason
+    stored = select(key[0], _ACCOUNT, *key[1:], func.sum(of.tokens)).group_by(*key)
+    return insert(session_fates).from_select(_FATES, stored)
+
+
+_ADD_FATES: Final = _add_fates(account_rows(_CHOSEN).subquery())
+_COPY_FATES: Final = _add_fates(
+    select(session_fates)
+    .where(session_fates.c.session_id.in_(_OF), session_fates.c.account == "")
+    .subquery()
+)
+_RUNS_OF: Final = select(sessions.c.id, sessions.c.run_id).where(
+    sessions.c.id.in_(_OF), sessions.c.run_id.is_not(None)
+)
+_TRAINED_BY: Final = (
+    select(token_fates.c.session_id, token_fates.c.run_id)
+    .where(token_fates.c.session_id.in_(_OF), token_fates.c.run_id != BY_RULES)
+    .distinct()
 )
 _DROP_FATES: Final = delete(session_fates).where(session_fates.c.session_id.in_(_OF))
 
 
 def summarize(connection: Connection, session_id: str) -> None:
     """Store the sums over a session's calls, in place of earlier ones."""
-    withdraw(connection, [session_id])
-    connection.execute(_DROP_COUNTS, {"sessions": [session_id]})
-    connection.execute(_ADD_COUNTS, {"session": session_id})
-    connection.execute(_ADD_TOTALS, {"session": session_id})
+    for statement in (_DROP_TOTALS, _DROP_COUNTS, _ADD_COUNTS, _ADD_TOTALS):
+        connection.execute(statement, {"sessions": [session_id]})
     account_again(connection, [session_id])
 
 
@@ -138,19 +87,31 @@ def account_again(connection: Connection, session_ids: Collection[str]) -> None:
     """Store the accounts of sessions again, of those that have sums."""
     for some in map(list, in_pieces(list(session_ids))):
         connection.execute(_DROP_FATES, {"sessions": some})
-        connection.execute(_ADD_FATES, {"sessions": some})
+        connection.execute(_ADD_FATES, {"sessions": some, "account": ""})
+        trained = connection.execute(_TRAINED_BY, {"sessions": some}).all()
+        trainers = Counter(session_id for session_id, _ in trained)
+        members: dict[str, set[str]] = {}
+        for session_id, run_id in connection.execute(_RUNS_OF, {"sessions": some}):
+            for run in accounts_with(run_id):
+                members.setdefault(run, set()).add(session_id)
+        for session_id, run_id in trained:
+            members.setdefault(run_id, set()).add(session_id)
+        for run_id, own in members.items():
+            # Accounts of a session can differ only where several runs have trained on it.
+            same = [one for one in own if trainers[one] < 2]
+            connection.execute(_COPY_FATES, {"sessions": same, "account": run_id})
+            if several := own.difference(same):
+                given = {"sessions": list(several), "account": run_id}
+                connection.execute(_add_fates(account_rows(_CHOSEN, run_id).subquery()), given)
 
 
 def resummarize(connection: Connection, session_id: str) -> None:
     """Store the sums of a session again, if it has any."""
-    if connection.execute(_IS_SUMMED, {"session": session_id}).scalar():
+    if connection.execute(_IS_SUMMED, {"sessions": [session_id]}).scalar():
         summarize(connection, session_id)
 
 
-def withdraw(connection: Connection, session_ids: Iterable[str]) -> int:
-    """Let readers count the calls of these sessions. Return how many of them had sums."""
-    wanted: Collection[str] = list(session_ids)
-    return sum(
-        connection.execute(_WITHDRAW, {"sessions": list(some)}).rowcount
-        for some in in_pieces(list(wanted))
-    )
+def withdraw_accounts(connection: Connection, session_ids: Collection[str]) -> None:
+    """Remove the stored accounts of sessions whose sums were removed."""
+    for some in map(list, in_pieces(list(session_ids))):
+        connection.execute(_DROP_FATES, {"sessions": some})

@@ -18,10 +18,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from bridle.diagnosis.facts import read_facts
 from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit, audit_session
+from bridle.reconstruct.episodes import episode_of
+from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import BUILDER_VERSION
 from bridle.reconstruct.samples.rules import DEFAULT_RULES
+from bridle.reconstruct.session import LoadedSession
+from bridle.run.feed import trajectory
 from bridle.run.report import token_figures
 from bridle.store.reading.accounts import stored_account, written_accounts
 from bridle.store.reading.queries import Reader
@@ -188,7 +193,7 @@ class RandomStore:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_report_audit_viewer_and_sql_agree_to_the_token_on_any_store(
+def test_report_audit_doctor_viewer_feed_and_sql_agree_to_the_token_on_any_store(
     tmp_path: Path, calls: Any, seed: int
 ) -> None:
     store = RandomStore(tmp_path / "bridle.db", calls, seed).url
@@ -199,9 +204,12 @@ def test_report_audit_viewer_and_sql_agree_to_the_token_on_any_store(
             total: Counter[Fate] = sum((Counter(dict(one.fates)) for one in audits), Counter())
             account = token_account(reader, SessionFilter(run=run))
             assert account.fates == dict(total)
-            assert (account.sessions, account.captured) == (len(audits), total.total())
+            assert account.captured == total.total()
             captured = [one.conservation.captured for one in audits]
             assert account.captured == sum(captured)
+            record = None if run is None else reader.run(run)
+            examined = read_facts(reader, CountedRewards(reader).number, run=record).account
+            assert examined == stored_account(reader, SessionFilter(run=run))
             page = seen(store, "/audit" + (f"?run={run}" if run else ""))
             table = {"captured": account.captured} | {
                 line.label: line.tokens for line in account_lines(total)
@@ -222,6 +230,16 @@ def test_report_audit_viewer_and_sql_agree_to_the_token_on_any_store(
                 one.conservation.captured for one in audits if one.session_id in left
             )
         rows = in_sql(store, "SELECT session_id, fate, reason, tokens FROM token_accounts")
+        audits = {one.session_id: one for one in audit(reader, DEFAULT_RULES)}
+        for session in LoadedSession.stream(reader, reader.sessions()):
+            fed = trajectory(episode_of(session))["tokens"]
+            table = audits[session.id].conservation
+            assert fed == {
+                "captured": table.captured,
+                "trainable": table.trained,
+                "masked": table.masked,
+                "dropped": table.dropped,
+            }
     by_session: dict[str, Counter[Fate]] = {}
     for session, fate, reason, tokens in rows:
         by_session.setdefault(session, Counter())[Fate(fate, reason)] += tokens

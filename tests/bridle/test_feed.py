@@ -204,7 +204,7 @@ def test_both_forms_carry_the_samples_exactly(api: Api, store: str) -> None:
     told = line["samples"][0]
     assert line["rewards"] == {"score": 0.1 + 0.2}
     assert SampleRules.from_data(line["rules"]) == DEFAULT_RULES
-    assert line["tokens"]["trained"] == int(sample.mask.sum()) > 0
+    assert line["tokens"]["trainable"] == int(sample.mask.sum()) > 0
     arrow = api.post("/bridle/v1/trajectories/b/lease", params={"format": "arrow"})
     assert arrow.headers["content-type"] == "application/vnd.apache.arrow.stream"
     table = pa.ipc.open_stream(arrow.content).read_all()

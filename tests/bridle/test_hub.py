@@ -131,7 +131,10 @@ def test_what_is_neither_a_directory_nor_a_name_is_refused(
     refused = bridle("engine", "embedded", "--model", tmp_path / "missing")
     assert refused.exit_code == 2
     told = " ".join(refused.stderr.replace("│", " ").split())
-    assert "is neither a directory nor a name on the Hub (OWNER/MODEL)" in told
+    assert (
+        "is neither a directory, nor one of smollm2, tiny, nor a name on the Hub (OWNER/MODEL)"
+        in told
+    )
     assert model_directory(str(tmp_path)) == tmp_path
     assert cached_tokenizer(str(tmp_path)) is None
     assert cached_tokenizer("nobody/has-this") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -28,9 +29,12 @@ def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) ->
 def test_the_list_of_commands_has_a_line_for_each_and_fits_a_screen(bridle: Bridle) -> None:
     lines = bridle("--help").output.splitlines()
     assert len(lines) <= 45
-    for name, entry in program.COMMANDS.items():
+    panels = [entry for panel in program.PANELS.values() for entry in panel.items()]
+    for name, entry in panels:
         (line,) = (one for one in lines if one.split()[:1] == [name])
         assert line.split(maxsplit=1)[1] == entry.summary
+    rare = " ".join(lines[-2:])
+    assert all(re.search(rf"\b{name}\b", rare) for name in program.RARE)
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:

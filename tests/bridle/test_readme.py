@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tomllib
@@ -17,18 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.typed import WAIT, console_blocks, free_port
+
 ROOT = Path(__file__).parents[2]
-WAIT = "timeout 60 sh -c 'until curl -sf -o /dev/null {}; do sleep 0.2; done'"
-
-
-def console_blocks(text: str) -> list[str]:
-    return re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture

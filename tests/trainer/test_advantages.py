@@ -205,3 +205,18 @@ def test_spiral_takes_the_sessions_reward_where_a_roles_calls_have_none():
     group = CreditGroup([steps("a", ([1], None))], np.ones(1), AdvantageConfig(), memory)
     ((part,),) = ADVANTAGES.get("spiral")(group)
     assert part[-1] == pytest.approx(1 - (0.95 * 0.5 + 0.05), abs=1e-6)
+
+
+def test_lite_ppo_divides_by_the_deviation_of_the_whole_step():
+    def session(name, value):
+        given = (Reward(name, "reward", value, 0.0, source=RewardSource.VERIFIER),)
+        return one_branch(name, [([1], None)], given)
+
+    own, others = [1.0, 0.0, 0.0], [3.0, 5.0]
+    step = [session(str(number), value) for number, value in enumerate([*own, *others])]
+    group = CreditGroup(step[:3], np.asarray(own), AdvantageConfig(), batch=step)
+    found = [float(parts[0][0]) for parts in ADVANTAGES.get("lite_ppo")(group)]
+    mean = sum([*own, *others]) / 5
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in [*own, *others]) / 4)
+    expected = [(value - sum(own) / 3) / (deviation + 1e-6) for value in own]
+    assert found == pytest.approx(expected, rel=1e-6)

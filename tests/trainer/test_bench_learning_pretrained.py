@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from bridle.recipes.learning import pretrained
+from bridle.recipes.learning.methods import METHODS, method
 from bridle.recipes.learning.pretrained import CASES, bench_pretrained, reached_goal, table
-from bridle.recipes.learning.sparse import LearningSettings, cases, compared
+from bridle.recipes.learning.runs import LearningSettings, compared
 
 
 def test_the_cases_are_known() -> None:
-    assert set(CASES) <= {case.name for case in cases()}
+    assert set(CASES) <= {one.name for one in METHODS}
 
 
 def test_the_goal_is_a_mean_over_the_last_steps() -> None:
@@ -34,11 +35,11 @@ def test_sessions_are_counted_until_the_goal_by_seed(monkeypatch: pytest.MonkeyP
         lambda case, settings, seed, device, say: steps[seed],
     )
     first, other = (
-        bench_pretrained(cases()[0], LearningSettings(seeds=1, first_seed=seed), "cpu", print)
+        bench_pretrained(method("grpo"), LearningSettings(seeds=1, first_seed=seed), "cpu", print)
         for seed in steps
     )
     assert (first, other) == ([256], [None])
-    text = table(compared({"grpo": first, "other": other}), LearningSettings())
+    text = table(compared("demo", {"grpo": first, "other": other}), LearningSettings())
     assert "| grpo | 256 | 256 | 1.00 |" in text
     assert "| other | not reached | not reached |  |" in text
 
@@ -67,8 +68,9 @@ def test_a_case_changes_the_demos_credit_and_loss_and_stops_at_the_goal(
 
     monkeypatch.setattr(pretrained, "stack", stack)
     monkeypatch.setattr(pretrained, "smollm2_directory", lambda: tmp_path)
-    case = next(case for case in cases() if case.name == "cispo")
-    found = pretrained.rewards_by_step(case, LearningSettings(), 3, "cuda:1", lambda _: None)
+    found = pretrained.rewards_by_step(
+        method("cispo"), LearningSettings(), 3, "cuda:1", lambda _: None
+    )
     assert found == [0.95] * 3
     assert asked[0].loss.name == "cispo"
     assert asked[0].seed == 3

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.episodes import one_branch
 
+from bridle.recipes.learning.branched import BranchCase, BranchSettings, tokens_to_goal
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.collection.branching import BranchPoint, Where, chosen, is_branch
@@ -68,3 +69,13 @@ def test_the_branch_is_chosen(where: Where, expected: str) -> None:
     drawn = Counter(found.call_id for _ in range(60) if (found := chosen(points, where, rng)))
     assert set(drawn) == set(expected)
     assert chosen([], where, rng) is None
+
+
+def test_the_tokens_of_groups_of_siblings_are_counted_until_the_goal() -> None:
+    settings = BranchSettings(farthest=2, goal=0.6, window=1, group_size=8, most=200)
+    for case in (BranchCase("grpo"), BranchCase("siblings", "siblings", 0.5)):
+        tokens = tokens_to_goal(case, settings, 0)
+        assert tokens is not None
+        assert tokens > 0
+        assert tokens_to_goal(case, settings, 0) == tokens, "a seed decides a run"
+    assert tokens_to_goal(BranchCase("grpo"), replace(settings, most=1), 0) is None

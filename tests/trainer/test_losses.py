@@ -8,8 +8,16 @@ import torch
 
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.importance import importance_weights
-from bridle.trainer.losses.losses import LOSSES, LossSums, clip, k3, policy_loss
-from bridle.trainer.losses.terms import TokenTerms
+from bridle.trainer.losses.losses import (
+    LOSSES,
+    LossSums,
+    clip,
+    k3,
+    needs_entropy_gradient,
+    policy_loss,
+)
+from bridle.trainer.losses.terms import TokenTerms, differentiates_entropy
+from bridle.trainer.policy.model import entropy
 
 
 def terms(
@@ -256,3 +264,61 @@ def test_a_loss_adds_numbers_of_its_own_to_the_metrics():
         del LOSSES._parts["counted"]
     assert sums.mean("good") == 0.75
     assert policy_loss(batch, LossConfig())[1].mean("good") == 0.0
+
+
+def test_aepo_is_the_papers_loss_computed_token_by_token():
+    generator = torch.Generator().manual_seed(0)
+    size, weight = 24, 0.3
+    old = -3 * torch.rand(size, dtype=torch.float64, generator=generator)
+    logprobs = (old + 0.5 * torch.randn(size, dtype=torch.float64, generator=generator)).detach()
+    advantages = torch.randn(size, dtype=torch.float64, generator=generator)
+    entropies = torch.rand(size, dtype=torch.float64, generator=generator)
+    branches = torch.arange(size) % 3
+    given = TokenTerms(
+        logprobs=logprobs.clone().requires_grad_(),
+        old_logprobs=old,
+        behaviour_logprobs=old,
+        advantages=advantages,
+        weights=torch.ones(size, dtype=torch.float64),
+        branches=branches,
+        entropies=entropies,
+    )
+    config = dataclasses.replace(PLAIN, name="aepo", options={"aepo": {"entropy_weight": weight}})
+    loss, slopes, _ = gradient(given, config)
+    total = 0.0
+    for token in range(size):
+        own = [float(entropies[other]) for other in range(size) if other % 3 == token % 3]
+        mean = sum(own) / len(own)
+        deviation = math.sqrt(sum((each - mean) ** 2 for each in own) / len(own))
+        normalized = (float(entropies[token]) - mean) / (deviation + 1e-6)
+        advantage = float(advantages[token]) * (1 + weight * normalized)
+        ratio = math.exp(float(logprobs[token] - old[token]))
+        total -= min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+        factor = ratio
+        if ratio > 1.3 and advantage > 0:
+            factor = 1.3
+        elif ratio < 0.8 and advantage < 0:
+            factor = 0.0
+        assert slopes[token] == pytest.approx(-factor * advantage, abs=1e-9)
+    assert loss == pytest.approx(total, abs=1e-9)
+    with pytest.raises(ValueError, match="entropy"):
+        policy_loss(dataclasses.replace(given, entropies=None), config)
+
+
+def test_a_loss_gets_the_gradient_of_entropies_only_if_it_is_marked():
+    @differentiates_entropy
+    def bonus(terms, config):
+        return dataclasses.replace(clip(terms, config), loss=-terms.entropies)
+
+    LOSSES.register("entropy_bonus", bonus)
+    assert needs_entropy_gradient(LossConfig(name="entropy_bonus"))
+    assert not needs_entropy_gradient(LossConfig())
+    logits = torch.tensor([[0.5, -1.0, 2.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
+    found = entropy(logits.log_softmax(-1))
+    found.sum().backward()
+    p = logits.detach().softmax(-1)[0]
+    expected = [
+        0.0 if float(one) == 0 else -float(one) * (math.log(float(one)) + float(found[0].detach()))
+        for one in p
+    ]
+    assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-12)

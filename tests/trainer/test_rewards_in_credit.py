@@ -29,6 +29,8 @@ BUILT_IN = (
     "gigpo",
     "turn_returns",
     "spiral",
+    "lite_ppo",
+    "critic",
     "none",
 )
 ROLES = (None, "planner", "worker")

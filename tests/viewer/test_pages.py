@@ -30,6 +30,7 @@ from bridle.store.reward import Reward, RewardKind, RewardSource
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import number_of, viewer_app
 from bridle.viewer.lanes import WIDTH, lanes_of
+from bridle.viewer.prose import LONGEST, markdown, with_code
 from bridle.viewer.rendering import Source
 from bridle.viewer.turns import as_tree
 
@@ -58,6 +59,9 @@ def test_the_list_has_the_newest_session_first_and_pages(gallery: Any) -> None:
         ("broke=edited", lambda s: any(c.break_reason == "edited" for c in s.calls)),
         ("kind=subagent", lambda s: any(c.kind is CallKind.SUBAGENT for c in s.calls)),
         ("status=failed", lambda s: any(c.status == "failed" for c in s.calls)),
+        ("model=policy", lambda s: any(c.model_served == "policy" for c in s.calls)),
+        ("since=2026-09-21&until=2026-09-21", lambda s: s.record.run_id == "run_gallery1"),
+        ("since=soon", lambda s: True),
         ("version=3", lambda s: any(c.version_start == 3 for c in s.calls)),
         ("fate=dropped&reason=kind_side", lambda s: any(c.kind is CallKind.SIDE for c in s.calls)),
         (
@@ -106,10 +110,14 @@ def test_htmx_gets_only_the_list(gallery: Any) -> None:
 
 def test_a_session_shows_its_whole_conversation(gallery: Any) -> None:
     session = LoadedSession.load(gallery.reader, gallery.sessions[3])
-    page = html.unescape(gallery.page(f"/sessions/{session.id}"))
+    raw = gallery.page(f"/sessions/{session.id}")
+    page = html.unescape(raw)
+    letters = re.sub(r"[\W\d_]", "", html.unescape(re.sub(r"<[^>]*>", "", raw)))
     for call in session.calls:
-        for message in (*call.conversation.tail, *call.replies):  # type: ignore[union-attr]
+        for message in call.conversation.tail:  # type: ignore[union-attr]
             assert str(message.content) in page
+        for message in call.replies:  # whose Markdown is rendered
+            assert re.sub(r"[\W\d_]", "", str(message.content or "")) in letters
             assert (message.reasoning or "") in page
     assert "run_shell_command" in page
     assert "ran 10 tests" in page or not session.rewards
@@ -293,6 +301,26 @@ def test_recorded_text_cannot_become_markup(gallery: Any) -> None:
     page = gallery.client.get(f"/sessions/{gallery.sessions[0]}")
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert "<script>" not in gallery.page("/sessions?task=<script>x</script>")
+
+
+def test_markdown_of_a_reply_becomes_no_markup_of_its_own() -> None:
+    hostile = "<script>x</script> [a](javascript:alert(1)) ![i](http://x/y.png) `<b>`"
+    for text in (hostile, hostile + "\n\n```python\n</pre><b>\n```", hostile + "x" * LONGEST):
+        shown = markdown(text)
+        assert not re.search(r"<(script|img|b)\b|href=.javascript", shown)
+    code = markdown("```python\ndef f(): return 1\n```")
+    assert '<span class="k">def</span>' in code
+    assert with_code("do `x <b>` <i>") == "do <code>x &lt;b&gt;</code> &lt;i&gt;"
+
+
+def test_a_session_is_called_by_its_request_and_has_an_outline(gallery: Any) -> None:
+    page = gallery.page(f"/sessions/{gallery.sessions[3]}")
+    assert "<h1>Mend the module task-0:" in page
+    assert '<details class="folded">' in page or "You are a coding agent" in page
+    outline = page[page.index('class="outline"') : page.index("</ol>")]
+    session = LoadedSession.load(gallery.reader, gallery.sessions[3])
+    assert outline.count("<li>") == len(session.calls)
+    assert "run_shell_command" in outline
 
 
 def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:

@@ -6,6 +6,8 @@ For a group of ``G`` rewards ``r``:
 ``grpo``           ``(r_i - mean(r)) / (std(r) + 1e-6)``         DeepSeekMath, arXiv 2402.03300
 ``leave_one_out``  ``r_i - mean(r without r_i)``                 RLOO, arXiv 2402.14740
 ``mean``           ``r_i - mean(r)``                             Dr. GRPO, arXiv 2503.20783
+``lite_ppo``       ``(r_i - mean(r)) / (std(r_B) + 1e-6)``;      Lite PPO, arXiv 2508.08221, with
+                   ``r_B``: all sessions of the step             ``loss.weighting = "token"``
 ``gated``          ``grpo`` of ``r_i + [r_i >= gate] Σ s_i``     G-RA, arXiv 2508.10548; ``s_i``:
                                                                  the rewards of its calls, which
                                                                  are not in ``r_i``
@@ -33,6 +35,7 @@ from bridle.trainer.credit.group import (
     centred,
     register_advantage,
 )
+from bridle.trainer.credit.rewards import numbers_of
 
 
 @register_advantage("grpo")
@@ -52,6 +55,18 @@ def leave_one_out(group: CreditGroup) -> Credit:
 def mean_centred(group: CreditGroup) -> Credit:
     """Return the distance from the mean."""
     return group.everywhere(group.centred)
+
+
+@register_advantage("lite_ppo")
+def lite_ppo(group: CreditGroup) -> Credit:
+    """Return the distance from the group's mean in standard deviations of the whole step.
+
+    The deviation is that of all sessions with a reward, those of other groups included.
+    """
+    given = [numbers_of(episode, group.config).value for episode in group.batch]
+    step = np.asarray([value for value in given if value is not None], np.float64)
+    deviation = group.deviation(step if len(step) else group.rewards)
+    return group.everywhere(group.centred / (deviation + STD_EPSILON))
 
 
 @dataclass(frozen=True, slots=True)

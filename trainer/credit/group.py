@@ -9,7 +9,7 @@ no credit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -248,6 +248,20 @@ def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.zeros_like(values)
     distance: NDArray[np.float64] = values - values.mean()
     return distance
+
+
+def normalized(
+    group: CreditGroup, values: NDArray[np.float64], anchors: Sequence[Hashable]
+) -> NDArray[np.float64]:
+    """Return ``values`` normalised among those of the same anchor; 0 for one that stands alone."""
+    members: dict[Hashable, list[int]] = {}
+    for index, anchor in enumerate(anchors):
+        members.setdefault(anchor, []).append(index)
+    found = np.zeros_like(values)
+    for indices in members.values():
+        own = values[indices]
+        found[indices] = centred(own) / (group.deviation(own) + STD_EPSILON)
+    return found
 
 
 Advantage = Callable[[CreditGroup], Credit]

@@ -31,7 +31,7 @@ it has a reward.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,7 @@ from bridle.trainer.credit.group import (
     Credit,
     CreditGroup,
     centred,
+    normalized,
     register_advantage,
     stepwise,
 )
@@ -60,7 +61,7 @@ def per_role(group: CreditGroup) -> Credit:
     own = {place: _role_return(group, *place) for place in places}
     rewards = np.asarray([own[step.episode, step.role] for step in group.steps], np.float64)
     roles = [step.role for step in group.steps]
-    found = _normalized(group, rewards, roles)
+    found = normalized(group, rewards, roles)
     for role in set(roles):
         acted = [index for index, other in enumerate(roles) if other == role]
         if len({group.steps[index].episode for index in acted}) < 2:
@@ -99,7 +100,7 @@ def gigpo(group: CreditGroup, options: GigpoOptions = _GIGPO) -> Credit:
     """Add the session's advantage and the step's among steps at the same state."""
     whole = centred(group.totals) / (group.deviation(group.totals) + STD_EPSILON)
     episode = np.asarray([whole[step.episode] for step in group.steps], np.float64)
-    step = _normalized(group, returns(group, options.discount), anchors(group))
+    step = normalized(group, returns(group, options.discount), anchors(group))
     return group.by_step(episode + options.step_weight * step)
 
 
@@ -108,7 +109,7 @@ def gigpo(group: CreditGroup, options: GigpoOptions = _GIGPO) -> Credit:
 def turn_returns(group: CreditGroup, options: ReturnOptions = _RETURNS) -> Credit:
     """Compare all steps of the group by their discounted returns."""
     values = returns(group, options.discount)
-    return group.by_step(_normalized(group, values, [None] * len(group.steps)))
+    return group.by_step(normalized(group, values, [None] * len(group.steps)))
 
 
 def returns(group: CreditGroup, discount: float) -> NDArray[np.float64]:
@@ -123,6 +124,29 @@ def returns(group: CreditGroup, discount: float) -> NDArray[np.float64]:
     return np.asarray([found[step.episode, step.call_id] for step in group.steps], np.float64)
 
 
+def rewards_in_order(
+    group: CreditGroup, number: int, steps: Sequence[str], discount: float
+) -> list[float]:
+    """Return the reward ``r_t`` of each of a session's ``steps``, the terminal one with the last.
+
+    A reward of a call that trains nothing counts in the step before it, discounted by the calls
+    between them. Before the first step it counts in that one.
+    """
+    own, values = group.step_rewards, dict.fromkeys(steps, 0.0)
+    calls = _steps_of(group, number, group.episodes[number])
+    latest, distance = steps[0] if steps else None, 0
+    begun = False
+    for call_id in calls:
+        distance += begun
+        if call_id in values:
+            latest, distance, begun = call_id, 0, True
+        if latest is not None:
+            values[latest] += discount**distance * own.get((number, call_id), 0.0)
+    if latest is not None:
+        values[latest] += discount**distance * float(group.terminal[number])
+    return list(values.values())
+
+
 def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
     """Return the calls of a session that its samples have or that have a reward.
 
@@ -131,17 +155,3 @@ def _steps_of(group: CreditGroup, number: int, episode: Episode) -> list[str]:
     given = group.numbers[number].calls
     known = {call_id for sample in episode.samples for call_id in sample.call_ids} | given.keys()
     return [call_id for call_id in calls_in_order(episode, list(given)) if call_id in known]
-
-
-def _normalized(
-    group: CreditGroup, values: NDArray[np.float64], anchors: Sequence[Hashable]
-) -> NDArray[np.float64]:
-    """Return ``values`` normalised among those of the same anchor; 0 for one that stands alone."""
-    members: dict[Hashable, list[int]] = {}
-    for index, anchor in enumerate(anchors):
-        members.setdefault(anchor, []).append(index)
-    found = np.zeros_like(values)
-    for indices in members.values():
-        own = values[indices]
-        found[indices] = centred(own) / (group.deviation(own) + STD_EPSILON)
-    return found

@@ -170,4 +170,5 @@ def loss_terms(pack: TrainPack, scores: TokenScores) -> TokenTerms:
         reference_logprobs=None
         if pack.reference_logprobs is None
         else pack.reference_logprobs.to(like),
+        entropies=scores.entropies.to(like),
     )

@@ -23,7 +23,7 @@ from bridle.trainer.learner.batches import (
 )
 from bridle.trainer.learner.optimizer import clip_and_step
 from bridle.trainer.losses.drift import Drift
-from bridle.trainer.losses.losses import LossSums, policy_loss
+from bridle.trainer.losses.losses import LossSums, needs_entropy_gradient, policy_loss
 from bridle.trainer.policy.lora import without_adapters
 from bridle.trainer.policy.model import score_idly, score_pack
 from bridle.trainer.policy.sharding import share_of
@@ -171,12 +171,16 @@ def _update(
             score_idly(model)
             continue
         scores = score_pack(
-            model, pack.pack, block_tokens=config.packing.block_tokens, drawn=pack.drawn
+            model,
+            pack.pack,
+            block_tokens=config.packing.block_tokens,
+            drawn=pack.drawn,
+            entropy_gradient=needs_entropy_gradient(config.loss),
         )
         terms = loss_terms(pack, scores)
         loss, sums = policy_loss(terms, config.loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        stats += UpdateStats(loss=sums, entropy=float(scores.entropies.sum()))
+        stats += UpdateStats(loss=sums, entropy=float(scores.entropies.detach().sum()))
         if version is not None:
             old = terms.old_logprobs.detach()
             drift = Drift.of(old, terms.behaviour_logprobs, version - pack.versions)

@@ -11,6 +11,7 @@ distribution that the engine reports, ``r = π / π_old`` and ``A`` the advantag
 ``gspo``   the same with ``s`` for ``r``, where                       arXiv 2507.18071
            ``s = exp(mean over the branch of log r)``
 ``cispo``  ``-sg(min(r, 1 + ε_high)) A log π``                        MiniMax-M1, arXiv 2506.13585
+``aepo``   ``clip`` balanced by entropy (:mod:`.aepo`)                arXiv 2510.14545
 =========  =========================================================  ==========================
 
 Each token's loss is multiplied by its importance weight
@@ -31,7 +32,7 @@ from torch import Tensor
 from bridle.registry import Registry
 from bridle.trainer.config import LossConfig
 from bridle.trainer.losses.importance import importance_weights
-from bridle.trainer.losses.terms import TokenTerms, branch_sums
+from bridle.trainer.losses.terms import ENTROPY_GRADIENT, TokenTerms, branch_sums
 from bridle.trainer.losses.trust import outside_trust
 
 
@@ -52,12 +53,19 @@ class Surrogate:
 
 Loss = Callable[[TokenTerms, LossConfig], Surrogate]
 
-LOSSES: Registry[Loss] = Registry("loss", "bridle.losses")
+LOSSES: Registry[Loss] = Registry(
+    "loss", "bridle.losses", {"aepo": "bridle.trainer.losses.aepo:aepo"}
+)
 
 
 def register_loss(name: str) -> Callable[[Loss], Loss]:
     """Return a decorator that makes a function the loss that configurations name ``name``."""
     return LOSSES.registered(name)
+
+
+def needs_entropy_gradient(config: LossConfig) -> bool:
+    """Return whether the configured loss is marked by :func:`.terms.differentiates_entropy`."""
+    return bool(getattr(LOSSES.get(config.name), ENTROPY_GRADIENT, False))
 
 
 class LossSums(dict[str, float]):

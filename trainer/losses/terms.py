@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ class TokenTerms:
     """The ``M`` trained tokens of a pack; ``float[M]`` unless stated otherwise."""
 
     logprobs: Tensor
-    """``log π``; the only one with a gradient."""
+    """``log π``, with a gradient."""
     old_logprobs: Tensor
     """``log π_old``"""
     behaviour_logprobs: Tensor
@@ -28,6 +30,23 @@ class TokenTerms:
     alone."""
     reference_logprobs: Tensor | None = None
     """Logprobs under the reference policy, for the KL penalty."""
+    entropies: Tensor | None = None
+    """The entropy of the distribution that each token was predicted from, in nats. It has a
+    gradient if the loss is marked by :func:`differentiates_entropy`."""
+
+
+ENTROPY_GRADIENT: Final = "differentiates_entropy"
+MarkedLoss = TypeVar("MarkedLoss", bound=Callable[..., Any])
+
+
+def differentiates_entropy(loss: MarkedLoss) -> MarkedLoss:
+    """Mark a loss that needs the gradient of :attr:`TokenTerms.entropies`.
+
+    Other losses get entropies without a gradient, which saves the memory of a second distribution
+    over the vocabulary.
+    """
+    setattr(loss, ENTROPY_GRADIENT, True)
+    return loss
 
 
 def branch_sums(values: Tensor, branches: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,8 @@ class TokenScores:
     logprobs: Tensor
     """``float[M]`` in the distribution that the target was drawn from; carries gradients."""
     entropies: Tensor
-    """``float[M]``, nats, of the distribution the target was predicted from; no gradient."""
+    """``float[M]``, nats, of the distribution the target was predicted from. It has a gradient only
+    if that was asked for."""
 
 
 def check_policy(directory: Path) -> None:
@@ -218,17 +219,24 @@ def restore_policy(model: nn.Module, directory: Path) -> None:
 
 
 def score_pack(
-    model: nn.Module, pack: Pack, *, block_tokens: int = 256, drawn: Tensor | None = None
+    model: nn.Module,
+    pack: Pack,
+    *,
+    block_tokens: int = 256,
+    drawn: Tensor | None = None,
+    entropy_gradient: bool = False,
 ) -> TokenScores:
     """Compute logprobs and entropies of the pack's targets in one forward pass.
 
     ``drawn`` is ``float64[M, 4]`` on the CPU: the temperature, top-p, top-k and min-p that each
     target was drawn at. ``None`` means that all were drawn from the policy's own distribution. The
-    set that may be drawn is that of this model's logits, with the target in any case. Raises
+    set that may be drawn is that of this model's logits, with the target in any case. Entropies
+    have a gradient with ``entropy_gradient``. Raises
     :class:`bridle.trainer.policy.sparse.SequenceTooLong`.
     """
     require_within_index(model, longest_branch(pack))
-    return TokenScores(*within_forward(model, _score_pack, model, pack, block_tokens, drawn))
+    arguments = (model, pack, block_tokens, drawn, entropy_gradient)
+    return TokenScores(*within_forward(model, _score_pack, *arguments))
 
 
 def score_idly(model: nn.Module) -> None:
@@ -242,7 +250,7 @@ def score_idly(model: nn.Module) -> None:
 
 
 def _score_pack(
-    model: nn.Module, pack: Pack, block_tokens: int, drawn: Tensor | None
+    model: nn.Module, pack: Pack, block_tokens: int, drawn: Tensor | None, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
@@ -253,7 +261,7 @@ def _score_pack(
             hidden = _padded_hidden_states(model, pack, device)
         else:
             hidden = _tree_hidden_states(model, pack, block_tokens, device)
-        return _score_targets(hidden, head, sources, targets, drawn)
+        return _score_targets(hidden, head, sources, targets, drawn, entropy_gradient)
 
 
 def score_sequence(model: nn.Module, token_ids: Index) -> Tensor:
@@ -314,7 +322,12 @@ def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) ->
 
 
 def _score_targets(
-    hidden: Tensor, head: Head, sources: Tensor, targets: Tensor, drawn: Tensor | None
+    hidden: Tensor,
+    head: Head,
+    sources: Tensor,
+    targets: Tensor,
+    drawn: Tensor | None,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Apply ``head`` to the hidden states that predict something, each once."""
     if drawn is not None:
@@ -332,7 +345,7 @@ def _score_targets(
         wanted = order[start:stop]
         rows = inverse[wanted] - number * chunk
         at = None if drawn is None else drawn[wanted]
-        arguments = (head, states, rows, targets[wanted], at)
+        arguments = (head, states, rows, targets[wanted], at, entropy_gradient)
         if len(needed) > chunk and torch.is_grad_enabled():
             scores = checkpoint(_score_chunk, *arguments, use_reentrant=False)
         else:
@@ -345,16 +358,29 @@ def _score_targets(
 
 
 def _score_chunk(
-    head: Head, states: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor | None
+    head: Head,
+    states: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    drawn: Tensor | None,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(states)
     if drawn is not None:
         logits, rows = _drawn_from(logits, rows, targets, drawn)
     log_probabilities = _log_softmax(logits)
-    with torch.no_grad():
-        detached = log_probabilities.detach()
-        entropies = torch.special.entr(detached.exp()).sum(dim=-1)[rows]
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = entropy(log_probabilities)[rows]
     return log_probabilities[rows, targets], entropies
+
+
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """Return the entropy in nats of distributions ``float[..., V]``; their zeros add nothing.
+
+    The gradient at a zero is 0, where that of ``p log p`` is not finite.
+    """
+    finite = log_probabilities.masked_fill(log_probabilities == -torch.inf, 0.0)
+    return -(log_probabilities.exp() * finite).sum(dim=-1)
 
 
 def _drawn_from(

@@ -89,16 +89,16 @@ RewardSourcesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 BudgetCalls = Annotated[
-    int | None, typer.Option("--budget-calls", min=0, help="Largest number of calls in a session.")
+    int | None, typer.Option("--budget-calls", min=0, help="Maximum calls per session.")
 ]
 BudgetTokens = Annotated[
     int | None,
-    typer.Option("--budget-tokens", min=0, help="Largest number of sampled tokens in a session."),
+    typer.Option("--budget-tokens", min=0, help="Maximum sampled tokens per session."),
 ]
 BudgetSeconds = Annotated[
     float | None,
     typer.Option(
-        "--budget-seconds", min=0, help="Longest time from a session's start to its last call."
+        "--budget-seconds", min=0, help="Maximum seconds from a session's start to its last call."
     ),
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from keyword import iskeyword
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -26,9 +27,9 @@ class Entry(NamedTuple):
     """A command that is not imported yet."""
 
     module: str
-    """The module with a function of the command's name (``_`` for ``-``), or with a Typer ``app``
-    if the command has commands of its own. A ``CONTEXT`` in it holds the command's context
-    settings."""
+    """The module with a function of the command's name (``_`` for ``-``, and a ``_`` behind a word
+    of Python), or with a Typer ``app`` if the command has commands of its own. A ``CONTEXT`` in it
+    holds the command's context settings."""
     summary: str
     """The first line of the command's own help."""
 
@@ -52,8 +53,15 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "export": Entry(
             f"{_ROOM}.export", "Write recorded sessions as training data, with a data card."
         ),
+        "import": Entry(
+            f"{_ROOM}.import_", "Record transcripts, JSONL or spans of other programs as sessions."
+        ),
     },
     "Train": {
+        "init": Entry(
+            f"{_ROOM}.init",
+            "Write an agent, tasks, a verifier and a run.toml to train with.",
+        ),
         "rollout": Entry(
             f"{_ROOM}.rollout", "Run an agent on tasks; each session is verified and rewarded."
         ),
@@ -74,17 +82,13 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "audit": Entry(
             f"{_ROOM}.audit", "Print where sampled tokens went; exit with 1 unless they add up."
         ),
+        "verify": Entry(
+            f"{_ROOM}.verify", "Re-feed recorded ids to an engine and compare logprobs and texts."
+        ),
         "top": Entry(f"{_ROOM}.top", "Show live what is recorded. Ctrl-C ends."),
         "reward": Entry(
             f"{_ROOM}.reward", "Add a named reward to a session, or to one turn or role of it."
         ),
-        "seal": Entry(
-            f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."
-        ),
-        "kind": Entry(
-            f"{_ROOM}.kind", "Set what a call was for; show, train and export follow it."
-        ),
-        "ablate": Entry(f"{_ROOM}.ablate", "Compare the builders of samples on recorded sessions."),
     },
     "Keep the store": {
         "backup": Entry(
@@ -92,12 +96,6 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         ),
         "forget": Entry(
             f"{_ROOM}.forget", "Delete recorded sessions, with all that no other session uses."
-        ),
-        "export-db": Entry(
-            f"{_ROOM}.copies", "Copy the store into another database, such as PostgreSQL."
-        ),
-        "import-db": Entry(
-            f"{_ROOM}.copies", "Copy another database into the store, which must be empty."
         ),
     },
     "Set up": {
@@ -108,20 +106,35 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "status": Entry(
             f"{_ROOM}.status", "Show a running proxy's policy version, gate and engines."
         ),
-        "plan": Entry(f"{_ROOM}.plan", "Print the machines that so many sessions an hour need."),
-        "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
-        "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
     },
 }
 """The commands by name, under the headings and in the order of ``bridle --help``."""
+
+RARE: Final[dict[str, Entry]] = {
+    "seal": Entry(f"{_ROOM}.seal", "End a session: it takes no more calls, and reaches the feed."),
+    "kind": Entry(f"{_ROOM}.kind", "Set what a call was for; show, train and export follow it."),
+    "ablate": Entry(f"{_ROOM}.ablate", "Compare the builders of samples on recorded sessions."),
+    "export-db": Entry(
+        f"{_ROOM}.copies", "Copy the store into another database, such as PostgreSQL."
+    ),
+    "import-db": Entry(
+        f"{_ROOM}.copies", "Copy another database into the store, which must be empty."
+    ),
+    "plan": Entry(f"{_ROOM}.plan", "Estimate the hardware for a number of sessions per hour."),
+    "harness": Entry(f"{_ROOM}.harness", "Harnesses as layers that containers mount."),
+    "tasks": Entry(f"{_ROOM}.tasks", "Tasks of other forms, as Harbor folders."),
+}
+"""The commands that few people need. ``bridle --help`` names them in one line."""
 
 REMOVED: Final = {"trainer": "`bridle train` with --engine-url and --proxy-url, or --from-store"}
 """The commands that are no longer there, and what to use instead."""
 
 if find_spec("bridle.bench") is not None:  # a checkout: the benchmarks are not installed
-    PANELS["Set up"]["bench"] = Entry("bridle.bench.commands", "Measure.")
+    RARE["bench"] = Entry("bridle.bench.commands", "Measure.")
 
-COMMANDS: Final = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
+COMMANDS: Final = {
+    name: entry for panel in (*PANELS.values(), RARE) for name, entry in panel.items()
+}
 """The commands by name."""
 
 
@@ -144,6 +157,8 @@ class Commands(TyperGroup):
         for heading, panel in PANELS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name, entry.summary) for name, entry in panel.items()])
+        with formatter.section("Rarely needed (bridle NAME --help)"):
+            formatter.write_text(", ".join(RARE))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if instead := REMOVED.get(args[0]):
@@ -179,7 +194,8 @@ def loaded(name: str) -> Any:
         return typer.main.get_group(group)
     one = typer.Typer(add_completion=False)
     settings = getattr(module, "CONTEXT", None)
-    one.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
+    function = getattr(module, name.replace("-", "_") + "_" * iskeyword(name))
+    one.command(name, context_settings=settings)(function)
     return typer.main.get_command(one)
 
 

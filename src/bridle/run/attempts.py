@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from bridle.diagnosis.pages import count_sessions
 from bridle.store.errors import StoreUnavailable
 from bridle.store.reading.accounts import stored_account
 from bridle.store.reading.queries import Reader
@@ -78,9 +79,9 @@ def attempt_figures(reader: Reader, run_id: str) -> list[AttemptFigures]:
     for one in reader.attempts(run_id):
         ended = now if one.ended_at is None else one.ended_at
         wanted = SessionFilter(run=run_id, since=one.started_at, until=ended)
-        account = stored_account(reader, wanted)
+        number = count_sessions(reader, wanted, account=True)
         minutes = max(0.0, ended - one.started_at) / 60
-        figures = (account.sessions, account.captured)
+        figures = (number, stored_account(reader, wanted).captured)
         found.append(AttemptFigures(one.number, one.status, one.reason, minutes, *figures))
     return found
 

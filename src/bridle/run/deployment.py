@@ -1,4 +1,4 @@
-"""Check whether a machine can keep a deployment running: its keys, disk, versions and clock."""
+"""Check a machine: its proxy, harnesses and versions, and a deployment's keys, disk and clock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 
+from bridle.harnesses.adapters import PROGRAMS
 from bridle.keys import KEYS
 from bridle.run.environment import admin_key_file, data_home, key_in
 from bridle.store.errors import StoreUnavailable
@@ -78,6 +79,43 @@ def examine_disk(store: str) -> dict[str, Any]:
                 "some, or `bridle forget` old sessions"
             )
     return {"lines": [*lines, *broken], "broken": "; ".join(broken) or None}
+
+
+def examine_proxy(url: str) -> dict[str, Any]:
+    """Return the state of the proxy at ``url`` and of its engines.
+
+    A proxy that does not run is not broken. One that runs and is not ready is.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    try:
+        reply = httpx.get(f"{root}/readyz", timeout=10, trust_env=False)
+        state = reply.json()
+        ready, circuits = state["status"], state["circuits"]
+    except httpx.HTTPError:
+        line = f"none runs at {root}: start it with `bridle proxy --engine URL`"
+        return {"lines": [line], "broken": None}
+    except (ValueError, KeyError, TypeError):
+        line = f"{root} is no Bridle proxy: name the proxy's address with --proxy"
+        return {"lines": [line], "broken": line}
+    lines = [f"{root} is {ready.replace('_', ' ')}; circuits of its engines: {', '.join(circuits)}"]
+    if ready == "ready":
+        return {"lines": lines, "broken": None}
+    remedy = _REMEDIES.get(ready, "read the proxy's log")
+    return {"lines": [*lines, remedy], "broken": f"{lines[0]}: {remedy}"}
+
+
+_REMEDIES: Final = {
+    "engine_unreachable": "start its engine, or start the proxy with the address at which the "
+    "engine listens; `bridle status` prints it",
+    "store_unavailable": "read the proxy's log for why the last record could not be written",
+}
+
+
+def examine_harnesses() -> dict[str, Any]:
+    """Return which of the programs that ``bridle run`` configures are here. None is broken."""
+    here = [program for program in PROGRAMS if shutil.which(program)]
+    lines = [f"`bridle run` configures {', '.join(PROGRAMS)}", f"here: {', '.join(here) or 'none'}"]
+    return {"lines": lines, "broken": None}
 
 
 def examine_versions() -> dict[str, Any]:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from bridle.errors import UsageError
 from bridle.keys import ADMIN_KEY_VARIABLE, KEYS
+from bridle.store.schema.files import data_home as data_home
+from bridle.store.schema.files import default_store as default_store
 
 EngineKind = Literal["embedded", "vllm"]
 DEFAULT_PORT = 8484
@@ -31,22 +33,6 @@ _OF_A_RUN: Final = (
     "logs",
     "best",
 )
-
-
-def data_home() -> Path:
-    """Return Bridle's folder for the user's recordings.
-
-    It is ``$BRIDLE_HOME``, else the XDG data folder.
-    """
-    if home := os.environ.get("BRIDLE_HOME"):
-        return Path(home)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "bridle"
-
-
-def default_store() -> str:
-    """Return ``$BRIDLE_STORE`` (a path or a database URL), else the data folder's ``bridle.db``."""
-    return os.environ.get("BRIDLE_STORE") or str(data_home() / "bridle.db")
 
 
 def default_proxy() -> str:

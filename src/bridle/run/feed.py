@@ -185,7 +185,7 @@ def trajectory(episode: Episode) -> dict[str, Any]:
         ],
         "tokens": {
             "captured": table.captured,
-            "trained": table.trained,
+            "trainable": table.trained,
             "masked": dict(table.masked),
             "dropped": dict(table.dropped),
         },

@@ -1,23 +1,37 @@
-"""Models named by their directory or by their name on the Hugging Face Hub."""
+"""Models named by their directory, by a short name, or by their name on the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from bridle.errors import UsageError
+from bridle.extras import needs_extra
+from bridle.registry import Registry
 
 _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER: Final = ("*.json", "*.jinja", "additional_chat_templates/*", "*.model", "*.txt")
 """The files beside the weights: tokenizer, template, configuration."""
+POLICIES: Final[Registry[Callable[[], Path]]] = Registry(
+    "policy",
+    "bridle.policies",
+    {
+        "smollm2": "bridle.recipes.models.smollm2:smollm2_directory",
+        "tiny": "bridle.recipes.models.tiny:tiny_directory",
+    },
+)
+"""Models for trials, by a short name. A part is a function that returns the model's directory,
+which it makes at its first call."""
 _WEIGHTS: Final = ("*.safetensors", *_TOKENIZER)
 
 
 def model_directory(model: str) -> Path:
     """Return the directory of a model with its weights.
 
-    It is ``model`` itself, or the Hub's, which is fetched once.
+    It is ``model`` itself, or that of a short name of :data:`POLICIES`, which is made once, or the
+    Hub's, which is fetched once.
 
     Raise :class:`UsageError` for a name that is no directory and cannot be fetched.
     """
@@ -49,8 +63,14 @@ def _directory(model: str, files: tuple[str, ...]) -> Path:
     directory = Path(model)
     if directory.is_dir():
         return directory
+    if model in POLICIES.names():
+        with needs_extra("train", f"the policy {model} needs the training extra"):
+            return POLICIES.get(model)()
     if _NAME.fullmatch(model) is None or directory.exists():
-        raise UsageError(f"{model} is neither a directory nor a name on the Hub (OWNER/MODEL)")
+        raise UsageError(
+            f"{model} is neither a directory, nor one of {', '.join(POLICIES.names())}, nor a name "
+            "on the Hub (OWNER/MODEL)"
+        )
     import httpx
     from huggingface_hub import snapshot_download
 

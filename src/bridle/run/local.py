@@ -244,7 +244,7 @@ def _train_recorded(
     on_step: Callable[[StepReport], bool | None],
     on_rule: Callable[[str], None],
 ) -> GrpoLoop:
-    with attempt(plan.store, *runs_of(plan.run_id, plan.directory.name)), resumable():
+    with attempt(plan.store, *runs_of(plan.run_id, plan.directory.resolve().name)), resumable():
         stack = running_stack(config.services) if config.services.engine_urls else None
         return train_recorded(
             plan, config.recordings, stack=stack, on_step=on_step, on_rule=on_rule
@@ -297,7 +297,7 @@ def _train_agent(
         on_session(None if numbers is None else numbers.reward)
 
     with (
-        attempt(plan.store, *runs_of(plan.run_id, work.adapter.name, work.held_out)),
+        attempt(plan.store, *runs_of(plan.run_id, plan.directory.resolve().name, work.held_out)),
         Reader(plan.store) as recorded,
         _stacks(plan, config, work.fleet.host) as further,
         Rollouts(

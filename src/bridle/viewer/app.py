@@ -18,7 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
     BY_REWARD,
-    MOST_DIAGNOSED,
+    MOST_OF_RUN,
     MOST_PLACED,
     Placed,
     SessionNumber,
@@ -193,6 +193,7 @@ def session(request: Request, source: From, session_id: str) -> Response:
         "session.html",
         request,
         session=loaded,
+        title=line.title,
         line=line,
         turns=made,
         **_part(made, 1, TURNS),
@@ -264,7 +265,7 @@ def diff(request: Request, source: From, session_id: str, number: int) -> Respon
 def tree(request: Request, source: From, session_id: str) -> Response:
     loaded = LoadedSession.load(source.reader, session_id)
     rows = turns.as_tree(turns_of(loaded))
-    return render("tree.html", request, session=loaded, rows=rows)
+    return render("tree.html", request, session=loaded, rows=rows, title=_title(source, loaded))
 
 
 @pages.get("/sessions/{session_id}/audit")
@@ -276,10 +277,15 @@ def session_audit(request: Request, source: From, session_id: str) -> Response:
         "session_audit.html",
         request,
         session=loaded,
+        title=_title(source, loaded),
         audited=found,
         lines=account_lines(found.fates),
         turns=made,
     )
+
+
+def _title(source: Source, session: LoadedSession) -> str:
+    return lines_of(source.reader, [session.record], number_of(source.reader))[0].title
 
 
 @pages.get("/groups")
@@ -291,7 +297,7 @@ def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1)
         "groups.html",
         request,
         groups=found[start : start + PAGE],
-        most=most_shown(placed),
+        most=most_shown(placed, MOST_PLACED),
         total=len(found),
         more=len(found) > start + PAGE,
         page=page,
@@ -336,7 +342,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
     if compare:
         series[reader.run(compare).id] = by_name(reader.metrics(compare))
     wanted = SessionFilter(run=run_id)
-    placed = placed_sessions(reader, wanted, number_of(reader), MOST_PLACED)
+    placed = placed_sessions(reader, wanted, number_of(reader), MOST_OF_RUN)
     found = groups_of(placed)
     account = token_account(reader, wanted, most=COUNTED_TOKENS)
     stages, lanes = stage_lanes(series[run_id])
@@ -351,7 +357,7 @@ def run(request: Request, source: From, run_id: str, compare: Text = None) -> Re
         charts=charts(series),
         bars=outcome_bars(found),
         groups=found,
-        most=most_shown(placed),
+        most=most_shown(placed, MOST_OF_RUN),
         account=account,
         fates=_fate_bars(account.fates),
         changes=task_changes(found)[:PAGE],
@@ -374,8 +380,8 @@ def run_lanes(request: Request, source: From, run_id: str) -> Response:
 
 @pages.get("/runs/{run_id}/findings")
 def run_findings(request: Request, source: From, run_id: str) -> Response:
-    found = findings_of_run(source.reader, run_id, MOST_DIAGNOSED)
-    return render("findings.html", request, findings=found, most=MOST_DIAGNOSED)
+    found = findings_of_run(source.reader, run_id, MOST_OF_RUN)
+    return render("findings.html", request, findings=found, most=MOST_OF_RUN)
 
 
 @pages.get("/audit")
@@ -392,9 +398,9 @@ def audit(request: Request, source: From, wanted: Filter) -> Response:
     )
 
 
-def most_shown(placed: Sequence[Placed]) -> int | None:
-    """Return the number of sessions that a page looks at, if it leaves out older ones."""
-    return MOST_PLACED if len(placed) == MOST_PLACED else None
+def most_shown(placed: Sequence[Placed], most: int) -> int | None:
+    """Return ``most``, the number of sessions that a page looks at, if it leaves out older ones."""
+    return most if len(placed) == most else None
 
 
 def number_of(reader: Reader) -> SessionNumber:

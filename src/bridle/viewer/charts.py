@@ -42,7 +42,10 @@ Series = Sequence[tuple[int, float]]
 
 
 def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -> Chart | None:
-    """Return series of ``(step, value)`` on common axes, or ``None`` if none has a finite value."""
+    """Return series of ``(step, value)`` on common axes, or ``None`` if none has a finite value.
+
+    The vertical axis has zero.
+    """
     finite = {
         name: [(step, value) for step, value in points if math.isfinite(value)]
         for name, points in series.items()
@@ -52,7 +55,7 @@ def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -
         return None
     values = [value for points in finite.values() for _, value in points]
     steps = [step for points in finite.values() for step, _ in points]
-    low, high, first, last = min(values), max(values), min(steps), max(steps)
+    low, high, first, last = min(0.0, *values), max(values), min(steps), max(steps)
     span, width = (high - low) or 1.0, (last - first) or 1
 
     def place(step: int, value: float) -> tuple[float, float]:

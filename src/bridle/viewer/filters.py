@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from datetime import UTC, date, datetime, time
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Query, Request
@@ -14,13 +15,14 @@ from bridle.store.reading.session_filter import SessionFilter
 LARGEST: Final = 2**53
 """The largest number that is compared with a version in the store."""
 LONGEST: Final = 512
+_DAY: Final = 86_400.0
 """Maximum number of characters of a text in a query."""
 Text = Annotated[str | None, Query(max_length=LONGEST)]
 
 
 _NAMES: Final = (
     *("run", "task", "group", "harness", "outcome", "reward", "broke", "kind", "status"),
-    *("fate", "reason", "text"),
+    *("fate", "reason", "text", "model"),
 )
 """The conditions that are texts."""
 
@@ -31,6 +33,14 @@ def _number(value: str | None) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _day(value: str | None) -> float | None:
+    """Return the time at which a day such as ``2026-11-27`` begins (UTC), or ``None``."""
+    try:
+        return datetime.combine(date.fromisoformat(value or ""), time(), UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def session_filter(request: Request) -> SessionFilter:
@@ -48,8 +58,11 @@ def session_filter(request: Request) -> SessionFilter:
     if whole is not None and abs(whole) > LARGEST:
         whole = None
     texts: dict[str, Any] = {name: query.get(name) or None for name in _NAMES}
+    until = _day(query.get("until"))
     return SessionFilter(
         **texts,
+        since=_day(query.get("since")),
+        until=None if until is None else until + _DAY,
         least=_number(query.get("least")),
         most=_number(query.get("most")),
         version=None if whole is None else int(whole),
@@ -62,4 +75,7 @@ Filter = Annotated[SessionFilter, Depends(session_filter)]
 def filled(wanted: SessionFilter) -> dict[str, Any]:
     """Return the conditions of a filter that are set, for links."""
     values = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    for name, less in (("since", 0.0), ("until", _DAY)):
+        if values[name] is not None:
+            values[name] = datetime.fromtimestamp(values[name] - less, UTC).date().isoformat()
     return {name: value for name, value in values.items() if value is not None}

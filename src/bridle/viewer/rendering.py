@@ -22,6 +22,7 @@ from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 from bridle.viewer import turns
+from bridle.viewer.prose import markdown, with_code
 
 FOLDER: Final = Path(__file__).parent
 _POLICY: Final = (
@@ -92,11 +93,16 @@ def _templates() -> Environment:
     )
     filters: dict[str, Callable[..., Any]] = {
         "when": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "day": lambda at: (
+            None if at is None else datetime.fromtimestamp(at, UTC).date().isoformat()
+        ),
         "seconds": lasted,
         "by_name": session_rewards,
         "reported": findings_in,
         "figure": lambda value: "–" if value is None else f"{value:,.4g}",
         "count": lambda value: "–" if value is None else f"{value:,}",
+        "markdown": markdown,
+        "code": with_code,
         "words": lambda value: str(value).replace("_", " "),
         "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),

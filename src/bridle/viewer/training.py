@@ -25,7 +25,7 @@ _CHARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Effective sample size, share", ("importance/effective",)),
     ("Gradient norm", ("update/grad_norm",)),
     ("Tokens trained", ("tokens/trained",)),
-    ("Groups without spread", ("groups/zero_variance",)),
+    ("Groups with equal rewards", ("groups/zero_variance",)),
 )
 
 

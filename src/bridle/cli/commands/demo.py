@@ -34,7 +34,7 @@ def demo(
             "tiny: random weights, and an agent with tools; needs no download."
         ),
     ] = "smollm2",
-    steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of GRPO steps.")] = None,
     engine: EngineOption = "embedded",
     engine_url: Annotated[
         str | None,

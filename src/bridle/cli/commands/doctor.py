@@ -62,7 +62,8 @@ def doctor(
 ) -> None:
     """Examine template, engine and store, or explain a session or run.
 
-    Exits with 1 when something is broken.
+    Without arguments, it examines the running proxy with its engines, and the harnesses and
+    versions that are here. Exits with 1 when something is broken.
     """
     if about is not None:
         if model is not None or upstream is not None:
@@ -76,6 +77,8 @@ def doctor(
     )
 
     found = _of_model(model, harness)
+    if model is None and upstream is None:
+        found |= _of_machine(proxy)
     if upstream is not None:
         found["engine"] = examine_engine(
             upstream,
@@ -92,7 +95,7 @@ def doctor(
 
         found["keys"] = machine.examine_keys()
         found["disk"] = machine.examine_disk(store)
-        found["versions"] = machine.examine_versions()
+        found.setdefault("versions", machine.examine_versions())
         found["clock"] = machine.examine_clock(proxy)
     found["broken"] = [part for part, verdict in found.items() if verdict["broken"]]
     if json:
@@ -119,6 +122,17 @@ def _of_model(model: Path | None, harness: str | None) -> dict[str, Any]:
     if harness is None or template["broken"]:
         return {"template": template}
     return {"template": template, "harness": examine_pair(template, harness)}
+
+
+def _of_machine(proxy: str) -> dict[str, Any]:
+    """Return the verdicts on the running proxy, and on the harnesses and versions that are here."""
+    from bridle.run.deployment import examine_harnesses, examine_proxy, examine_versions
+
+    return {
+        "proxy": examine_proxy(proxy),
+        "harnesses": examine_harnesses(),
+        "versions": examine_versions(),
+    }
 
 
 def _explain(store: str, about: str, json: bool) -> None:
@@ -213,7 +227,9 @@ _PARTS: Final = (
     ("harness", _lines),
     ("engine", _lines),
     ("tokenizer", _tokenizer),
+    ("proxy", _lines),
     ("store", _store),
+    ("harnesses", _lines),
     ("keys", _lines),
     ("disk", _lines),
     ("versions", _lines),

@@ -73,7 +73,7 @@ def export(
         typer.Option(min=0.0, max=1.0, help="Share of tasks to hold out, in a second file."),
     ] = None,
     builder: Annotated[str, typer.Option(help="tokens: tree, merged or per_call.")] = "tree",
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     assignments: SelectionOption = None,
     json: JsonOption = False,
 ) -> None:

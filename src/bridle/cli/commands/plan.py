@@ -73,7 +73,7 @@ def plan(
     assignments: WorkloadOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the machines that so many sessions an hour need.
+    """Estimate the hardware for a number of sessions per hour.
 
     The proxy's cost is measured here for some seconds. Engines and trainers come from the model's
     sizes and the device's rates.

@@ -26,7 +26,7 @@ def reproduce(
     ] = None,
     fresh: Annotated[bool, typer.Option(help="Delete an earlier run in the folder first.")] = False,
     engine: EngineOption = "vllm",
-    steps: Annotated[int | None, typer.Option(min=1, help="Largest number of GRPO steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of GRPO steps.")] = None,
     containers: Annotated[
         bool,
         typer.Option(

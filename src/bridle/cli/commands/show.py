@@ -18,7 +18,7 @@ from bridle.diagnosis.transcript import ShownMessage, Turn, lasted, turns_of
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow
 from bridle.store.reading.session_filter import OPEN
-from bridle.store.records import CallKind, CallStatus, SpanKind
+from bridle.store.records import IMPORTED, CallKind, CallStatus, SpanKind
 
 _STYLES = {
     CallStatus.COMPLETE: "green",
@@ -112,7 +112,9 @@ def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
     for reason, tokens in turn.excluded.items():
         out.print(Text(f"  {counted(tokens, 'token')} not trainable: {reason}", style="yellow"))
     if call.status is CallStatus.COMPLETE and not call.sampled_tokens:
-        out.print(Text("  the engine returned no token ids: nothing to train", style="yellow"))
+        imported = any(note.name == IMPORTED for note in call.notes)
+        why = "the imported file has" if imported else "the engine returned"
+        out.print(Text(f"  {why} no token ids: nothing to train", style="yellow"))
 
 
 def _figures(turn: Turn, row: dict[str, Any]) -> list[str]:

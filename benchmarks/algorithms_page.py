@@ -1,0 +1,59 @@
+"""The page that ``bridle bench algorithms --markdown`` writes: every method beside the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bridle.recipes.learning.gradients import POINTS, Compared, GradientFigures, GradientSettings
+from bridle.recipes.learning.tree import TREE, enumerated
+
+
+def page(found: Sequence[Compared], settings: GradientSettings) -> str:
+    """Return the published page as Markdown."""
+    sessions = len(enumerated().starts)
+    lines = [
+        "# Algorithms beside the exact gradient",
+        "",
+        "Written by `bridle bench algorithms --markdown docs/algorithms.md`. A task of at most",
+        f"{TREE.steps} steps with {TREE.ways} ways each is so small that all {sessions} sessions",
+        "are enumerated, which gives the exact gradient of the expected reward in float64.",
+        f"One store of {settings.sessions:,} recorded sessions gives the gradient of each method,",
+        f"{settings.groups} groups of {settings.group_size} sessions at a time.",
+        "",
+        "Each row changes one part of a plain configuration: `leave_one_out`, `clip`, the",
+        "weighting `constant`, no importance weights, no trust region. The figures are the cosine",
+        "of the mean gradient with the exact one; its bias with the standard error, as shares of",
+        "the exact gradient's length; and the variance of one batch, as a share of the squared",
+        "length of the method's own mean. A method that divides by a standard deviation has",
+        "another length, which counts as bias, and which AdamW does not see: then look at cosine",
+        "and variance.",
+        "",
+        "- *sampler*: the policy is the one that sampled, and it is the first update of a step.",
+        "- *lag*: the sampler is three updates older than the policy.",
+        "- *update*: the third update of a step; the policy is two updates ahead.",
+    ]
+    for part in dict.fromkeys(one.method.part for one in found):
+        own = [one for one in found if one.method.part == part]
+        lines += ["", f"## {part}", "", *_table(own), "", *map(_text, own)]
+    return "\n".join([*lines, ""])
+
+
+def _table(found: Sequence[Compared]) -> Iterator[str]:
+    heads = " | ".join(f"{point}: cosine | bias | variance" for point in POINTS)
+    yield f"| method | {heads} |"
+    yield f"| --- |{' ---: |' * (3 * len(POINTS))}"
+    for one in found:
+        if one.figures:
+            yield f"| {one.method.name} | {' | '.join(map(_cells, one.figures.values()))} |"
+        else:
+            yield f"| {one.method.name} | not compared: {one.method.not_compared} |"
+
+
+def _cells(figures: GradientFigures) -> str:
+    bias = f"{figures.bias:.2f} ± {figures.bias_error:.2f}"
+    return f"{figures.cosine:.3f} | {bias} | {figures.variance:.2f}"
+
+
+def _text(one: Compared) -> str:
+    method = one.method
+    return f"- **{method.name}**: {method.source}. Assumes: {method.assumes} Use: {method.use}"
