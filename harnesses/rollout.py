@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -160,18 +161,21 @@ class Rollout:
         fleet: Fleet,
         settings: RolloutSettings,
         slots: asyncio.Semaphore | None = None,
+        judgements: Counter[str] | None = None,
     ) -> None:
         """Make a runner.
 
         ``slots`` may be shared with other rollouts; with ``None`` the rollout makes its own by
-        ``settings.parallel``.
+        ``settings.parallel``. ``judgements`` counts those of :class:`Judging`.
         """
         self._client = client
         self._adapter = adapter
         self._fleet = fleet
         self._settings = settings
         self._private: tuple[Path, ...] | None = None
-        self._judging = Judging(client, settings.judgements)
+        self._judging = Judging(
+            client, settings.judgements, Counter() if judgements is None else judgements
+        )
         self._slots = slots or asyncio.Semaphore(fleet.overlap * settings.parallel)
 
     async def one(self, job: Job, began: Callable[[], None] = lambda: None) -> RolloutResult:

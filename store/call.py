@@ -181,6 +181,8 @@ class CallBegun(BegunFacts):
 
     request_body: bytes
     """The client's bytes as they came."""
+    repeats: tuple[bytes, int] | None = None
+    """An earlier body, and a number of bytes that this one is known to begin with alike."""
     conversation: Conversation | None = None
     """The messages of the request; ``None`` if it has none that were read."""
 

@@ -363,8 +363,13 @@ class GrpoConfig:
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """The settings of supervised fine-tuning on masked tokens."""
+    """The settings of supervised fine-tuning on masked tokens, or on preferences."""
 
+    loss: Literal["sft", "dpo", "kto"] = "sft"
+    """The loss: ``sft`` (likelihood of the trained tokens), ``dpo`` on pairs, or ``kto`` on replies
+    with labels. The latter two are TRL's (:mod:`bridle.trainer.sft.preference`)."""
+    beta: AboveZero = 0.1
+    """The weight of ``dpo`` and ``kto`` on staying near the policy as it was."""
     epochs: Count = 1
     """Number of passes over the examples."""
     batch_size: Count = 32

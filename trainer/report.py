@@ -88,6 +88,7 @@ class StepReport:
         """Return the numbers that may differ between the policies of a run."""
         return {
             **self._session_metrics(),
+            **self.prepared.signal,
             **self._token_metrics(),
             **self._staleness_metrics(),
             **self._teacher_metrics(),

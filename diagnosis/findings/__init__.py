@@ -12,6 +12,7 @@ from typing import Final
 
 from bridle.diagnosis.facts import Facts, read_facts
 from bridle.diagnosis.findings import recording, training
+from bridle.diagnosis.findings.collapse import CollapseWatch, collapses_of
 from bridle.diagnosis.findings.finding import Finding, Severity
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.store.errors import NotFound
@@ -19,6 +20,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import IMPORTED
 
 __all__ = [
+    "CollapseWatch",
     "Finding",
     "Severity",
     "findings",
@@ -37,6 +39,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     recording.truncated,
     training.no_reward,
     training.guarded,
+    training.scoring,
     training.stale,
     training.no_groups,
     training.equal_rewards,
@@ -51,7 +54,8 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
 
 def findings(facts: Facts) -> list[Finding]:
     """Return all problems that the record shows, causes before their consequences."""
-    return [found for check in _CHECKS if (found := check(facts)) is not None]
+    checked = [found for check in _CHECKS if (found := check(facts)) is not None]
+    return [*checked, *collapses_of(facts)]
 
 
 def findings_of_session(reader: Reader, session_id: str) -> list[Finding]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Final
 
+from bridle.diagnosis.call_facts import Counted
 from bridle.diagnosis.facts import Facts
 from bridle.diagnosis.findings.finding import (
     MOST,
@@ -22,6 +24,10 @@ LARGEST_GAP: Final = 0.05
 Equal weights in other kernels and precisions differ by 0.001 to 0.02."""
 SLOW_SHARE: Final = 0.7
 """The share of a step's time from which on the run is reported to wait for that stage."""
+_OF_SCORING: Final = frozenset(
+    {"scorer_failed", "misplaced_reward", "judge_failed", "judge_contradiction"}
+)
+"""The findings that are about the scoring, not about the agent; a scorer's name may precede."""
 _OTHER_FINDINGS: Final = frozenset({HELD_OUT.reason, "stale", "version_stale", "zero_variance"})
 
 
@@ -85,13 +91,13 @@ _COSTS: Final = {
 
 def guarded(facts: Facts) -> Finding | None:
     """Report the findings that guards, verifiers or the operator recorded of sessions."""
-    if not facts.findings:
+    own = {key: one for key, one in facts.findings.items() if not _of_scoring(key[0])}
+    if not own:
         return None
     each = [
-        f"{name} in {one.number} session{'' if one.number == 1 else 's'} (each {_COSTS[mode]})"
-        for (name, mode), one in facts.findings.items()
+        f"{name} in {_sessions(one.number)} (each {_COSTS[mode]})"
+        for (name, mode), one in own.items()
     ]
-    examples = dict.fromkeys(id for one in facts.findings.values() for id in one.examples)
     return Finding(
         "guard_findings",
         Severity.WARNING,
@@ -100,8 +106,36 @@ def guarded(facts: Facts) -> Finding | None:
         "Look at the turns that the finding names (`bridle show SESSION`, or the session's page). "
         "`agent.guards=zero` takes the reward of such sessions; `quarantine` also keeps them "
         "out of training; a sandbox without network or history makes them impossible.",
-        tuple(examples)[:5],
+        _examples(own.values()),
     )
+
+
+def scoring(facts: Facts) -> Finding | None:
+    """Report scorers and judges that gave no rewards, and rewards without a place."""
+    own = {name: one for (name, _), one in facts.findings.items() if _of_scoring(name)}
+    if not own:
+        return None
+    return Finding(
+        "scoring_failed",
+        Severity.WARNING,
+        "Scorers or judges gave no rewards, or rewards at places that are not there",
+        "; ".join(f"{name} in {_sessions(one.number)}" for name, one in own.items()) + ".",
+        "The finding's detail names the scorer or judge and the reason (`bridle show SESSION`). "
+        "Such sessions keep their other rewards.",
+        _examples(own.values()),
+    )
+
+
+def _of_scoring(name: str) -> bool:
+    return name.rpartition(".")[2] in _OF_SCORING
+
+
+def _sessions(number: int) -> str:
+    return f"{number} session{'' if number == 1 else 's'}"
+
+
+def _examples(counted: Iterable[Counted]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(id for one in counted for id in one.examples))[:5]
 
 
 def _groups(facts: Facts) -> dict[str, list[float]]:

@@ -39,7 +39,7 @@ class Bounds:
     memory_mb: int = _half_of_memory()
     """MiB of memory that its processes have for themselves. The default is half the machine's."""
     disk_mb: int = 20_480
-    """MiB in the session's folders and in its ``/tmp``."""
+    """MiB in the session's folders, in its ``/tmp`` and in its processes' output streams."""
     verifier_s: float = 600.0
     """Seconds of a verifier function, and of its process on the CPU."""
 

@@ -106,12 +106,17 @@ class Folder:
     def url(self, url: str) -> str:
         return url
 
+    @property
+    def _outputs(self) -> Path:
+        """The folder of the output streams of its processes."""
+        return self._directory / "outputs"
+
     def outputs(self, role: Role) -> tuple[Path, Path]:
         """Make two new files for the output streams of a process.
 
         No process of the session is given their folder.
         """
-        folder = self._directory / "outputs"
+        folder = self._outputs
         folder.mkdir(parents=True, exist_ok=True)
         paths = folder / f"{role}.stdout", folder / f"{role}.stderr"
         for path in paths:

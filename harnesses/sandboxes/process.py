@@ -129,7 +129,7 @@ class ProcessSandbox(Folder):
     @contextlib.contextmanager
     def watched(self) -> Iterator[Watch]:
         """Return the measurement of a launch, which ends with the block."""
-        watch = Watch(self._enclosure.bounds, self._roots())
+        watch = Watch(self._enclosure.bounds, (*self._roots(), self._outputs))
         try:
             yield watch
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -24,14 +25,13 @@ class Judging:
 
     Each is a session of its own, of no run, whose calls are of the kind ``side``: they are recorded
     and never trained. Equal questions to one model are asked once. Without ``most`` there is no
-    budget.
+    budget. ``counts`` counts the judgements that were ``asked`` of a model, and the ``cached`` ones
+    that an equal earlier one answered.
     """
 
-    def __init__(self, client: Client, most: int | None = None) -> None:
-        self.asked = 0
-        """Number of judgements that were asked of a model."""
-        self.cached = 0
-        """Number of judgements that were answered by an equal earlier one."""
+    def __init__(self, client: Client, most: int | None, counts: Counter[str]) -> None:
+        self._asked_here = 0
+        self._counts = counts
         self._client = client
         self._most = most
         self._replies: dict[str, str] = {}
@@ -49,12 +49,13 @@ class Judging:
         digest = hashlib.sha256(content.encode()).hexdigest()
         async with self._asking.setdefault(digest, asyncio.Lock()):
             if digest in self._replies:
-                self.cached += 1
+                self._counts["cached"] += 1
                 return self._replies[digest]
-            if self._most is not None and self.asked >= self._most:
+            if self._most is not None and self._asked_here >= self._most:
                 most = self._most
                 raise NoVerdict(f"the budget of {most} judgements is used up (scorers.judgements)")
-            self.asked += 1
+            self._asked_here += 1
+            self._counts["asked"] += 1
             reply = await self._asked(judged, model, messages, tokens)
             self._replies[digest] = reply
             return reply

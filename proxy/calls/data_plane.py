@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from urllib.parse import parse_qsl
 
@@ -29,7 +29,7 @@ from bridle.proxy.session.rules import effective
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import ApiError, Parse, Request
-from bridle.proxy.wire.histories import History
+from bridle.proxy.wire.histories import History, Known, Parsed
 from bridle.proxy.wire.in_flight import Held
 from bridle.store.call import CallEnded
 from bridle.store.clock import Stopwatch
@@ -111,12 +111,8 @@ class DataPlane:
         services = self._services
         dialect = route.dialect
         identity = identify(client.headers)
-        caller, body, request, history = await self._parsed(
-            route, client, identity, held, dialect.parse
-        )
-        session, link, step = await self._placed(
-            route, client, caller, identity, body, request, history
-        )
+        caller, body, parsed = await self._parsed(route, client, identity, held, dialect.parse)
+        session, link, step = await self._placed(route, client, caller, identity, body, parsed)
         request = step.request
         if step.aliases:
             dialect = aliased(dialect, step.aliases)
@@ -156,7 +152,7 @@ class DataPlane:
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         try:
             recording = services.recorder.begin(
-                session, request, body, client.headers, watch, link, form.prompt
+                session, request, body, client.headers, watch, link, form.prompt, parsed.repeats
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
@@ -172,24 +168,28 @@ class DataPlane:
 
     async def _parsed(
         self, route: Route, client: Client, identity: Identity, held: Held, parse: Parse
-    ) -> tuple[Caller, bytes, Request, History | None]:
-        """Return who asks, the request's body, the request, and its history.
+    ) -> tuple[Caller, bytes, Parsed]:
+        """Return who asks, the request's body, and the request.
 
-        The history is what a later request may go on from. Raises :class:`ApiError` for a model
-        name that no database can store.
+        Raises :class:`ApiError` for a model name that no database can store.
         """
         services = self._services
         caller = await services.sessions.authenticate(client.headers, client.address)
-        body = await client.body(services.settings.limits, held)
-        history = None
+        known: Sequence[History] = ()
+        if route.dialect.parse_on is not None and route.at.action is Action.GENERATE:
+            known = self._known(caller, route, identity)
+        earlier = [one.body for one in known]
+        body, repeats = await client.body_after(earlier, services.settings.limits, held)
+        path, query = dict(route.parameters), _query(client)
         if (parse_on := route.dialect.parse_on) is not None and route.at.action is Action.GENERATE:
-            request, history = parse_on(body, self._known(caller, route, identity))
+            parsed = parse_on(body, path, query, Known(known, repeats))
         else:
-            request = parse(body, dict(route.parameters), _query(client))
-        if "\0" in request.model:
+            parsed = Parsed(parse(body, path, query))
+        if "\0" in parsed.request.model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
-        return caller, body, await self._whole(route, caller, request, body), history
+        whole = await self._whole(route, caller, parsed.request, body)
+        return caller, body, parsed._replace(request=whole)
 
     async def _parsed_again(
         self, route: Route, client: Client, caller: Caller, body: bytes
@@ -224,14 +224,13 @@ class DataPlane:
         caller: Caller,
         identity: Identity,
         body: bytes,
-        request: Request,
-        history: History | None,
+        parsed: Parsed,
     ) -> tuple[Session, Link, Step]:
         """Return the session of a request, its link to an earlier call, and its step there.
 
         The step has the request itself, unless the session re-enters another one.
         """
-        services = self._services
+        services, (request, history, _) = self._services, parsed
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
             return *await self._anonymous(caller, identity, request, history), Step(request)
@@ -266,7 +265,9 @@ class DataPlane:
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
         identity = identify(client.headers)
-        caller, body, request, _ = await self._parsed(route, client, identity, held, counting.parse)
+        caller, body, (request, *_) = await self._parsed(
+            route, client, identity, held, counting.parse
+        )
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
             _, session = await services.memory.find_anonymous(request, begins=False)

@@ -11,9 +11,8 @@ and the prompt has the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -193,8 +192,7 @@ class Continuer:
 
 def _setting(link: Link, request: Request) -> Setting | None:
     """Return what stands around the turns of a request, or ``None`` if only the engine knows."""
-    contents = [message.content for message in request.messages]
-    if list in map(type, contents) and not all(map(_only_text, contents)):
+    if not link.text_only:
         return None
     extra = request.extra
     if extra.get("continue_final_message") or extra.get("add_generation_prompt") is False:
@@ -224,9 +222,3 @@ def _as_sampled(reply: Message) -> Message:
         for call in reply.tool_calls
     ]
     return structs.replace(reply, tool_calls=tuple(calls))
-
-
-def _only_text(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
-    if content is None or isinstance(content, str):
-        return True
-    return all(part.get("type") == "text" for part in content)

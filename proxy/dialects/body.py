@@ -9,14 +9,15 @@ converted one by one, with :func:`convert` or :func:`typed`. Every mismatch rais
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import orjson
 
-from bridle.proxy.wire.canonical import ApiError, Sampling
+from bridle.proxy.wire.canonical import ApiError, Request, Sampling
+from bridle.proxy.wire.histories import Known, Parsed, Reading, cut, extended, is_marked
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -48,6 +49,27 @@ def decode(body: bytes) -> Json:
     except RecursionError:
         problem = "the request body is nested too deeply"
     raise ApiError("invalid_request", problem, status=400, param=_undecodable(body))
+
+
+def read_on(
+    body: bytes, key: str, known: Known, parse: Callable[[Json, Reading], Request]
+) -> Parsed:
+    """Return the request of a body whose messages are the array of that ``key``.
+
+    ``parse`` makes it from the decoded fields, and passes the array to the reading that it gets.
+    The body may go on from those that are ``known``. Raise :class:`ApiError`.
+    """
+    if (found := cut(body, key, known)) is not None:
+        with suppress(ApiError):  # the whole body shows where the fault is
+            fields = decode(found.rest)
+            if is_marked(fields, key):
+                reading = Reading(found.before)
+                request = parse(fields, reading)
+                history = extended(body, key, found, reading)
+                return Parsed(request, history, found.repeats(body))
+    reading = Reading()
+    request = parse(decode(body), reading)
+    return Parsed(request, extended(body, key, None, reading))
 
 
 def convert(value: Any, kind: type[T], field: str = "") -> T:

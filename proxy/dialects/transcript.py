@@ -60,6 +60,11 @@ class AssistantTurn:
         if value is not None and value not in self.anchors and minting.read(value) is not None:
             self.anchors[value] = None
 
+    def copy(self) -> AssistantTurn:
+        return AssistantTurn(
+            self.call_id, [*self.text], [*self.reasoning], [*self.tool_calls], {**self.anchors}
+        )
+
     def message(self) -> Message:
         return Message(
             role="assistant",
@@ -74,26 +79,43 @@ class Transcript:
     """The conversation so far, with a note for each conversion and loss."""
 
     def __init__(self) -> None:
-        self._entries: list[Message | AssistantTurn] = []
+        self._messages: list[Message] = []
+        """The messages that are whole."""
         self._open: AssistantTurn | None = None
-        self._answered = False
+        """The turn that later pieces may belong to."""
+        self._results: list[Message] = []
+        """The results of tools that stand after the open turn."""
         self._notes: dict[Note, None] = {}
+
+    def fork(self) -> Transcript:
+        """Return a copy that goes on by itself."""
+        other = Transcript()
+        other._messages, other._results = [*self._messages], [*self._results]
+        other._open = None if self._open is None else self._open.copy()
+        other._notes = {**self._notes}
+        return other
+
+    def extend(self, other: Transcript) -> None:
+        """Add the messages and the notes of another transcript, which no piece here belongs to."""
+        self._close()
+        self._messages += other.messages
+        self._notes |= other._notes
 
     def note(self, name: str, detail: str = "") -> None:
         """Record a conversion or a loss; the same one twice in a request counts once."""
         self._notes[Note(name, detail)] = None
 
     def system(self, content: Content) -> None:
-        self._open = None
-        self._entries.append(Message(role="system", content=content))
+        self._close()
+        self._messages.append(Message(role="system", content=content))
 
     def user(self, content: Content) -> None:
-        self._open = None
-        self._entries.append(Message(role="user", content=content))
+        self._close()
+        self._messages.append(Message(role="user", content=content))
 
     def tool(self, call_id: str, content: Content, name: str | None = None) -> None:
-        self._answered = True
-        self._entries.append(Message(role="tool", content=content, tool_call_id=call_id, name=name))
+        result = Message(role="tool", content=content, tool_call_id=call_id, name=name)
+        self._results.append(result)
 
     def turn(self, *ids: str | None, new_text: bool = False) -> AssistantTurn:
         """Return the assistant turn that a piece with these ids belongs to, opened if need be.
@@ -106,21 +128,27 @@ class Transcript:
         current = self._open
         if current is not None:
             known = current.call_id is not None and call_id is not None
-            adjacent = not self._answered and not (new_text and current.text)
+            adjacent = not self._results and not (new_text and current.text)
             if (current.call_id == call_id) if known else adjacent:
                 current.call_id = current.call_id or call_id
                 return current
+        self._close()
         self._open = AssistantTurn(call_id=call_id)
-        self._answered = False
-        self._entries.append(self._open)
         return self._open
+
+    def _close(self) -> None:
+        """Let no later piece belong to the open turn."""
+        self._messages += self._pending()
+        self._open = None
+        self._results.clear()
+
+    def _pending(self) -> list[Message]:
+        turn = [] if self._open is None else [self._open.message()]
+        return [*turn, *self._results]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(
-            entry.message() if isinstance(entry, AssistantTurn) else entry
-            for entry in self._entries
-        )
+        return (*self._messages, *self._pending())
 
     @property
     def notes(self) -> tuple[Note, ...]:

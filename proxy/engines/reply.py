@@ -24,7 +24,9 @@ from bridle.proxy.engines.reply_body import (
     DetailedBody,
     Function,
     LeanBody,
+    LogprobEntry,
     Logprobs,
+    OddDetailedBody,
     OddReply,
     Text,
     ToolCallPiece,
@@ -36,6 +38,7 @@ from bridle.proxy.engines.request import REASONING
 from bridle.proxy.engines.tool_calls import ToolCalls
 from bridle.proxy.wire.canonical import (
     ApiError,
+    Detail,
     Event,
     Finished,
     FinishReason,
@@ -46,8 +49,15 @@ from bridle.proxy.wire.canonical import (
     TextDelta,
     Tokens,
     Usage,
+    entries_of,
 )
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
+from bridle.proxy.wire.cut_ids import (
+    PLACEHOLDER,
+    WORTH_CUTTING,
+    KnownPrompt,
+    PromptCut,
+    cut_prompt_ids,
+)
 from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -108,6 +118,8 @@ class ReplyDecoder:
         self._decode = _DETAILED.decode if detail else _LEAN.decode
         self._prefix = tool_call_prefix
         self._known_prompt = known_prompt
+        self.arriving = None if known_prompt is None else PromptCut(known_prompt)
+        """Takes the prompt's ids out of a stream before it is cut into payloads."""
         self._tools = tools
         self._started = False
         self._prompt: Sequence[int] | TokenIds | None = None
@@ -224,7 +236,9 @@ class ReplyDecoder:
         Raises :class:`ApiError` if it is malformed or reports an error.
         """
         cut = None
-        if len(payload) >= WORTH_CUTTING:
+        if self.arriving is not None and self.arriving.taken_from(payload):
+            cut, self.arriving = self.arriving.taken, None
+        elif len(payload) >= WORTH_CUTTING:
             payload, cut = cut_prompt_ids(payload, self._known_prompt)
         if cleaned is not None:
             payload = cleaned(payload)
@@ -248,7 +262,7 @@ class ReplyDecoder:
         if given.get("error") or error_in(given) is not None:
             raise reported(given)
         try:
-            body: Any = msgspec.convert(given, DetailedBody if self._detail else LeanBody)
+            body: Any = msgspec.convert(given, OddDetailedBody if self._detail else LeanBody)
         except (msgspec.ValidationError, RecursionError) as problem:
             raise malformed(str(problem)) from problem
         if body.is_bare and given.get("choices", ()) is None:
@@ -320,16 +334,32 @@ class ReplyDecoder:
         detail = _completion_detail(given) if self._detail else None
         return Tokens(ids, values, choice.index, detail)
 
-    def _detailed(
-        self, ids: list[int], content: Sequence[Mapping[str, Any]], choice: int
-    ) -> Tokens:
-        values = [as_logprob(entry.get("logprob")) for entry in content]
-        if not all(map(math.isfinite, values)):
-            content = [
-                entry if math.isfinite(value) else {**entry, "logprob": MISSING_LOGPROB}
-                for entry, value in zip(content, values, strict=True)
-            ]
+    def _detailed(self, ids: list[int], content: Detail, choice: int) -> Tokens:
+        try:
+            values = [_ENTRY.decode(entry).logprob for entry in content]  # type: ignore[arg-type]
+            # The client gets the same bytes, which must not end a line of its stream.
+            text = b"".join(content).decode()  # type: ignore[arg-type]
+        except (TypeError, msgspec.DecodeError, UnicodeDecodeError):
+            return self._detailed_one_by_one(ids, content, choice)
+        if "\n" in text or "\r" in text or not all(map(math.isfinite, values)):
+            return self._detailed_one_by_one(ids, content, choice)
         return Tokens(ids, values, choice, content)
+
+    def _detailed_one_by_one(self, ids: list[int], content: Detail, choice: int) -> Tokens:
+        """Return tokens whose entries are not all in the usual form.
+
+        Raises :class:`ApiError` if one is not an object.
+        """
+        try:
+            entries = msgspec.convert(entries_of(content), list[dict[str, Any]])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            raise malformed(str(problem)) from problem
+        values = [as_logprob(entry.get("logprob")) for entry in entries]
+        shown = [
+            entry if math.isfinite(value) else {**entry, "logprob": MISSING_LOGPROB}
+            for entry, value in zip(entries, values, strict=True)
+        ]
+        return Tokens(ids, values, choice, shown)
 
     def _add_other_parts(
         self, text: Text, choice: Choice[Any], events: list[Event], start: int
@@ -422,6 +452,7 @@ class ReplyDecoder:
 
 
 _LOGPROB: Final = attrgetter("logprob")
+_ENTRY: Final = msgspec.json.Decoder(LogprobEntry)
 _LEAN: Final = msgspec.json.Decoder(LeanBody)
 _DETAILED: Final = msgspec.json.Decoder(DetailedBody)
 

@@ -273,6 +273,8 @@ class EngineStream:
             else:
                 self._sse = SseParser(limits.event_bytes)
         if self._sse is not None:
+            if (arriving := self._decoder.arriving) is not None:
+                chunk = arriving.feed(chunk)
             events = self._events(self._sse.feed(chunk))
             if self._over and self._response is not None:
                 self._response.leave()
@@ -294,7 +296,7 @@ class EngineStream:
         """
         whole = self._whole
         if whole is None:
-            payloads = [] if self._sse is None else self._sse.finish()
+            payloads = [] if self._sse is None else self._last_payloads(self._sse)
         elif self._request.stream or not whole.lstrip().startswith(_EVENT_STARTS):
             self._over = True
             return self._events([bytes(whole)])
@@ -307,6 +309,12 @@ class EngineStream:
             self._over = self._broke_off = True
             events += self._events([])
         return events
+
+    def _last_payloads(self, sse: SseParser) -> list[bytes]:
+        """Return the payloads that are left when a stream ends without its end."""
+        arriving = self._decoder.arriving
+        held = b"" if arriving is None else arriving.end()
+        return [*sse.feed(held), *sse.finish()]
 
     def _events(self, payloads: list[bytes]) -> list[Event]:
         """Return the events of ``payloads``, and the last events if they end the reply."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from bridle.errors import BridleError
 from bridle.proxy.http.protocol import EXTENSION, ShortWay
 from bridle.proxy.settings import Limits
 from bridle.proxy.wire.canonical import ApiError, HttpError
+from bridle.proxy.wire.histories import Arriving, Repeats
 from bridle.proxy.wire.in_flight import STEP, Held
 
 AsgiMessage = MutableMapping[str, Any]
@@ -81,9 +82,16 @@ class Client:
         return client[0] if client else None
 
     async def body(self, limits: Limits, held: Held) -> bytes:
-        """Return the whole request body, whose bytes are counted in ``held``.
+        """Return the whole request body; see :meth:`body_after`."""
+        return (await self.body_after((), limits, held))[0]
 
-        Raise :class:`ApiError` (408, 413, 415, 503) and :class:`ClientGone`.
+    async def body_after(
+        self, earlier: Sequence[bytes], limits: Limits, held: Held
+    ) -> tuple[bytes, Repeats | None]:
+        """Return the whole request body, and what it repeats of ``earlier`` bodies.
+
+        Its bytes are counted in ``held``. Raise :class:`ApiError` (408, 413, 415, 503) and
+        :class:`ClientGone`.
         """
         limit, headers = limits.body_bytes, self.headers
         if (coding := headers.get("content-encoding", "identity")) != "identity":
@@ -99,16 +107,17 @@ class Client:
                 raise too_large(limit)
             if len(body) > STEP:
                 held.add(len(body))
-            return body
+            return body, None
         try:
             async with asyncio.timeout(limits.body_timeout_s):
-                return await self._rest(event, limit, held)
+                return await self._rest(event, Arriving(earlier), limit, held)
         except TimeoutError:
             message = f"the request's body was not whole within {limits.body_timeout_s:g} s"
             raise ApiError("invalid_request", message, status=408) from None
 
-    async def _rest(self, event: AsgiMessage, limit: int, held: Held) -> bytes:
-        pieces: list[bytes] = []
+    async def _rest(
+        self, event: AsgiMessage, arriving: Arriving, limit: int, held: Held
+    ) -> tuple[bytes, Repeats | None]:
         length = 0
         while True:
             if event["type"] == "http.disconnect":
@@ -118,9 +127,9 @@ class Client:
                 if length > limit:
                     raise too_large(limit)
                 held.add(len(piece))
-                pieces.append(piece)
+                arriving.add(piece)
             if not event.get("more_body", False):
-                return b"".join(pieces)
+                return arriving.body()
             event = await self._receive()
 
     async def disconnected(self) -> None:

@@ -29,6 +29,7 @@ from bridle.proxy.wire.canonical import (
     prefilled,
 )
 from bridle.proxy.wire.fold import Fold
+from bridle.proxy.wire.histories import Repeats
 from bridle.store.call import CallBegun, CallEnded, EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
@@ -93,13 +94,16 @@ class Recorder:
         watch: Stopwatch,
         link: Link,
         prompt: CallPrompt,
+        repeats: Repeats | None = None,
     ) -> Recording:
         """Begin the record of a call, whose times are those of ``watch``.
+
+        ``repeats`` is an earlier body, and the number of bytes that ``body`` begins with alike.
 
         Raises ``StoreUnavailable`` if the store accepts no more records, unless the recorder was
         created with ``forward``.
         """
-        begun = begun_call(session.id, request, body, headers, watch.started_at, link)
+        begun = begun_call(session.id, request, body, headers, watch.started_at, link, repeats)
         self.open(session, begun)
         return Recording(begun, session, request, link, prompt, watch.now)
 
@@ -284,11 +288,12 @@ def begun_call(
     headers: Mapping[str, str],
     started_at: float,
     link: Link | None = None,
+    repeats: Repeats | None = None,
 ) -> CallBegun:
     """Return the beginning of a call's record.
 
     ``headers`` are all of the client's. ``link`` is ``None`` for a call that is no part of the
-    session's conversation.
+    session's conversation. ``repeats`` is as for :meth:`Recorder.begin`.
     """
     parent = conversation = None
     call_id, kept = new_id("call"), kept_headers(headers)
@@ -307,6 +312,7 @@ def begun_call(
         dialect=request.dialect,
         started_at=started_at,
         request_body=body,
+        repeats=repeats,
         stream=request.stream,
         model_requested=request.model,
         parent_call_id=None if parent is None else parent.call_id,

@@ -38,6 +38,9 @@ _MOST_ASKED: Final = 16
 """Maximum number of calls that were asked the same, the latest, whose replies are compared."""
 _MOST_BEGUN: Final = 32
 """Maximum number of calls, the latest, whose text may be the beginning of a longer one."""
+_MOST_ALIKE: Final = 64
+"""Maximum number of calls with the same reply, the latest, among which the one is sought that a
+request without ids goes on from."""
 _MOST_WORDS: Final = 0.5
 """The share of a reply's words from which on a message is taken to be the reply in other words."""
 _QUOTED: Final = 2
@@ -239,7 +242,8 @@ class Rewritten:
 
         Return ``None`` unless the words are evidence enough.
         """
-        for turn in reversed(self.index.replied(unit.digest)):
+        before = self._reply_before(at)
+        for turn in reversed(self.index.replied(unit.digest)[-_MOST_ALIKE:]):
             choice = next(
                 n
                 for n, reply in enumerate(turn.choices)
@@ -248,18 +252,24 @@ class Rewritten:
             if base is not None:
                 proven = self.index.descends(turn, base.turn)
             else:
-                proven = _telling(turn.choices[choice].message) or self._follows(turn, at)
+                proven = _telling(turn.choices[choice].message) or self._follows(turn, before)
             if proven:
                 return Place(turn, choice, at + 1, WHOLE, False)
         return None
 
-    def _follows(self, turn: Turn, at: int) -> bool:
-        """Whether the assistant's turn before unit ``at`` echoes the parent of ``turn``."""
+    def _reply_before(self, at: int) -> Unit | None:
+        """Return the last assistant's turn before unit ``at``."""
+        for position in range(at - 1, -1, -1):
+            if self.units[position].message is not None:
+                return self.units[position]
+        return None
+
+    def _follows(self, turn: Turn, before: Unit | None) -> bool:
+        """Whether the assistant's turn ``before`` echoes the parent of ``turn``."""
         parent = self.index.turns.get(turn.parent_call_id or "")
-        earlier = [unit for unit in self.units[:at] if unit.message is not None]
-        if parent is None or not earlier:
+        if parent is None or before is None:
             return False
-        return any(self._repeats(earlier[-1], parent, n) for n in range(len(parent.choices)))
+        return any(self._repeats(before, parent, n) for n in range(len(parent.choices)))
 
     def _repeats(self, unit: Unit, turn: Turn, choice: int) -> bool:
         """Whether the unit repeats the reply, or a part of it."""

@@ -128,6 +128,7 @@ class Search:
                 if trails is not None:
                     self._before, self._shared = trails.closest(messages)
         before = self._before
+        trail.look_for_text(before, self._shared)
         if before is None or not before.units or before.units[0].start != self.head:
             trail.units = digester.units(messages, self.head)
             trail.digests = tuple(map(_digest, trail.units))
@@ -376,8 +377,9 @@ class Search:
     def _unbroken(self, base: Place | None) -> Link:
         """Return the link of a request that continues ``base``, or starts a conversation."""
         request, seen = self.request, self.seen
+        textual = self.trail.textual == len(self.trail.messages)
         if base is None:
-            return Link(seen=seen, tail=request.messages, head=self.head)
+            return Link(seen=seen, tail=request.messages, head=self.head, text_only=textual)
         end, before = base.end, base.turn.seen
         link = Link(
             seen=seen,
@@ -386,6 +388,7 @@ class Search:
             confidence=self._confidence(base),
             tail=request.messages,
             head=self.head,
+            text_only=textual,
         )
         differs = self._differs(base)
         system, tools = before.system != seen.system, before.tools != seen.tools

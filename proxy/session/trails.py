@@ -9,8 +9,8 @@ same is computed from the whole request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -62,6 +62,16 @@ class Trail(msgspec.Struct, eq=False):
     """The body from which the messages were read, if its dialect can be read on."""
     text: int = 0
     """Number of characters in the messages."""
+    textual: int = 0
+    """Number of leading messages whose contents are text alone."""
+
+    def look_for_text(self, before: Trail | None, count: int) -> None:
+        """Set :attr:`textual`; ``before`` has the first ``count`` of the messages."""
+        self.textual = 0 if before is None else min(before.textual, count)
+        for message in self.messages[self.textual :]:
+            if not is_text(message.content):
+                return
+            self.textual += 1
 
     @property
     def size(self) -> int:
@@ -174,6 +184,13 @@ def _text(trail: Trail, start: int, end: int) -> int:
         for call in message.tool_calls:
             length += len(call.arguments)
     return length
+
+
+def is_text(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
+    """Return whether a message's content is text alone."""
+    if content is None or isinstance(content, str):
+        return True
+    return all(part.get("type") == "text" for part in content)
 
 
 def shared(one: Sequence[Message], other: Sequence[Message]) -> int:

@@ -169,6 +169,8 @@ class Link(msgspec.Struct, frozen=True):
     """A call of the session of which the request quotes several replies."""
     head: int = 0
     """Number of leading system messages in the request."""
+    text_only: bool = False
+    """Whether the contents of all of the request's messages are known to be text."""
     break_reason: BreakReason | None = None
     written: Written | None = None
     """The first of the request's messages as JSON for the engine. Whoever writes more of them adds

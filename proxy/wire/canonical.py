@@ -146,6 +146,19 @@ class Opaque(msgspec.Struct, frozen=True, gc=False):
     choice: int = 0
 
 
+Detail = Sequence[Mapping[str, Any] | msgspec.Raw]
+"""The engine's ``logprobs.content`` entries: JSON objects, mostly in the upstream's own bytes."""
+
+
+def entries_of(detail: Detail, kind: type[Any] = dict[str, Any]) -> list[Any]:
+    """Return the entries for a dialect that shows them in another form.
+
+    Those in the upstream's bytes are decoded as a ``kind``, the others are mappings.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+    return [decode(entry) if isinstance(entry, msgspec.Raw) else entry for entry in detail]
+
+
 class Tokens(msgspec.Struct, frozen=True, gc=False):
     """Sampled tokens of one engine chunk, in order, before the deltas that they produced."""
 
@@ -153,8 +166,8 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     logprobs: Sequence[float]
     """NaN for a token that the engine gave no usable logprob."""
     choice: int = 0
-    detail: Sequence[Mapping[str, Any]] | None = None
-    """The engine's ``logprobs.content`` entries, kept only when the client wants them."""
+    detail: Detail | None = None
+    """Kept only when the client wants it."""
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
@@ -181,7 +194,7 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     tool_calls: Sequence[ToolCall] = ()
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    detail: Sequence[Mapping[str, Any]] = ()
+    detail: Detail = ()
     finish_reason: FinishReason | None = None
     stop_sequence: str | None = None
     opaque: Mapping[str, Any] = {}

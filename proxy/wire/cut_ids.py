@@ -7,7 +7,8 @@ holds digits and single commas only, and the rest, with :data:`PLACEHOLDER` in t
 still decoded strictly. Everything else is left to the decoder.
 
 A session's next prompt mostly repeats its last one, so :class:`KnownPrompt` reads only the ids that
-come after it.
+come after it. The ids of a stream that are those which the engine was sent are not even collected:
+:class:`PromptCut` compares them while they arrive.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ prompt is known; for a new prompt both cost about the same."""
 
 _MARKED: Final = b'"%b"' % PLACEHOLDER.encode()
 _KEY: Final = b'"prompt_token_ids":'
+_PLACES: Final = (_KEY + _MARKED, _KEY + b" " + _MARKED)
 _IDS_END: Final = 2**32
 _NO_IDS: Final = np.empty(0, dtype=np.uint32)
 _BLOCK: Final = 64 << 10
@@ -93,10 +95,19 @@ class KnownPrompt:
         for text, ids in filter(None, (self._expected, (self._text, self._ids))):
             end = _end_of(text, payload, start)
             if end > start and payload.startswith(b"]", end):
-                if ids is not self._ids:
-                    self._remember(text, ids)
+                self.reported(text, ids)
                 return ids, end
         return None
+
+    @property
+    def expected(self) -> tuple[Blocks, TokenIds]:
+        """The prompt that the engine will probably report: its ids' text and the ids."""
+        return self._expected or (self._text, self._ids)
+
+    def reported(self, text: Blocks, ids: TokenIds) -> None:
+        """Record that the engine reported these ids, which were sent or read before."""
+        if ids is not self._ids:
+            self._remember(text, ids)
 
     def read(self, text: bytes) -> TokenIds | None:
         """Return the result of :func:`read_ids` for ``text``, read-only."""
@@ -168,6 +179,75 @@ def _end_of(text: Blocks, payload: bytes, at: int) -> int:
     return at
 
 
+class PromptCut:
+    """Takes the expected ids out of a stream while its bytes arrive, so that none are kept.
+
+    The first array of prompt ids in the first chunk is compared with the ids that the engine was
+    sent. If it is another one, the stream stays as it is.
+    """
+
+    __slots__ = ("_block", "_ids", "_known", "_looking", "_offset", "_text", "taken")
+
+    def __init__(self, known: KnownPrompt) -> None:
+        self._known = known
+        self._looking = True
+        self._text: Blocks = ()
+        self._ids: TokenIds | None = None
+        """The expected ids while their text is compared."""
+        self._block = self._offset = 0
+        """The next block of the text to compare, and the number of its bytes that have come."""
+        self.taken: TokenIds | None = None
+        """The ids that were taken out; :data:`PLACEHOLDER` stands in their place."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what the stream has in place of ``chunk``."""
+        if self._ids is not None:
+            return self._compared(b"", chunk, 0)
+        if not self._looking:
+            return chunk
+        self._looking = False
+        start, (text, ids) = _array_start(chunk), self._known.expected
+        if start < 0 or not text:
+            return chunk
+        self._text, self._ids = text, ids
+        return self._compared(chunk[:start], chunk, start + 1)
+
+    def taken_from(self, payload: bytes) -> bool:
+        """Return whether the ids that were taken out stood in this payload of the stream."""
+        return self.taken is not None and any([place in payload for place in _PLACES])
+
+    def end(self) -> bytes:
+        """Return the bytes that are still held back at the end of the stream."""
+        return b"" if self._ids is None else self._given_up()
+
+    def _compared(self, before: bytes, chunk: bytes, at: int) -> bytes:
+        """Compare the chunk from ``at`` on; return ``before`` and what follows it."""
+        view = memoryview(chunk)
+        while self._block < len(self._text):
+            block = self._text[self._block]
+            step = min(len(block) - self._offset, len(chunk) - at)
+            if not block.startswith(view[at : at + step], self._offset):
+                return b"".join((before, self._given_up(), view[at:]))
+            at, self._offset = at + step, self._offset + step
+            if self._offset < len(block):
+                return before
+            self._block, self._offset = self._block + 1, 0
+        if at == len(chunk):
+            return before
+        if not chunk.startswith(b"]", at):
+            return b"".join((before, self._given_up(), view[at:]))
+        assert self._ids is not None, "it is compared"  # noqa: S101 - a programming error
+        self.taken, self._ids = self._ids, None
+        self._known.reported(self._text, self.taken)
+        return b"".join((before, _MARKED, view[at + 1 :]))
+
+    def _given_up(self) -> bytes:
+        """Return the bytes that were compared, and compare no more."""
+        last = [block[: self._offset] for block in self._text[self._block : self._block + 1]]
+        self._ids = None
+        return b"".join((b"[", *self._text[: self._block], *last))
+
+
 def cut_prompt_ids(
     payload: bytes, known: KnownPrompt | None = None
 ) -> tuple[bytes, TokenIds | None]:
@@ -177,13 +257,7 @@ def cut_prompt_ids(
     """
     if len(payload) < WORTH_CUTTING:
         return payload, None
-    key = payload.find(_KEY)
-    if key < 1 or payload.startswith(b"\\", key - 1):
-        return payload, None
-    start = key + len(_KEY)
-    if payload.startswith(b" ", start):
-        start += 1
-    if not payload.startswith(b"[", start):
+    if (start := _array_start(payload)) < 0:
         return payload, None
     if known is not None and (found := known.found(payload, start + 1)) is not None:
         return _cut(payload, start, found[1], found[0])
@@ -193,6 +267,17 @@ def cut_prompt_ids(
     text = payload[start + 1 : end]
     ids = read_ids(text) if known is None else known.read(text)
     return (payload, None) if ids is None else _cut(payload, start, end, ids)
+
+
+def _array_start(payload: bytes) -> int:
+    """Return the index of the bracket that opens the first array of prompt ids, or -1."""
+    key = payload.find(_KEY)
+    if key < 1 or payload.startswith(b"\\", key - 1):
+        return -1
+    start = key + len(_KEY)
+    if payload.startswith(b" ", start):
+        start += 1
+    return start if payload.startswith(b"[", start) else -1
 
 
 def _cut(payload: bytes, start: int, end: int, ids: TokenIds) -> tuple[bytes, TokenIds]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from bridle.proxy.wire.canonical import (
     ChoiceReply,
     Event,
@@ -173,7 +175,7 @@ class _Choice:
         self.version: int | None = None
         """The policy version of the latest tokens."""
         self.versions: list[VersionRun] = []
-        self.detail: list[Mapping[str, Any]] = []
+        self.detail: list[Mapping[str, Any] | msgspec.Raw] = []
         self.finished: Finished | None = None
 
     def take(self, event: ToolCallDelta | Opaque) -> int:

@@ -1,36 +1,84 @@
 """The array of messages of a client's body, read on from where an earlier body ended.
 
 The elements of the array whose bytes are those of the earlier body are cut out, and only the rest
-is decoded. The bytes are compared, so that no two histories are ever taken for each other. The cut
-leaves a mark as the first element. If the mark is not the first element of the body's own array
-after decoding, the cut was made elsewhere, and the body is decoded whole.
+is decoded and converted: a dialect reads on from a checkpoint, which has its conversation as it was
+after these elements. The bytes are compared, so that no two histories are ever taken for each
+other. The cut leaves a mark as the first element. If the mark is not the first element of the
+body's own array after decoding, the cut was made elsewhere, and the body is decoded whole.
 """
 
 from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, cast
 
 import msgspec
 
-from bridle.proxy.wire.canonical import Message, Request
+from bridle.proxy.wire.canonical import Request
 from bridle.store.encoding.bodies import common_bytes
-from bridle.store.records import Note
+
+E = TypeVar("E")
+S = TypeVar("S", bound="State")
 
 SHORTEST: Final = 16_384
 """Bytes of a body below which it costs less to decode than to remember."""
+_REWRITTEN: Final = 8
+"""Number of elements at the end of an array that the next body may have in another form."""
+_CHECKPOINTS: Final = 4
+"""Number of checkpoints that are kept of a body."""
 _MARKED: Final = {"cut": secrets.token_hex(16)}
 """The element that stands for those that are cut out. No client knows it."""
 _MARK: Final = msgspec.json.encode(_MARKED)
 _ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-ParseOn = Callable[[bytes, "Sequence[History]"], "tuple[Request, History | None]"]
-"""A function from a body and the histories that it may go on from, the latest first, to a request
-and its own history, which is ``None`` if it is not worth remembering. It raises as
-:data:`bridle.proxy.wire.canonical.Parse` does."""
+
+class State(Protocol):
+    """A conversation as a dialect reads it, up to some element of the array."""
+
+    def fork(self) -> Self:
+        """Return a copy that goes on by itself."""
+        ...
+
+
+class Checkpoint(NamedTuple):
+    """The conversation after the first ``elements`` elements. Nobody may change its state."""
+
+    elements: int
+    state: State
+
+
+class Reading:
+    """One reading of the array of a body, from its beginning or on from a checkpoint."""
+
+    def __init__(self, before: Sequence[Checkpoint] = ()) -> None:
+        """Read on from the last of the checkpoints of an earlier body."""
+        self.checkpoints: list[Checkpoint] = [*before]
+        """The checkpoints from which a later body may be read on, the last at the array's end."""
+        self.lasting = True
+        """False if the elements alone do not decide how later ones are read."""
+
+    def over(
+        self, elements: Sequence[E], fresh: S, add: Callable[[S, Sequence[E], int], None]
+    ) -> S:
+        """Return the conversation of all elements, of which ``elements`` are those in the body.
+
+        ``fresh`` is a conversation without any. ``add`` adds elements to a conversation and gets
+        the index of the first of them in the whole array.
+        """
+        at, state = 0, fresh
+        if self.checkpoints:
+            before = self.checkpoints[-1]
+            at, state = before.elements, cast(S, before.state.fork())
+        if (early := max(0, len(elements) - _REWRITTEN)) > 0:
+            add(state, elements[:early], at)
+            self.checkpoints.append(Checkpoint(at + early, state.fork()))
+        add(state, elements[early:], at + early)
+        self.checkpoints.append(Checkpoint(at + len(elements), state.fork()))
+        del self.checkpoints[:-_CHECKPOINTS]
+        return state
 
 
 class History(msgspec.Struct, frozen=True, gc=False):
@@ -41,21 +89,90 @@ class History(msgspec.Struct, frozen=True, gc=False):
     """Index of the first byte after the array's opening bracket."""
     ends: tuple[int, ...]
     """The index after each element of the array."""
-    messages: tuple[Message, ...] = ()
-    """The messages that were read, one for each element."""
-    notes: tuple[Note, ...] = ()
-    """The notes on these messages."""
+    checkpoints: tuple[Checkpoint, ...] = ()
 
-    def shared(self, body: bytes, start: int) -> int:
-        """Return the number of leading elements that the array at ``start`` of ``body`` repeats."""
+    def shared(self, body: bytes, start: int, repeats: Repeats | None) -> tuple[int, int]:
+        """Compare with the array at ``start`` of ``body``.
+
+        Return the numbers of leading elements and of leading bytes that both have.
+        """
         if not self.ends:
-            return 0
-        same = common_bytes(self.body, body, self.start, start)
+            return 0, 0
+        same = 0
+        if repeats is not None and repeats.earlier is self.body and start == self.start:
+            same = max(0, repeats.length - start)
+        same += common_bytes(self.body, body, self.start + same, start + same)
         count = bisect_right(self.ends, self.start + same)
         moved = start - self.start
         while count and body[(end := self.ends[count - 1] + moved) : end + 1] not in (b",", b"]"):
             count -= 1  # a number may go on, and other white space than before may follow
-        return count
+        return count, same
+
+
+class Repeats(NamedTuple):
+    """The beginning of a body that an earlier body has, too."""
+
+    earlier: bytes
+    length: int
+    """Number of bytes that both begin with."""
+
+
+class Arriving:
+    """A body while it arrives. What it repeats of an earlier body is compared and not kept."""
+
+    def __init__(self, earlier: Sequence[bytes]) -> None:
+        """``earlier`` are the bodies that it may repeat, the most likely first."""
+        self._earlier = earlier
+        self._repeated: bytes | None = None
+        self._count = 0
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        """Add the bytes that follow those which have come."""
+        if self._pieces:
+            self._pieces.append(piece)
+            return
+        if not self._count:
+            self._repeated = next((one for one in self._earlier if one.startswith(piece)), None)
+        if self._repeated is None:
+            self._pieces.append(piece)
+            return
+        if self._repeated.startswith(piece, self._count):
+            self._count += len(piece)
+            return
+        same = common_bytes(self._repeated, piece, self._count)
+        self._count += same
+        self._pieces.append(piece[same:])
+
+    def body(self) -> tuple[bytes, Repeats | None]:
+        """Return the whole body, and what it repeats."""
+        if self._repeated is None or not self._count:
+            return b"".join(self._pieces), None
+        start = memoryview(self._repeated)[: self._count]
+        return b"".join((start, *self._pieces)), Repeats(self._repeated, self._count)
+
+
+class Parsed(NamedTuple):
+    """A request that was read from a body, and what later bodies and the record may use of it."""
+
+    request: Request
+    history: History | None = None
+    """``None`` if the body is not worth remembering."""
+    repeats: Repeats | None = None
+
+
+class Known(NamedTuple):
+    """What is known of the earlier bodies of a client."""
+
+    histories: Sequence[History] = ()
+    """The histories that a body may go on from, the latest first."""
+    repeats: Repeats | None = None
+    """What the body is known to repeat."""
+
+
+ParseOn = Callable[[bytes, Mapping[str, str], Mapping[str, str], Known], Parsed]
+"""A function like :data:`bridle.proxy.wire.canonical.Parse`, with what is known of earlier
+bodies."""
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
@@ -63,12 +180,26 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
     rest: bytes
     """The body, in which :data:`_MARK` stands for these elements."""
-    count: int
-    """Number of the elements."""
     start: int
     """Index of the array's first byte in the whole body."""
     history: History
     """The earlier body's array."""
+    before: tuple[Checkpoint, ...]
+    """The checkpoints of the earlier body; at the last of them, this one is read on."""
+    same: int
+    """Number of the array's leading bytes that both have."""
+
+    @property
+    def count(self) -> int:
+        """Number of the elements that are cut out."""
+        return self.before[-1].elements
+
+    def repeats(self, body: bytes) -> Repeats | None:
+        """Return what the whole body repeats of the earlier one."""
+        earlier, start = self.history.body, self.start
+        if start != self.history.start or not body.startswith(memoryview(earlier)[:start]):
+            return None
+        return Repeats(earlier, start + self.same)
 
 
 def array_start(body: bytes, key: bytes) -> int:
@@ -82,32 +213,32 @@ def array_start(body: bytes, key: bytes) -> int:
     return -1
 
 
-def cut(body: bytes, key: bytes, known: Sequence[History]) -> Cut | None:
+def cut(body: bytes, key: str, known: Known) -> Cut | None:
     """Return the body without the elements that it shares with one of the ``known`` histories.
 
     Return ``None`` if it shares too little.
     """
-    if len(body) < SHORTEST or not known:
+    if len(body) < SHORTEST or not known.histories:
         return None
-    start = array_start(body, key)
+    start = array_start(body, key.encode())
     if start < 0:
         return None
-    best, most = known[0], 0
-    for history in known:
-        count = history.shared(body, start)
+    best, most, same = known.histories[0], 0, 0
+    for history in known.histories:
+        count, alike = history.shared(body, start, known.repeats)
         if count > most:
-            best, most = history, count
+            best, most, same = history, count, alike
         if 2 * count > len(history.ends):
             break
-    if not most:
-        return None
-    end = start + best.ends[most - 1] - best.start
-    if body[end : end + 1] == b"]":  # a request that is sent again: its last message is read again
-        if most == 1:
-            return None
-        most -= 1
-        end = start + best.ends[most - 1] - best.start
-    return Cut(b"".join((body[:start], _MARK, body[end:])), most, start, best)
+    for last in range(len(best.checkpoints), 0, -1):
+        before = best.checkpoints[:last]
+        if not 0 < before[-1].elements <= most:
+            continue
+        end = start + best.ends[before[-1].elements - 1] - best.start
+        if body.startswith(b",", end):  # at least one element is read
+            rest = b"".join((body[:start], _MARK, body[end:]))
+            return Cut(rest, start, best, before, same)
+    return None
 
 
 def is_marked(fields: dict[str, Any], key: str) -> bool:
@@ -124,8 +255,8 @@ def element_ends(body: bytes, key: str, start: int) -> tuple[int, ...]:
 
     Return an empty tuple if another array begins there.
     """
-    array = bytes(_FIELDS.decode(body)[key])
-    if not body.startswith(array, start - 1):
+    array = bytes(_FIELDS.decode(body).get(key, b""))
+    if not array or not body.startswith(array, start - 1):
         return ()
     ends: list[int] = []
     at = start
@@ -135,21 +266,23 @@ def element_ends(body: bytes, key: str, start: int) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def extended(body: bytes, key: str, found: Cut | None) -> History | None:
-    """Return the history of ``body``, still without its messages; ``found`` is its cut.
+def extended(body: bytes, key: str, found: Cut | None, reading: Reading) -> History | None:
+    """Return the history of ``body``, of which ``found`` is the cut and ``reading`` the reading.
 
     Return ``None`` for a body that is not worth remembering.
     """
-    if len(body) < SHORTEST:
+    if len(body) < SHORTEST or not reading.lasting:
         return None
     if found is None:
         start = array_start(body, key.encode())
         ends = element_ends(body, key, start) if start >= 0 else ()
-        return History(body, start, ends) if ends else None
-    marked = element_ends(found.rest, key, found.start)[1:]
-    moved = found.start - found.history.start
-    repeated = found.history.ends[: found.count]
-    if moved:
-        repeated = tuple([end + moved for end in repeated])
-    added = len(body) - len(found.rest)
-    return History(body, found.start, (*repeated, *[end + added for end in marked]))
+    else:
+        start, added = found.start, len(body) - len(found.rest)
+        new = [end + added for end in element_ends(found.rest, key, start)[1:]]
+        repeated = found.history.ends[: found.count]
+        if moved := start - found.history.start:
+            repeated = tuple([end + moved for end in repeated])
+        ends = (*repeated, *new)
+    if not ends or not reading.checkpoints or reading.checkpoints[-1].elements != len(ends):
+        return None
+    return History(body, start, ends, tuple(reading.checkpoints))

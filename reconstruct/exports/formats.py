@@ -68,6 +68,8 @@ EXPORTS: Final[Registry[ExportFormat | Rows]] = Registry(
         "tokens": "bridle.reconstruct.exports.formats:TOKENS",
         "trl": "bridle.reconstruct.exports.trl:conversational_rows",
         "trl-prompt-completion": "bridle.reconstruct.exports.trl:prompt_completion_rows",
+        "preference": "bridle.reconstruct.exports.preference:PAIRS",
+        "preference-labels": "bridle.reconstruct.exports.preference:LABELS",
         "sharegpt": "bridle.reconstruct.exports.sharegpt:sharegpt_rows",
         "adp": "bridle.reconstruct.exports.adp:adp_rows",
         "csv": "bridle.reconstruct.exports.formats:CSV",

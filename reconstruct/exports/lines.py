@@ -104,7 +104,7 @@ def export_lines(
             trained: set[ReplyId] = set()
             lost: dict[ReplyId, str] = {}
             count = 0
-            for whole in _conversations(session, decided, report):
+            for whole in conversations(session, decided, report):
                 line = replace(whole, trained=whole.trained - shown)
                 try:
                     written = list(rows(line))
@@ -119,13 +119,13 @@ def export_lines(
                     file.write(encode(row))
                 count += len(written)
                 trained |= line.trained
-            _account(decided, trained, lost, report)
+            account(decided, trained, lost, report)
             calls = {reply.call_id for reply in trained}
             report.take_rows(count, session, (c for c in session.calls if c.id in calls))
     return report
 
 
-def _conversations(
+def conversations(
     session: LoadedSession, decided: Mapping[ReplyId, Ruling], report: ExportReport
 ) -> Iterator[ExportedConversation]:
     """Yield the conversations of one session in the order in which their last calls began.
@@ -146,7 +146,7 @@ def _conversations(
         yield ExportedConversation(session, reply, messages, trained)
 
 
-def _account(
+def account(
     decided: Mapping[ReplyId, Ruling],
     trained: set[ReplyId],
     lost: Mapping[ReplyId, str],
@@ -171,14 +171,18 @@ def _content(line: ExportedConversation) -> tuple[bytes, bytes]:
     It is the same for equal conversations, although each has tool call ids of its own.
     """
     names: dict[str, int] = {}
-    messages = [[_unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
+    messages = [[unnamed(m.message, names), line.is_trained(m)] for m in line.messages]
     last = line.last_call
     prompt = last.request_sha256 if completes_prompt(last) else ""
     whole = [messages, list(line.tools)]
     return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS), prompt.encode()
 
 
-def _unnamed(message: Mapping[str, Any], names: dict[str, int]) -> dict[str, Any]:
+def unnamed(message: Mapping[str, Any], names: dict[str, int]) -> dict[str, Any]:
+    """Return a message with numbers in the place of its tool call ids.
+
+    ``names`` has the numbers of the conversation so far, and gets those of new ids.
+    """
     plain = dict(message)
     if "tool_call_id" in plain:
         plain["tool_call_id"] = names.setdefault(plain["tool_call_id"], len(names))

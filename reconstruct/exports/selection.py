@@ -135,7 +135,6 @@ class ExportReport:
 
 def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterator[LoadedSession]:
     """Yield the sessions to export; refused ones are counted in the report."""
-    records = _records(reader, selection)
     counted = CountedRewards(reader, selection.reward_sources)
 
     def wanted(record: SessionRecord, rewards: Sequence[Reward]) -> bool:
@@ -146,7 +145,7 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
             report.leave_out(reason)
         return reason is None
 
-    for session in LoadedSession.stream(reader, records, wanted, counted):
+    for session in LoadedSession.stream(reader, records(reader, selection), wanted, counted):
         try:
             has_calls = bool(session.tree.calls)
         except BrokenTree:
@@ -159,7 +158,7 @@ def select(reader: Reader, selection: Selection, report: ExportReport) -> Iterat
             report.leave_out("session_without_calls")
 
 
-def _records(reader: Reader, selection: Selection) -> Iterator[SessionRecord]:
+def records(reader: Reader, selection: Selection) -> Iterator[SessionRecord]:
     """Yield the sessions that meet the conditions on columns, oldest first.
 
     Sessions that are named are read by their ids.

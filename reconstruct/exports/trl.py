@@ -30,7 +30,10 @@ def conversational_rows(exported: ExportedConversation) -> Iterator[dict[str, An
     for entry in exported.messages:
         if entry.message.get("role") == "assistant" and not exported.is_trained(entry):
             raise Inexpressible("conversation_partly_trained")
-    yield {"messages": [_message(entry.message) for entry in exported.messages], **_tools(exported)}
+    yield {
+        "messages": [plain_message(entry.message) for entry in exported.messages],
+        **tool_schemas(exported),
+    }
 
 
 def prompt_completion_rows(exported: ExportedConversation) -> Iterator[dict[str, Any]]:
@@ -38,11 +41,11 @@ def prompt_completion_rows(exported: ExportedConversation) -> Iterator[dict[str,
     if completes_prompt(exported.last_call):
         yield {"prompt": _prompt(exported), "completion": text(exported.messages[-1].message)}
         return
-    messages = [_message(entry.message) for entry in exported.messages]
+    messages = [plain_message(entry.message) for entry in exported.messages]
     for index, entry in enumerate(exported.messages):
         if exported.is_trained(entry):
             prompt, completion = messages[:index], messages[index : index + 1]
-            yield {"prompt": prompt, "completion": completion, **_tools(exported)}
+            yield {"prompt": prompt, "completion": completion, **tool_schemas(exported)}
 
 
 def _prompt(exported: ExportedConversation) -> str:
@@ -54,11 +57,13 @@ def _prompt(exported: ExportedConversation) -> str:
     return prompt
 
 
-def _tools(exported: ExportedConversation) -> dict[str, str]:
+def tool_schemas(exported: ExportedConversation) -> dict[str, str]:
+    """Return the column of the tools, if there are any."""
     return {"tools": orjson.dumps(list(exported.tools)).decode()} if exported.tools else {}
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def plain_message(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as TRL and chat templates expect it."""
     plain: dict[str, Any] = {"role": message["role"], "content": text(message)}
     if (thought := reasoning(message)) is not None:
         plain["reasoning_content"] = thought

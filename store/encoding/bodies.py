@@ -36,6 +36,9 @@ links."""
 _WITH_REPLIES: Final = 16
 """The codec of a request whose dictionary has the replies of its base call."""
 
+_BLOCK: Final = 64 << 10
+"""Number of bytes that are compared at once."""
+
 _DICTIONARY_GAIN: Final = 4
 """The minimum compression of a middle that is most of the request. A request that compresses less
 is stored whole."""
@@ -99,24 +102,24 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (
     return dump_json(said) if said else b""
 
 
-def pack_request(data: bytes, base: Earlier | None, texts: bytes) -> Packed | None:
+def pack_request(data: bytes, base: Earlier | None, texts: bytes, alike: int = 0) -> Packed | None:
     """Pack ``data`` as a splice of ``base``.
 
     Return ``None`` if they share too little or the chain is too long. ``texts`` are those of the
-    request's own messages.
+    request's own messages. ``alike`` is a number of bytes that both are known to begin with.
     """
     if base is None or base.depth >= MAX_DEPTH:
         return None
-    prefix, suffix = shared_ends(base.data, data)
+    prefix, suffix = shared_ends(base.data, data, alike)
     replaced = base.data[prefix : len(base.data) - suffix]
     middle = data[prefix : len(data) - suffix]
-    alike = 2 * (prefix + suffix) >= len(data)
-    if not alike and 2 * len(replaced) < len(middle):
+    mostly = 2 * (prefix + suffix) >= len(data)
+    if not mostly and 2 * len(replaced) < len(middle):
         return None
     codec = _WITH_REPLIES if base.replies else DICTIONARY
     packed = pack_against(middle, b"".join((replaced, base.replies, texts)), codec)
     # A harness may change a line at the top and repeat the rest.
-    if not alike and _DICTIONARY_GAIN * len(packed) > len(middle):
+    if not mostly and _DICTIONARY_GAIN * len(packed) > len(middle):
         return None
     return Packed(prefix, suffix, base.depth + 1, packed)
 
@@ -151,25 +154,26 @@ def proved(data: bytes, digest: str) -> bytes:
     return data
 
 
-def shared_ends(left: bytes, right: bytes) -> tuple[int, int]:
+def shared_ends(left: bytes, right: bytes, alike: int = 0) -> tuple[int, int]:
     """Return the lengths of the common prefix and of the common suffix after it.
 
-    They never overlap.
+    They never overlap. ``alike`` is a part of the prefix that is known.
     """
     one, other = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
-    prefix = common_bytes(left, right)
+    prefix = alike + common_bytes(left, right, alike, alike)
     return prefix, common_prefix(one[prefix:][::-1], other[prefix:][::-1])
 
 
 def common_bytes(left: bytes, right: bytes, start: int = 0, other: int = 0) -> int:
     """Return the number of bytes that ``left[start:]`` and ``right[other:]`` begin with alike."""
-    view, low = memoryview(left), 0
-    step = min(len(left) - start, len(right) - other)
+    # In blocks, so that bytes which are alike are compared once.
+    view, low, step = memoryview(left), 0, _BLOCK
+    longest = min(len(left) - start, len(right) - other)
     while step > 0:
+        step = min(step, longest - low)
         at = start + low
         if right.startswith(view[at : at + step], other + low):
             low += step
-            step = min(step, len(left) - start - low, len(right) - other - low)
         else:
             step //= 2
     return low

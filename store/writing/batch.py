@@ -232,7 +232,9 @@ class Batch:
         state.open_calls[begun.id] = 0 if said is None else said.length
         body = begun.request_body
         base_id, base = state.request_base(begun.parent_call_id)
-        packed = pack_request(body, base, texts)
+        before, alike = begun.repeats or (None, 0)
+        known = alike if base is not None and before is base.data else 0
+        packed = pack_request(body, base, texts, known)
         whole = packed is None
         if said is not None and said.tools:
             tools_id = self._tool_set(state, begun.session_id, said, exact=whole)

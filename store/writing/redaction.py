@@ -148,6 +148,7 @@ class Redactor:
         return replace(
             begun,
             request_body=body,
+            repeats=None,
             headers=headers,
             model_requested=model,
             conversation=conversation,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,39 +12,18 @@ import pytest
 from click.testing import Result
 
 from bridle.diagnosis.findings import findings_of_run
-from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
-from bridle.proxy.server import ProxyServer
-from bridle.proxy.settings import ProxySettings
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.reconstruct import open_store
 from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import GrpoConfig
+from support.rollouts import ScriptedRollout, scripted_proxy
 
 Bridle = Callable[..., Result]
 
 AGENT = """
-import json, os, sys, urllib.request, uuid
-
-tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-messages = [{"role": "user", "content": f"{sys.argv[1]} {uuid.uuid4()}"}]
-while True:
-    body = {"model": "policy", "messages": messages, "tools": [tool]}
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps(body).encode(),
-        {
-            "content-type": "application/json",
-            "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
-        },
-    )
-    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages.append(reply)
-    if not reply.get("tool_calls"):
-        print(reply["content"])
-        break
-    for call in reply["tool_calls"]:
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "commit 1"})
+print(work(f"{sys.argv[1]} {uuid.uuid4()}", "bash", "commit 1"))
 """
 VERIFIER = """
 def check(delivery):
@@ -77,37 +55,20 @@ class HalfCheat:
 
 @pytest.fixture
 def proxy(model_dir: Path, store: str) -> Iterator[str]:
-    with (
-        ScriptedEngine(model_dir, HalfCheat(), served_model_name="policy") as engine,
-        ProxyServer(
-            ProxySettings(engine.base_url, f"sqlite:///{store}", tokenizer_dir=model_dir)
-        ) as server,
-    ):
-        yield server.base_url
+    with scripted_proxy(model_dir, store, HalfCheat()) as url:
+        yield url
 
 
 @pytest.fixture
-def rollout(bridle: Bridle, proxy: str, tmp_path: Path) -> Bridle:
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "own.py").write_text(VERIFIER)
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"id": "t", "prompt": "What is right?"}\n')
-    agent = f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"
-
-    def call(*more: object) -> Result:
-        asked = ["--proxy", proxy, "--tasks", tasks]
-        asked += ["--set", f"agent.directory={tmp_path / 'sessions'}"]
-        own = f"{tmp_path / 'own.py'}:check"
-        return bridle("rollout", "--agent", agent, "--verifier", own, *asked, *more)
-
-    return call
+def rollout(bridle: Bridle, proxy: str, tmp_path: Path) -> ScriptedRollout:
+    return ScriptedRollout(bridle, proxy, tmp_path, AGENT, VERIFIER, {"prompt": "What is right?"})
 
 
 def test_a_session_that_cheats_gains_nothing_whatever_the_mode(
-    bridle: Bridle, rollout: Bridle, store: str
+    bridle: Bridle, rollout: ScriptedRollout, store: str
 ) -> None:
     for mode in ("warn", "zero", "quarantine"):
-        done = rollout("--group-size", 4, "--set", f"agent.guards={mode}")
+        done = rollout("check", "--group-size", 4, "--set", f"agent.guards={mode}")
         assert done.exit_code == 0, done.output
         assert "mean reward 0.500" in done.stdout
         assert f"git_history ({mode}) in 2" in done.stdout
@@ -141,9 +102,9 @@ def test_a_session_that_cheats_gains_nothing_whatever_the_mode(
 
 
 def test_a_finding_is_in_no_export_feed_or_table_as_a_reward(
-    bridle: Bridle, rollout: Bridle, store: str, proxy: str, tmp_path: Path
+    bridle: Bridle, rollout: ScriptedRollout, store: str, proxy: str, tmp_path: Path
 ) -> None:
-    assert rollout("--group-size", 2, "--set", "agent.guards=zero").exit_code == 0
+    assert rollout("check", "--group-size", 2, "--set", "agent.guards=zero").exit_code == 0
     for name in ("all.parquet", "all.jsonl", "all.csv"):
         assert bridle("export", tmp_path / name, "--store", store).exit_code == 0
         card = json.loads((tmp_path / f"{name}.card.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
-from bridle.proxy.server import ProxyServer
-from bridle.proxy.settings import ProxySettings
+from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.reconstruct.episodes import episodes
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.reading.queries import Reader
@@ -23,39 +20,15 @@ from bridle.store.records import SessionRecord
 from bridle.store.reward import Reward, RewardKind, RewardSource
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
+from support.rollouts import ScriptedRollout, scripted_proxy
 
 Bridle = Callable[..., Result]
 
 AGENT = """
-import json, os, sys, urllib.request
-
-tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-def ask(role, messages):
-    body = {"model": "policy", "messages": messages, "tools": [tool]}
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps(body).encode(),
-        {
-            "content-type": "application/json",
-            "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
-            "thread-id": role,
-        },
-    )
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-
 for role in ("planner", "worker"):
-    messages = [{"role": "user", "content": f"{sys.argv[1]} {role}"}]
-    while True:
-        reply = ask(role, messages)
-        messages.append(reply)
-        if not reply.get("tool_calls"):
-            break
-        for call in reply["tool_calls"]:
-            seen = {"role": "tool", "tool_call_id": call["id"], "content": "a lamp"}
-            messages.append(seen)
+    reply = work(f"{sys.argv[1]} {role}", "look", "a lamp", {"thread-id": role})
 open("notes.txt", "w").write("left behind")
-print(reply["content"])
+print(reply)
 """
 OWN = """
 import os, time
@@ -134,41 +107,20 @@ def policy() -> Policy:
 
 @pytest.fixture
 def proxy(model_dir: Path, store: str, policy: Policy) -> Iterator[str]:
-    with (
-        ScriptedEngine(model_dir, policy, served_model_name="policy") as engine,
-        ProxyServer(
-            ProxySettings(engine.base_url, f"sqlite:///{store}", tokenizer_dir=model_dir)
-        ) as server,
-    ):
-        yield server.base_url
+    with scripted_proxy(model_dir, store, policy) as url:
+        yield url
 
 
 @pytest.fixture
 def rollout(bridle: Bridle, proxy: str, tmp_path: Path) -> Bridle:
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "own.py").write_text(OWN)
-    task = {"id": "t", "prompt": "Find it.", "payload": {"rubric": "Be right."}}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    task = {"prompt": "Find it.", "payload": {"rubric": "Be right."}}
+    run = ScriptedRollout(bridle, proxy, tmp_path, AGENT, OWN, task)
 
     def call(verifier: str, scorers: list[str], *assignments: str) -> Result:
-        named = [one.replace("own:", f"{tmp_path / 'own.py'}:") for one in scorers]
-        sets = [
-            f"scorers.named={json.dumps(named)}",
-            f"agent.directory={tmp_path / 'sessions'}",
-            'scorers.artefacts=["notes.txt", "missing.txt"]',
-            *assignments,
-        ]
-        return bridle(
-            *("rollout", "--agent", f"{sys.executable} {tmp_path / 'agent.py'} {{prompt}}"),
-            *(
-                "--verifier",
-                f"{tmp_path / 'own.py'}:{verifier}",
-                "--tasks",
-                tmp_path / "tasks.jsonl",
-            ),
-            *("--proxy", proxy, "--group-size", 2, "--set", "agent.parallel=1"),
-            *(part for one in sets for part in ("--set", one)),
-        )
+        artefacts = 'scorers.artefacts=["notes.txt", "missing.txt"]'
+        sets = [part for one in (artefacts, *assignments) for part in ("--set", one)]
+        few = ("--group-size", 2, "--set", "agent.parallel=1")
+        return run(verifier, *few, *sets, scorers=tuple(scorers))
 
     return call
 

@@ -21,7 +21,9 @@ from bridle.run.stack import Stack
 from bridle.run.training import TrainingPlan, train
 from bridle.run.training_progress import TrainingProgress
 from bridle.store.reading.queries import Reader
+from bridle.store.records import RunRecord
 from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
 
@@ -97,13 +99,16 @@ def test_ctrl_c_says_how_to_go_on(arguments: list[str]) -> None:
     assert "Traceback" not in error
 
 
-def test_sessions_are_counted_on_the_way_to_a_step() -> None:
+def test_sessions_are_counted_on_the_way_to_a_step(tmp_path: Path) -> None:
     lines: list[str] = []
+    (tmp_path / "a folder").mkdir()
+    store = str(tmp_path / "a folder" / "bridle.db")
+    migrate(store)
     now = [0.0]
     progress = TrainingProgress(5, lines.append, clock=lambda: now[0])
-    progress.begin(TrainingBegin("run_x", "a folder/bridle.db", 2, 64))
-    assert lines[0] == "run run_x, recorded to a folder/bridle.db, goes on after step 2"
-    assert lines[1].endswith("bridle viewer --store 'a folder/bridle.db'")
+    progress.begin(TrainingBegin("run_x", store, 2, 64))
+    assert lines[0] == f"run run_x, recorded to {store}, goes on after step 2"
+    assert lines[1].endswith(f"bridle viewer --store '{store}'")
     assert "3 steps of 64 sessions" in lines.pop()
     for number in range(30):
         now[0] += 1
@@ -112,10 +117,31 @@ def test_sessions_are_counted_on_the_way_to_a_step() -> None:
         "step 3: 15 of 64 sessions, reward so far 0.500 (15 s)",
         "step 3: 30 of 64 sessions, reward so far 0.500 (30 s)",
     ]
-    progress.step_ended()
+    progress.step_ended(0, {"reward/mean": 0.5})
     now[0] += 20
     progress.session_ended(None)
     assert lines[4:] == ["step 4: 1 of 64 sessions, no reward yet (20 s)"]
+
+
+def test_a_collapse_is_printed_once_at_the_step_that_shows_it(tmp_path: Path) -> None:
+    store = str(tmp_path / "bridle.db")
+    migrate(store)
+    steady = {"reward/mean": 0.5, "reward/min": 0.0, "reward/max": 1.0}
+    sizes = [0.1] * 6 + [9.0] * 2
+    lines: list[str] = []
+    with Writer(store) as writer:
+        writer.add_sync(RunRecord("run_x", "train", 0.0))
+        for step, norm in enumerate(sizes[:4]):
+            writer.record_metrics("run_x", step, {**steady, "update/grad_norm": norm})
+    progress = TrainingProgress(9, lines.append)
+    progress.begin(TrainingBegin("run_x", store, 4, 64))
+    del lines[:]
+    for step, norm in enumerate(sizes):
+        if step >= 4:
+            progress.step_ended(step, {**steady, "update/grad_norm": norm})
+            assert len(lines) == (step >= 7)
+    assert lines[0].startswith("warning: gradient_spikes: The gradients are far above")
+    assert "Step 8: a norm of 0.1 → 9." in lines[0]
 
 
 @pytest.mark.loop

@@ -20,6 +20,7 @@ from bridle.proxy.recording.recorder import Recording, begun_call
 from bridle.proxy.session.loading import load_calls
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import Finished, Started, TextDelta, Tokens, Usage
+from bridle.proxy.wire.histories import Known
 from bridle.reconstruct.audit import audit
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.samples.builders import build
@@ -49,7 +50,7 @@ class Agent:
 
     def call(self, writer: Writer | None = None) -> None:
         body = self.body()
-        request, history = parse_on(body, self.session.trails.histories())
+        request, history, _ = parse_on(body, {}, {}, Known(self.session.trails.histories()))
         link = self.session.find(request, None, history)
         begun = begun_call(self.session.id, request, body, {}, time.time(), link)
         recording = Recording(begun, self.session, request, link, CallPrompt(self.prompt))
@@ -124,10 +125,12 @@ def test_a_call_that_goes_on_costs_by_what_is_new(cpu_s):
     for _ in range(700):
         agent.call()
     body = agent.body()
-    whole = min(cpu_s(lambda: Agent().session.find(parse_on(body, [])[0])) for _ in range(5))
+    whole = min(
+        cpu_s(lambda: Agent().session.find(parse_on(body, {}, {}, Known())[0])) for _ in range(5)
+    )
 
     def go_on() -> None:
-        request, history = parse_on(body, agent.session.trails.histories())
+        request, history, _ = parse_on(body, {}, {}, Known(agent.session.trails.histories()))
         agent.session.find(request, None, history)
 
     assert min(cpu_s(go_on) for _ in range(5)) < whole / 5

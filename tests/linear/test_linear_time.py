@@ -256,6 +256,23 @@ def test_calls_that_nobody_read_are_looked_for(is_linear, name):
     is_linear(search, 1024)
 
 
+def test_a_history_of_equal_replies_that_no_call_explains(is_linear):
+    """Each step of the request has the same reply as each call of the session."""
+    said = Message("assistant", None, tool_calls=(ToolCall("c", "f", "{}"),))
+
+    def search(n: int) -> Work:
+        session = Session(SessionRecord(id=new_id("ses"), created_at=0.0))
+        for number in range(n):
+            asked = Request(dialect="chat", model="m", messages=(Message("user", f"{number}"),))
+            link, call_id = session.find(asked), new_id("call")
+            session.add(session.turn(call_id, link, CallStatus.COMPLETE, [said]))
+        result = Message("tool", "r", tool_call_id="c")
+        talk = (Message("user", "other"), *[said, result] * n)
+        return lambda: session.find(Request(dialect="chat", model="m", messages=talk))
+
+    is_linear(search, 128)
+
+
 PIECES: dict[str, Callable[[int], dict[str, Any]]] = {
     "text": lambda i: {"content": "a"},
     "blanks": lambda i: {"content": " "},
@@ -305,6 +322,39 @@ def test_a_reply_that_is_streamed(is_linear, dialect, name, logprobs):
         return work
 
     is_linear(stream, 256)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "google"])
+def test_a_chunk_of_many_logprobs(is_linear, dialect):
+    body = (
+        conversation(dialect, ("user", "go"))
+        | {
+            "chat": {"logprobs": True, "top_logprobs": 2},
+            "responses": {"include": ["message.output_text.logprobs"]},
+            "google": {"generationConfig": {"responseLogprobs": True}},
+        }[dialect]
+    )
+    request, spoken = parsed(dialect, body), DIALECTS.get(dialect)
+    entry = {"token": "é", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}]}
+
+    def chunk(n: int) -> Work:
+        scored = {"delta": {"content": "é" * n}, "token_ids": [1] * n, "finish_reason": "stop"}
+        sent = json.dumps({"choices": [{**scored, "logprobs": {"content": [entry] * n}}]}).encode()
+
+        def work() -> None:
+            made, fold = minted(), Fold()
+            decoder, emitter = ReplyDecoder(made, choices=1, detail=True), None
+            emitter = spoken.emitter(request, made)
+            emitter.begin()
+            for event in decoder.events(sent):
+                fold.take([event])
+                emitter.event(event)
+            emitter.end()
+            spoken.reply(request, made, fold.reply())
+
+        return work
+
+    is_linear(chunk, 512)
 
 
 EVENTS = [b"data: {}\n\n", b"data: {}\r\n\r\n", b"data: a\n", b"a", b"\r", b":\n\n", b"xdata:\n"]

@@ -123,8 +123,8 @@ async def largest_arguments(send: Callable[[bytes], Any]) -> None:
 
 
 async def many_logprobs(send: Callable[[bytes], Any]) -> None:
-    """20,000 tokens in one event, each with some alternatives."""
-    count = 20_000
+    """32,000 tokens in one event, each with some alternatives."""
+    count = 32_000
     top = [{"token": f"t{n}", "logprob": -n - 0.5, "bytes": [1, 2]} for n in range(4)]
     entry = {"token": "w", "logprob": -0.5, "bytes": [119], "top_logprobs": top}
     delta = {"content": "word " * count}
@@ -136,7 +136,7 @@ async def many_logprobs(send: Callable[[bytes], Any]) -> None:
         + b"data: "
         + body.encode()
         + b"\n\n"
-        + END.replace(b'n_tokens": 1', b'n_tokens": 20000')
+        + END.replace(b'n_tokens": 1', b'n_tokens": 32000')
     )
 
 

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.wire.canonical import ApiError, Minted, Started
-from bridle.proxy.wire.cut_ids import PLACEHOLDER, WORTH_CUTTING, KnownPrompt, cut_prompt_ids
+from bridle.proxy.wire.cut_ids import (
+    PLACEHOLDER,
+    WORTH_CUTTING,
+    KnownPrompt,
+    PromptCut,
+    cut_prompt_ids,
+)
 from bridle.store.tree import Point, TokenTree
 
 LONG = [number % 4_294_967_296 for number in range(0, 400_000_000, 80_000)]
@@ -154,3 +160,36 @@ def test_a_prompt_of_a_session_that_grows_stays_where_it_is() -> None:
         assert read is sent
         places.add(read.ctypes.data)
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
+@pytest.mark.parametrize("change", ["", "cut short", "another id", "a longer one", "a space"])
+def test_ids_that_were_sent_are_taken_out_of_a_stream(step: int, change: str) -> None:
+    known, ids = KnownPrompt(), LONG[:2000]
+    assert known.read(told(ids)) is not None
+    changed = {"cut short": ids[:-1], "another id": [*ids[:-1], 7], "a longer one": [*ids, 5]}
+    array = compact(changed.get(change, ids))
+    if change == "a space":
+        array = array.replace(b",", b", ", 1)
+    head, tail = b'data: {"id":"a","prompt_token_ids":', b',"choices":[]}\n\ndata: [DONE]\n\n'
+    stream = head + array + tail
+    first = len(head) + 1
+    pieces = [stream[:first], *(stream[at : at + step] for at in range(first, len(stream), step))]
+    cut = PromptCut(known)
+    rest = b"".join(map(cut.feed, pieces)) + cut.end()
+    if change:
+        assert cut.taken is None
+        assert rest == stream
+    else:
+        assert cut.taken is not None
+        assert cut.taken.tolist() == ids
+        assert rest == head + compact(PLACEHOLDER) + tail
+
+
+def test_a_stream_that_ends_within_its_ids_is_whole_again() -> None:
+    known = KnownPrompt()
+    assert known.read(told(LONG)) is not None
+    stream = b'data: {"prompt_token_ids":' + compact(LONG)[:3000]
+    cut = PromptCut(known)
+    assert cut.feed(stream) + cut.end() == stream
+    assert cut.feed(b"more") == b"more"

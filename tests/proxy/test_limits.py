@@ -198,6 +198,16 @@ def test_the_largest_stream_stalls_nobody(attacked: Attacked, behaviour: str) ->
 
 
 @pytest.mark.limits
+def test_the_logprobs_of_a_long_chunk_stall_nobody(attacked: Attacked) -> None:
+    asked = ask("many_logprobs", stream=True, logprobs=True, top_logprobs=4)
+    text = post(attacked, asked).text
+    assert "[DONE]" in text
+    assert text.count('"top_logprobs"') == 32_000
+    [call] = attacked.calls("many_logprobs")
+    assert call.status is CallStatus.COMPLETE
+
+
+@pytest.mark.limits
 @pytest.mark.parametrize("behaviour", ["endless_chunk", "chunk_extension"])
 def test_chunks_that_cannot_be_are_refused_at_once(attacked: Attacked, behaviour: str) -> None:
     assert post(attacked, ask(behaviour, stream=True), timeout=60).status_code == 502

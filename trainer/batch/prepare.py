@@ -7,7 +7,7 @@ advantages over whole groups; a teacher's part; then the filters. So no filter s
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
@@ -26,6 +26,7 @@ from bridle.trainer.batch.filters import (
     not_trained,
     outside_the_baseline,
 )
+from bridle.trainer.batch.signal import signal
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, estimated, is_stepwise
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
@@ -70,6 +71,8 @@ class PreparedStep:
     training."""
     unplaced_rewards: int = 0
     """Number of rewards of turns that their sessions do not have, which therefore count nowhere."""
+    signal: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the sessions by name (:mod:`bridle.trainer.batch.signal`)."""
     teacher_gap: TeacherGap | None = None
     """The difference between the teacher and the policy, or ``None`` without a teacher."""
 
@@ -182,6 +185,7 @@ def prepare(
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
         unplaced_rewards=sum(len(one.unplaced) for one in numbers),
+        signal=signal(episodes, compared, tuple(members.values())),
         teacher_gap=teacher_gap,
     )
 

@@ -20,6 +20,7 @@ from bridle.proxy.wire.canonical import (
     Started,
     TextDelta,
     Wants,
+    entries_of,
     plain_ids,
 )
 
@@ -107,7 +108,7 @@ class CompletionsEmitter(ChatEmitter):
         held = self.tokens.pop(choice, ())
         logprobs, token_ids = b"null", b""
         if held and self.wants.logprobs:
-            entries = [entry for one in held for entry in one.detail or ()]
+            entries = [entry for one in held for entry in entries_of(one.detail or ())]
             start = self._written.get(choice, 0)
             logprobs = encode(_logprobs(entries, start))
             self._written[choice] = start + sum(len(entry["token"]) for entry in entries)
@@ -144,7 +145,7 @@ def _choice(index: int, choice: ChoiceReply, request: Request, reply: Reply) -> 
     shown: dict[str, Any] = {
         "index": index,
         "text": choice.text,
-        "logprobs": _logprobs(choice.detail) if request.wants.logprobs else None,
+        "logprobs": _logprobs(entries_of(choice.detail)) if request.wants.logprobs else None,
         "finish_reason": choice.finish_reason,
     }
     if request.wants.token_ids:

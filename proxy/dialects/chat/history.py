@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -56,36 +56,53 @@ _ROLES: Final[Mapping[str, Role]] = {
 }
 
 
-def canonical(messages: Sequence[ChatMessage], notes: dict[Note, None]) -> tuple[Message, ...]:
-    """Return the messages in order; a note for each conversion or loss is added to ``notes``."""
-    # A session's whole history passes here in every call: nothing is called for a plain message.
-    made: list[Message] = []
-    for position, wire in enumerate(messages):
-        role = _ROLES[wire.role]
-        if role != wire.role:
-            notes[Note("role_converted", f"{wire.role} as {role}")] = None
-        if (
-            wire.refusal
-            or wire.audio
-            or wire.function_call
-            or wire.reasoning_details
-            or wire.thinking_blocks
-        ):
-            for name, remedy in _REFUSED.items():
-                if getattr(wire, name) and not wire.content and not wire.tool_calls:
-                    raise invalid(f"messages[{position}].{name}", f"is not carried out; {remedy}")
-            for name in (*_NOT_SENT_ON, *_REFUSED):
-                if getattr(wire, name):
-                    notes[Note("field_dropped", f"messages.{name}")] = None
-            if wire.refusal and not wire.content:
-                wire.content = str(wire.refusal)
-        content = wire.content
-        if isinstance(content, list):
-            _check_parts(content, f"messages[{position}].content")
-        reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
-        calls = _calls(wire.tool_calls, position, notes) if wire.tool_calls else ()
-        made.append(Message(role, content, reasoning, calls, wire.tool_call_id, wire.name))
-    return tuple(made)
+class Conversation:
+    """The messages so far, with a note for each conversion and loss."""
+
+    def __init__(
+        self, messages: Iterable[Message] = (), notes: Mapping[Note, None] | None = None
+    ) -> None:
+        self.messages: list[Message] = [*messages]
+        self.notes: dict[Note, None] = {**(notes or {})}
+
+    def fork(self) -> Conversation:
+        """Return a copy that goes on by itself."""
+        return Conversation(self.messages, self.notes)
+
+    def add(self, messages: Sequence[ChatMessage], first: int) -> None:
+        """Add messages, of which the first is ``messages[first]`` of the request.
+
+        Raise ``ApiError`` (400) that names the field.
+        """
+        # A session's whole history may pass here: nothing is called for a plain message.
+        made, notes = self.messages, self.notes
+        for position, wire in enumerate(messages, first):
+            role = _ROLES[wire.role]
+            if role != wire.role:
+                notes[Note("role_converted", f"{wire.role} as {role}")] = None
+            if (
+                wire.refusal
+                or wire.audio
+                or wire.function_call
+                or wire.reasoning_details
+                or wire.thinking_blocks
+            ):
+                for name, remedy in _REFUSED.items():
+                    if getattr(wire, name) and not wire.content and not wire.tool_calls:
+                        raise invalid(
+                            f"messages[{position}].{name}", f"is not carried out; {remedy}"
+                        )
+                for name in (*_NOT_SENT_ON, *_REFUSED):
+                    if getattr(wire, name):
+                        notes[Note("field_dropped", f"messages.{name}")] = None
+                if wire.refusal and not wire.content:
+                    wire.content = str(wire.refusal)
+            content = wire.content
+            if isinstance(content, list):
+                _check_parts(content, f"messages[{position}].content")
+            reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
+            calls = _calls(wire.tool_calls, position, notes) if wire.tool_calls else ()
+            made.append(Message(role, content, reasoning, calls, wire.tool_call_id, wire.name))
 
 
 def _check_parts(parts: Sequence[Json], field: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,13 +14,14 @@ from bridle.proxy.dialects.body import (
     convert,
     decode,
     invalid,
+    read_on,
     sampling,
     writable,
 )
-from bridle.proxy.dialects.chat.history import ChatMessage, canonical
+from bridle.proxy.dialects.chat.history import ChatMessage, Conversation
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
-from bridle.proxy.wire.canonical import ApiError, Message, Request, Wants
-from bridle.proxy.wire.histories import Cut, History, cut, extended, is_marked
+from bridle.proxy.wire.canonical import Request, Wants
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 from bridle.store.records import Note
 
 FORWARDED: Final = frozenset(
@@ -134,41 +134,18 @@ Tools = tuple[Json, ...]
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """See :data:`bridle.proxy.wire.canonical.Parse`."""
-    return _request(decode(body))[0]
+    return _request(decode(body), Reading())
 
 
-def parse_on(body: bytes, known: Sequence[History]) -> tuple[Request, History | None]:
+def parse_on(
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
+) -> Parsed:
     """See :data:`bridle.proxy.wire.histories.ParseOn`."""
-    if (found := cut(body, b"messages", known)) is not None:
-        with suppress(ApiError):  # the whole body shows where the fault is
-            fields = decode(found.rest)
-            before = found.history
-            if is_marked(fields, "messages") and (
-                not before.notes or found.count == len(before.ends)
-            ):
-                request, noted = _request(fields, before.messages[: found.count], before.notes)
-                return request, _remembered(body, request, noted, found)
-    request, noted = _request(decode(body))
-    return request, _remembered(body, request, noted, None)
+    return read_on(body, "messages", known, _request)
 
 
-def _remembered(
-    body: bytes, request: Request, noted: tuple[Note, ...], found: Cut | None
-) -> History | None:
-    history = extended(body, "messages", found)
-    if history is None or len(history.ends) != len(request.messages):
-        return None
-    return msgspec.structs.replace(history, messages=request.messages, notes=noted)
-
-
-def _request(
-    fields: Json, before: tuple[Message, ...] = (), noted: tuple[Note, ...] = ()
-) -> tuple[Request, tuple[Note, ...]]:
-    """Return the request of a body with these ``fields``, and the notes on its messages.
-
-    ``before`` are the messages that stand before those of the body, and ``noted`` the notes on
-    them. Raise :class:`ApiError` (400).
-    """
+def _request(fields: Json, reading: Reading) -> Request:
+    """Return the request of a body with these ``fields``. Raise :class:`ApiError` (400)."""
     refuse(fields, REFUSED)
     wire = convert(fields, _Body)
     extra, notes = beyond(fields, _KNOWN, _FORWARDED)
@@ -182,12 +159,11 @@ def _request(
     names: Mapping[str, str] = {}
     if wire.max_completion_tokens is not None:
         wire.max_tokens, names = wire.max_completion_tokens, _LATER_NAMES
-    converted = dict.fromkeys(noted)
-    messages = (*before, *canonical(wire.messages, converted))
-    request = Request(
+    talk = reading.over(wire.messages, Conversation(), Conversation.add)
+    return Request(
         dialect="chat",
         model=wire.model,
-        messages=messages,
+        messages=tuple(talk.messages),
         tools=tools,
         tool_choice=tool_choice,
         parallel_tool_calls=wire.parallel_tool_calls,
@@ -204,9 +180,8 @@ def _request(
         template_kwargs=wire.chat_template_kwargs,
         extra=extra,
         names=names,
-        notes=tuple(notes | converted),
+        notes=tuple(notes | talk.notes),
     )
-    return request, tuple(converted)
 
 
 def beyond(

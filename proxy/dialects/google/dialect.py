@@ -72,6 +72,7 @@ GOOGLE: Final = Dialect(
         ApiPath("/v1/models/(?P<model>.+)", Action.MODELS, "GET", _CLIENTS),
     ),
     parse=request.parse,
+    parse_on=request.parse_on,
     emitter=GoogleEmitter,
     reply=reply.write,
     error=google_error,

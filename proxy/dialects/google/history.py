@@ -8,6 +8,7 @@ restores the id.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from bridle.proxy.dialects.transcript import (
 from bridle.proxy.dialects.unsupported import as_text
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import ToolCall
+from bridle.proxy.wire.histories import Reading
 
 _AUDIO: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mp3": "mp3", "audio/mpeg": "mp3"}
 _UNREADABLE: Final = "cannot be read here; send its text, or an image of it"
@@ -93,16 +95,31 @@ def instruction_content(given: str | Json, transcript: Transcript) -> Content:
     return joined(_chat_parts(_parts(content.parts, "systemInstruction.parts"), transcript))
 
 
-def add_contents(contents: str | Json | list[Json] | None, transcript: Transcript) -> None:
-    """Add the contents in their order. Raise ``ApiError`` (400) that names the field."""
-    if isinstance(contents, str):
-        transcript.user(contents)
-        return
-    if not contents:
-        raise invalid("contents", "must be a non-empty list")
-    calls = _Calls(transcript)
-    for index, given in enumerate([contents] if isinstance(contents, dict) else contents):
-        field = "contents" if isinstance(contents, dict) else f"contents[{index}]"
+class Contents:
+    """The contents so far as messages, and the calls that wait for their responses."""
+
+    def __init__(self) -> None:
+        self.transcript = Transcript()
+        self._calls = _Calls(self.transcript)
+
+    def fork(self) -> Contents:
+        """Return a copy that goes on by itself."""
+        other = Contents()
+        other.transcript = self.transcript.fork()
+        other._calls = self._calls.fork(other.transcript)
+        return other
+
+    def add(self, contents: Sequence[Json], first: int) -> None:
+        """Add contents, of which the first is ``contents[first]`` of the request.
+
+        Raise ``ApiError`` (400) that names the field.
+        """
+        for index, given in enumerate(contents, first):
+            self.add_one(given, f"contents[{index}]")
+
+    def add_one(self, given: Json, field: str) -> None:
+        """Add the content that stands in ``field``."""
+        transcript, calls = self.transcript, self._calls
         content = google(given, _Content, field)
         role, parts = content.role or "user", _parts(content.parts, f"{field}.parts")
         if role == "model":
@@ -115,6 +132,20 @@ def add_contents(contents: str | Json | list[Json] | None, transcript: Transcrip
             raise invalid(f"{field}.role", "must be user or model")
 
 
+def contents_of(contents: str | Json | list[Json] | None, reading: Reading) -> Transcript:
+    """Return the contents as messages. Raise ``ApiError`` (400) that names the field."""
+    talk = Contents()
+    if isinstance(contents, str):
+        talk.transcript.user(contents)
+    elif not contents:
+        raise invalid("contents", "must be a non-empty list")
+    elif isinstance(contents, dict):
+        talk.add_one(contents, "contents")
+    else:
+        talk = reading.over(contents, talk, Contents.add)
+    return talk.transcript
+
+
 class _Calls:
     """The calls that still wait for their response, by id and by name, oldest first."""
 
@@ -123,6 +154,18 @@ class _Calls:
         self._by_id: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._by_name: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._count = 0
+
+    def fork(self, transcript: Transcript) -> _Calls:
+        """Return a copy that goes on by itself. Calls that have been answered are left out."""
+        other = _Calls(transcript)
+        other._count = self._count
+        copies: dict[_Waiting, _Waiting] = {}
+        for mine, its in ((self._by_id, other._by_id), (self._by_name, other._by_name)):
+            for key, waiting in mine.items():
+                for call in waiting:
+                    if not call.answered:
+                        its[key].append(copies.setdefault(call, _Waiting(call.id)))
+        return other
 
     def new_id(self) -> str:
         """Return an id for a call that has none, the same whenever the same history is sent."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from bridle.proxy.dialects.body import Json
@@ -12,12 +13,14 @@ from bridle.proxy.dialects.functions import arguments_object
 from bridle.proxy.wire import minting
 from bridle.proxy.wire.canonical import (
     ChoiceReply,
+    Detail,
     FinishReason,
     Minted,
     Reply,
     Request,
     ToolCall,
     Usage,
+    entries_of,
 )
 
 JSON_ARRAY: Final = "json_array"
@@ -74,7 +77,7 @@ def finish_reason_of(reason: FinishReason | None) -> str:
 def candidate(
     index: int,
     parts: Sequence[Json],
-    detail: Sequence[Mapping[str, Any]] = (),
+    detail: Detail = (),
     finish: str | None = None,
 ) -> Json:
     shown: Json = {"content": {"parts": list(parts), "role": "model"}}
@@ -82,13 +85,7 @@ def candidate(
         shown["finishReason"] = finish
     shown["index"] = index
     if detail:
-        shown["logprobsResult"] = {
-            "topCandidates": [
-                {"candidates": [_logprob(top) for top in entry.get("top_logprobs") or ()]}
-                for entry in detail
-            ],
-            "chosenCandidates": [_logprob(entry) for entry in detail],
-        }
+        shown["logprobsResult"] = _logprobs(detail)
     return shown
 
 
@@ -115,5 +112,27 @@ def _parts(request: Request, minted: Minted, choice: ChoiceReply) -> list[Json]:
     return parts or [{"text": ""}]
 
 
-def _logprob(entry: Mapping[str, Any]) -> Json:
-    return {"token": entry.get("token"), "logProbability": entry.get("logprob")}
+class _Top(msgspec.Struct, gc=False):
+    token: Any = None
+    logprob: Any = None
+
+
+class _Entry(_Top, gc=False):
+    top_logprobs: list[_Top] | None = None
+
+
+class _Candidate(msgspec.Struct, rename="camel", gc=False):
+    token: Any
+    log_probability: Any
+
+
+def _logprobs(detail: Detail) -> orjson.Fragment:
+    """Return the ``logprobsResult`` of the entries."""
+    entries = msgspec.convert(entries_of(detail, _Entry), list[_Entry])
+    tops = [
+        {"candidates": [_Candidate(top.token, top.logprob) for top in entry.top_logprobs or ()]}
+        for entry in entries
+    ]
+    chosen = [_Candidate(entry.token, entry.logprob) for entry in entries]
+    result = {"topCandidates": tops, "chosenCandidates": chosen}
+    return orjson.Fragment(msgspec.json.encode(result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,18 +15,20 @@ from bridle.proxy.dialects.body import (
     decode,
     integer,
     invalid,
+    read_on,
     sampling,
     strings,
     unknown,
 )
 from bridle.proxy.dialects.functions import function_tool, json_schema_format, named_function
-from bridle.proxy.dialects.google.history import add_contents, instruction_content
+from bridle.proxy.dialects.google.history import contents_of, instruction_content
 from bridle.proxy.dialects.google.reply import JSON_ARRAY
 from bridle.proxy.dialects.google.schema import camel_keys, google, json_schema
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Request, Wants
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 
 GENERATE: Final = "generateContent"
 STREAM: Final = "streamGenerateContent"
@@ -120,10 +123,28 @@ _NAMES: Final[Mapping[str, str]] = {
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """See :data:`bridle.proxy.wire.canonical.Parse`; ``path`` holds ``model`` and ``method``."""
-    method = path.get("method", GENERATE)
-    if method not in METHODS:
+    _check_method(path)
+    return _request(path, query, decode(body), Reading())
+
+
+def parse_on(
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
+) -> Parsed:
+    """See :data:`bridle.proxy.wire.histories.ParseOn`."""
+    _check_method(path)
+    return read_on(body, "contents", known, partial(_request, path, query))
+
+
+def _check_method(path: Mapping[str, str]) -> None:
+    if path.get("method", GENERATE) not in METHODS:
         raise invalid("method", f"must be one of {', '.join(sorted(METHODS))}")
-    fields = camel_keys(decode(body))
+
+
+def _request(
+    path: Mapping[str, str], query: Mapping[str, str], given: Json, reading: Reading
+) -> Request:
+    """Return the request of a body with the ``given`` fields. Raise :class:`ApiError` (400)."""
+    method, fields = path.get("method", GENERATE), camel_keys(given)
     wire = convert(fields, _Body)
     if method == COUNT and wire.generate_content_request is not None:
         fields = camel_keys(wire.generate_content_request)
@@ -132,7 +153,7 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
     transcript = Transcript()
     if wire.system_instruction is not None:
         transcript.system(instruction_content(wire.system_instruction, transcript))
-    add_contents(wire.contents, transcript)
+    transcript.extend(contents_of(wire.contents, reading))
     settings = camel_keys(wire.generation_config or {})
     refuse(settings, REFUSED_CONFIG, "generationConfig.")
     config = convert(settings, _Config, "generationConfig")

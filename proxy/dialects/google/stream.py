@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import orjson
 
 from bridle.proxy.dialects.body import Json
@@ -49,7 +50,7 @@ class _Choice:
         self.signed = False
         self.open: tuple[int, str, str, list[str]] | None = None
         """Index, id, name and argument pieces of the call that is being written."""
-        self.detail: list[Mapping[str, Any]] = []
+        self.detail: list[Mapping[str, Any] | msgspec.Raw] = []
         self.reason: FinishReason | None = None
 
 

@@ -68,6 +68,7 @@ MESSAGES: Final = Dialect(
         ApiPath("/api/hello", Action.HELLO, "HEAD"),
     ),
     parse=request.parse,
+    parse_on=request.parse_on,
     emitter=MessagesEmitter,
     reply=reply.write,
     error=anthropic_error,

@@ -78,9 +78,12 @@ _IMAGES: Final[_Required] = {"base64": ("media_type", "data"), "url": ("url",)}
 _DOCUMENTS: Final[_Required] = {"text": ("data",), "content": ()}
 
 
-def add_messages(messages: Sequence[AnthropicMessage], transcript: Transcript) -> None:
-    """Add the messages in their order. Raise ``ApiError`` (400) that names the field."""
-    for position, message in enumerate(messages):
+def add_messages(transcript: Transcript, messages: Sequence[AnthropicMessage], first: int) -> None:
+    """Add the messages in their order. Raise ``ApiError`` (400) that names the field.
+
+    The first of them is ``messages[first]`` of the request.
+    """
+    for position, message in enumerate(messages, first):
         field = f"messages[{position}].content"
         content = message.content
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from bridle.proxy.dialects.body import (
     convert,
     decode,
     invalid,
+    read_on,
     sampling,
     type_of,
     unknown,
@@ -28,6 +30,7 @@ from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse, refuse_kind
 from bridle.proxy.wire.canonical import Message, Request, Wants
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 
 
 class _ToolChoice(msgspec.Struct, gc=False):
@@ -113,7 +116,19 @@ _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none":
 
 def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Request:
     """See :data:`bridle.proxy.wire.canonical.Parse`."""
-    request = parse_count(body, path, query)
+    return _limited(parse_count(body, path, query))
+
+
+def parse_on(
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
+) -> Parsed:
+    """See :data:`bridle.proxy.wire.histories.ParseOn`."""
+    parsed = read_on(body, "messages", known, partial(_request, None))
+    _limited(parsed.request)
+    return parsed
+
+
+def _limited(request: Request) -> Request:
     if request.sampling.max_tokens is None:
         raise invalid("max_tokens", "Field required")
     return request
@@ -124,15 +139,15 @@ def parse_count(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) 
 
     It is like a request of :func:`parse` but needs no ``max_tokens``.
     """
-    return parse_with(body, None)
+    return _request(None, decode(body), Reading())
 
 
-def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
-    """Parse like :func:`parse_count`, with the tools of the thread that the request continues.
+def _request(thread_tools: tuple[Json, ...] | None, fields: Json, reading: Reading) -> Request:
+    """Return the request of a body with these ``fields``.
 
-    ``thread_tools`` is ``None`` before they are known.
+    ``thread_tools`` are the tools of the thread that the request continues; ``None`` before they
+    are known. Raise :class:`ApiError` (400).
     """
-    fields = decode(body)
     wire = convert(fields, _Body)
     refuse(fields, REFUSED)
     previous = continued_message(wire.thread, fields)
@@ -141,7 +156,7 @@ def parse_with(body: bytes, thread_tools: tuple[Json, ...] | None) -> Request:
     transcript = Transcript()
     if wire.system is not None and wire.system != []:
         transcript.system(content_of(wire.system, "system", transcript))
-    add_messages(wire.messages, transcript)
+    transcript.extend(reading.over(wire.messages, Transcript(), add_messages))
     tools = thread_tools or _tools(wire.tools or (), transcript)
     if wire.max_tokens is not None and wire.max_tokens < 1:
         raise invalid("max_tokens", "must be at least 1")
@@ -173,7 +188,7 @@ def with_history(body: bytes, history: Sequence[Message], tools: tuple[Json, ...
 
     ``history`` begins with the instructions and ends with the reply that is continued.
     """
-    request = parse_with(body, tools)
+    request = _request(tools, decode(body), Reading())
     return msgspec.structs.replace(request, messages=(*history, *request.messages))
 
 

@@ -34,6 +34,7 @@ RESPONSES: Final = Dialect(
         ),
     ),
     parse=request.parse,
+    parse_on=request.parse_on,
     emitter=ResponsesEmitter,
     reply=reply.write,
     error=openai_error,

@@ -94,35 +94,44 @@ _PARTS: Final[_Required] = {
 }
 
 
-def add_items(
-    items: Sequence[Json],
-    transcript: Transcript,
-    tools: ToolList,
-    known: Mapping[str, Mapping[str, Any]],
-) -> tuple[str, ...]:
-    """Add the input's items to ``transcript`` in their order.
+class Items:
+    """The input items of a request, and what they bring besides messages."""
 
-    Put the items of ``known`` in place of references to them. Return the other ids that are
-    referred to, each once.
+    def __init__(self, tools: ToolList, known: Mapping[str, Mapping[str, Any]]) -> None:
+        """``tools`` gets the tools that stand among the items. ``known`` are recorded items."""
+        self.unknown: dict[str, None] = {}
+        """The ids that are referred to and not known, each once."""
+        self.self_contained = True
+        """Whether the items are messages alone, without references and tools."""
+        self._tools = tools
+        self._known = known
 
-    Raise ``ApiError`` (400) that names the field.
-    """
-    unknown: dict[str, None] = {}
-    for index, item in enumerate(items):
-        field = f"input[{index}]"
-        kind = _kind(item, field)
-        if kind != "item_reference":
-            _add_item(item, kind, field, transcript, tools)
-            continue
-        transcript.note("item_reference")
-        reference = convert(item.get("id"), str, f"{field}.id")
-        if reference in known:
-            stored = dict(known[reference])
-            _add_item(stored, _kind(stored, field), field, transcript, tools)
-        else:
-            unknown[reference] = None
-            transcript.turn(reference).anchor(reference)
-    return tuple(unknown)
+    def add(self, transcript: Transcript, items: Sequence[Json], first: int) -> None:
+        """Add items to ``transcript``; the first is ``input[first]`` of the request.
+
+        Known items take the place of references to them. Raise ``ApiError`` (400) that names the
+        field.
+        """
+        for index, item in enumerate(items, first):
+            field = f"input[{index}]"
+            kind = _kind(item, field)
+            if kind != "item_reference":
+                self._add(item, kind, field, transcript)
+                continue
+            self.self_contained = False
+            transcript.note("item_reference")
+            reference = convert(item.get("id"), str, f"{field}.id")
+            if reference in self._known:
+                stored = dict(self._known[reference])
+                self._add(stored, _kind(stored, field), field, transcript)
+            else:
+                self.unknown[reference] = None
+                transcript.turn(reference).anchor(reference)
+
+    def _add(self, item: Json, kind: str, field: str, transcript: Transcript) -> None:
+        if kind == "additional_tools":
+            self.self_contained = False
+        _add_item(item, kind, field, transcript, self._tools)
 
 
 def _kind(item: Json, field: str) -> str:

@@ -8,11 +8,15 @@ numbers the events.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
 
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.responses.tools import ClientTool, custom_input
-from bridle.proxy.wire.canonical import ToolCallDelta
+from bridle.proxy.wire.canonical import Detail, ToolCallDelta
 
 
 class OpenReasoning:
@@ -65,7 +69,7 @@ class OpenText:
         self._id = identifier
         self._place = {"item_id": identifier, **place, "content_index": 0}
         self._text: list[str] = []
-        self._logprobs: list[Mapping[str, Any]] = []
+        self._logprobs: list[_Logprob] = []
 
     def item(self, status: str) -> Json:
         item = {"id": self._id, "type": "message", "role": "assistant", "status": status}
@@ -77,11 +81,12 @@ class OpenText:
     def open(self) -> list[Json]:
         return [{"type": "response.content_part.added", **self._place, "part": _output_text("")}]
 
-    def delta(self, text: str, logprobs: list[Mapping[str, Any]]) -> list[Json]:
+    def delta(self, text: str, detail: Detail) -> list[Json]:
         self._text.append(text)
+        logprobs = [_logprob(entry) for entry in detail]
         self._logprobs.extend(logprobs)
         event = {"type": "response.output_text.delta", **self._place}
-        return [{**event, "delta": text, "logprobs": logprobs}]
+        return [{**event, "delta": text, "logprobs": [one.shown for one in logprobs]}]
 
     def close(self) -> list[Json]:
         part = self._part()
@@ -153,20 +158,43 @@ class OpenCall:
 OpenItem = OpenReasoning | OpenText | OpenCall
 
 
-def _output_text(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Json:
+class _Spelled(msgspec.Struct, gc=False):
+    token: str = ""
+
+
+class _Logprob(NamedTuple):
+    """An entry of a logprob, for its token and to be shown as the engine wrote it."""
+
+    token: str
+    shown: orjson.Fragment
+
+
+_SPELLED: Final = msgspec.json.Decoder(_Spelled)
+
+
+def _logprob(entry: Mapping[str, Any] | msgspec.Raw) -> _Logprob:
+    if isinstance(entry, msgspec.Raw):
+        with suppress(msgspec.ValidationError):  # a token that is no text
+            return _Logprob(_SPELLED.decode(entry).token, orjson.Fragment(bytes(entry)))
+        entry = msgspec.json.decode(entry, type=dict[str, Any])
+    return _Logprob(str(entry.get("token", "")), orjson.Fragment(orjson.dumps(entry)))
+
+
+def _output_text(text: str, logprobs: Sequence[orjson.Fragment] = ()) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _aligned(text: str, detail: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _aligned(text: str, detail: Sequence[_Logprob]) -> list[orjson.Fragment]:
     """Return the entries of ``detail`` whose tokens make up ``text``, or all of them if none do."""
-    spelled = "".join(str(entry.get("token", "")) for entry in detail)
+    spelled = "".join([entry.token for entry in detail])
     start = spelled.rfind(text)
     if start < 0 or not text:
-        return detail
-    end, position, kept = start + len(text), 0, []
+        return [entry.shown for entry in detail]
+    end, position = start + len(text), 0
+    kept: list[orjson.Fragment] = []
     for entry in detail:
-        after = position + len(str(entry.get("token", "")))
+        after = position + len(entry.token)
         if position < end and after > start:
-            kept.append(entry)
+            kept.append(entry.shown)
         position = after
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,16 +16,18 @@ from bridle.proxy.dialects.body import (
     integer,
     invalid,
     json_text,
+    read_on,
     sampling,
     strings,
 )
 from bridle.proxy.dialects.functions import json_schema_format
-from bridle.proxy.dialects.responses.history import add_items
+from bridle.proxy.dialects.responses.history import Items
 from bridle.proxy.dialects.responses.tools import ClientTool, ToolList
 from bridle.proxy.dialects.thinking import apply_effort
 from bridle.proxy.dialects.transcript import Transcript
 from bridle.proxy.dialects.unsupported import Unsupported, refuse
 from bridle.proxy.wire.canonical import Message, Request, Wants
+from bridle.proxy.wire.histories import Known, Parsed, Reading
 from bridle.store.records import Note
 
 NOT_STORED: Final = Note("response_not_stored")
@@ -134,9 +137,23 @@ def parse(body: bytes, path: Mapping[str, str], query: Mapping[str, str]) -> Req
     return parse_with(body, {})
 
 
+def parse_on(
+    body: bytes, path: Mapping[str, str], query: Mapping[str, str], known: Known
+) -> Parsed:
+    """See :data:`bridle.proxy.wire.histories.ParseOn`."""
+    return read_on(body, "input", known, partial(_request, {}))
+
+
 def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
     """Parse like :func:`parse`, with ``items`` in place of the references to them, by id."""
-    fields = decode(body)
+    return _request(items, decode(body), Reading())
+
+
+def _request(items: Mapping[str, Mapping[str, Any]], fields: Json, reading: Reading) -> Request:
+    """Return the request of a body with these ``fields``.
+
+    ``items`` take the place of the references to them, by id. Raise :class:`ApiError` (400).
+    """
     refuse(fields, REFUSED)
     wire = convert(fields, _Body)
     transcript = Transcript()
@@ -144,7 +161,7 @@ def parse_with(body: bytes, items: Mapping[str, Mapping[str, Any]]) -> Request:
     tools.add(wire.tools or (), "tools")
     if wire.instructions is not None:
         transcript.system(wire.instructions)
-    references = _add_input(wire, transcript, tools, items)
+    references = _add_input(wire, transcript, Items(tools, items), reading)
     tool_choice = tools.choose(wire.tool_choice)
     reasoning = wire.reasoning or _Reasoning()
     extra, template_kwargs = apply_effort(reasoning.effort, wire.chat_template_kwargs, transcript)
@@ -198,13 +215,15 @@ def with_history(request: Request, history: Sequence[Message]) -> Request:
 
 
 def _add_input(
-    wire: _Body, transcript: Transcript, tools: ToolList, known: Mapping[str, Mapping[str, Any]]
+    wire: _Body, transcript: Transcript, items: Items, reading: Reading
 ) -> tuple[str, ...]:
-    """Add the input. Return the ids that it refers to and that are not ``known``."""
+    """Add the input. Return the ids that it refers to and that are not known."""
     if isinstance(wire.input, list):
         if not (wire.input or wire.instructions or wire.previous_response_id):
             raise invalid("input", "must be a non-empty list, or a string")
-        return add_items(wire.input, transcript, tools, known)
+        transcript.extend(reading.over(wire.input, Transcript(), items.add))
+        reading.lasting = items.self_contained
+        return tuple(items.unknown)
     if wire.input is not None:
         transcript.user(wire.input)
     elif wire.previous_response_id is None:

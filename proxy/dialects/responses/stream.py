@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from time import time as now
 from typing import Any
 
+import msgspec
 import orjson
 
 from bridle.proxy.dialects.blank import BlankText
@@ -50,7 +51,7 @@ class ResponsesEmitter:
         self._sequence = 0
         self._output: list[Json] = []
         self._open: OpenItem | None = None
-        self._detail: list[Mapping[str, Any]] = []
+        self._detail: list[Mapping[str, Any] | msgspec.Raw] = []
         self._blank = BlankText()
         self._called_tools = False
         self._reason: FinishReason | None = None

@@ -329,7 +329,7 @@ def _train_agent(
                 config.evaluation.samples,
                 config.evaluation.success,
             )
-        return train_plan(
+        loop = train_plan(
             plan,
             first,
             rollouts.groups(work.adapter, planning, settings, on_result),
@@ -338,6 +338,9 @@ def _train_agent(
             given=rollouts.given,
             further=further,
         )
+        if line := rollouts.judgements_line():
+            on_rule(line)
+        return loop
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import (
     Awaitable,
     Callable,
@@ -82,6 +83,8 @@ class Rollouts:
         ``given`` records the rewards that are sent to the proxy.
         """
         self.given = GivenRewards() if given is None else given
+        self.judgements: Counter[str] = Counter()
+        """Judgements that scorers ``asked`` of models, and that were answered as ``cached``."""
         self._proxy_url = proxy_url
         self._key = key
         self._fleet = fleet
@@ -208,8 +211,19 @@ class Rollouts:
         progress: Callable[[RolloutResult], None] | None,
     ) -> list[RolloutResult]:
         async with self._client() as client:
-            rollout = Rollout(client, adapter, self._fleet, _with_keys_hidden(settings))
+            rollout = self._rollout(client, adapter, settings)
             return await rollout.collect(jobs, progress)
+
+    def _rollout(self, client: Client, adapter: Adapter, settings: RolloutSettings) -> Rollout:
+        hidden = _with_keys_hidden(settings)
+        return Rollout(client, adapter, self._fleet, hidden, judgements=self.judgements)
+
+    def judgements_line(self) -> str | None:
+        """Return the number of judgements as a line for a person, or ``None`` without any."""
+        if not self.judgements:
+            return None
+        asked, cached = self.judgements["asked"], self.judgements["cached"]
+        return f"judgements: {asked} asked of models, {cached} answered by equal earlier ones"
 
     def groups(
         self,
@@ -227,7 +241,7 @@ class Rollouts:
         """
         client = self._client()
         self._clients.append(client)
-        rollout = Rollout(client, adapter, self._fleet, _with_keys_hidden(settings))
+        rollout = self._rollout(client, adapter, settings)
 
         async def run(number: int, begun: Callable[[], None]) -> list[str]:
             planned = plan(number)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from bridle.diagnosis.findings import CollapseWatch
 from bridle.run.local import TrainingBegin
+from bridle.store.reading.queries import Reader
 
 LINE_EVERY_S = 15.0
 """The least number of seconds between two lines about sessions."""
@@ -17,7 +19,8 @@ class TrainingProgress:
     """The progress of a run.
 
     It prints where the run is recorded, and then how many sessions of the step have ended, with
-    their mean reward. Sessions end in another thread than steps.
+    their mean reward. A step that shows a collapse of the policy prints a warning, once for each
+    kind. Sessions end in another thread than steps.
     """
 
     def __init__(
@@ -37,10 +40,14 @@ class TrainingProgress:
         self._ended = 0
         self._rewards: list[float] = []
         self._began = self._printed = clock()
+        self._watch = CollapseWatch()
 
     def begin(self, begin: TrainingBegin) -> None:
         self._per_step, self._step = begin.sessions_per_step, begin.step
         goes_on = f", goes on after step {begin.step}" if begin.step else ""
+        if begin.step:
+            with Reader(begin.store) as reader:
+                self._watch.resume(reader.metrics(begin.run_id), begin.step)
         self._print_line(f"run {begin.run_id}, recorded to {begin.store}{goes_on}")
         self._print_line(f"look at it with: bridle viewer --store {shlex.quote(begin.store)}")
         starts = "engine and proxy start; then " if begin.starts_services else ""
@@ -60,8 +67,14 @@ class TrainingProgress:
             line = self._line(now)
         self._print_line(line)
 
-    def step_ended(self) -> None:
-        """Begin the next step, for which sessions that end from now on count."""
+    def step_ended(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Look at the numbers of a step, and begin the next.
+
+        Sessions that end from now on count for the next step.
+        """
+        for finding in self._watch.add(step, numbers):
+            name, cause = finding.name, finding.cause
+            self._print_line(f"warning: {name}: {cause}. {finding.evidence} {finding.remedy}")
         with self._lock:
             self._step += 1
             self._ended = 0

@@ -53,8 +53,9 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help="chat, tokens, trl, trl-prompt-completion, sharegpt, adp, atif, csv, an installed "
-            "one, or FILE.py:NAME. Default: tokens (.parquet), chat (.jsonl), csv (.csv).",
+            help="chat, tokens, trl, trl-prompt-completion, preference, preference-labels, "
+            "sharegpt, adp, atif, csv, an installed one, or FILE.py:NAME. Default: tokens "
+            "(.parquet), chat (.jsonl), csv (.csv).",
         ),
     ] = None,
     session: Annotated[

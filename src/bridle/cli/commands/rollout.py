@@ -118,6 +118,8 @@ def rollout(
         [result.stages for result in results if result.stages], took, agent.parallel
     )
     err.print(str(fast), highlight=False, soft_wrap=True)
+    if line := rollouts.judgements_line():
+        err.print(line, highlight=False, soft_wrap=True)
     if json:
         print_json([_as_data(result) for result in results])
     else:

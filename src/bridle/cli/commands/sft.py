@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridle.trainer.learner.sft_update import SftExample
 
 
-@configured(SftConfig, {"--epochs": "epochs"})
+@configured(SftConfig, {"--epochs": "epochs", "--loss": "loss"})
 def sft(
     context: typer.Context,
     policy: Annotated[
@@ -40,7 +40,8 @@ def sft(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="An export as tokens, chat, trl or trl-prompt-completion; default: the store.",
+            help="An export as tokens, chat, trl or trl-prompt-completion; default: the store. "
+            "--loss dpo takes one as preference, and --loss kto one as preference-labels.",
         ),
     ] = None,
     run: RunOption = None,
@@ -68,6 +69,9 @@ def sft(
     context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} exists and is not empty: name another --out", 2)
+    if config.loss != "sft":
+        _on_preferences(policy, data, output, config)
+        return
     left_out: Counter[str] = Counter()
     selection = Selection(
         run=run,
@@ -89,6 +93,30 @@ def sft(
             account(taken, len(history))
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
+
+
+def _on_preferences(policy: Path, data: Path | None, output: Path, config: SftConfig) -> None:
+    from bridle.trainer.policy.durable import atomic_directory
+    from bridle.trainer.sft.preference import (
+        read_preferences,
+        require_one_process,
+        train_preferences,
+    )
+
+    if data is None:
+        fail(f"--loss {config.loss} needs --data, which `bridle export --format` writes", 2)
+    require_one_process(config)
+    rows = read_preferences(data, config.loss)
+    with (
+        needs_extra("preference", f"--loss {config.loss} needs TRL"),
+        atomic_directory(output) as scratch,
+    ):
+        figures = train_preferences(policy, rows, scratch, config)
+    out.print(
+        f"{output}: {figures.rows} rows, {figures.updates} updates, loss "
+        f"{figures.first_loss:.3f} → {figures.last_loss:.3f}",
+        highlight=False,
+    )
 
 
 def _examples(

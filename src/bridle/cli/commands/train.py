@@ -60,8 +60,8 @@ def train(
     progress = TrainingProgress(config.training.steps, _print_line)
 
     def on_step(report: StepReport) -> None:
-        progress.step_ended()
         _print_line(step_line(report))
+        progress.step_ended(report.step, report.metrics())
 
     try:
         result = local.train(
