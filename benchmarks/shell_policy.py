@@ -19,6 +19,7 @@ from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.tasks.task import Task
 from bridle.harnesses.verifiers import Delivery, RegexAnswer, Scores
 from bridle.harnesses.verifiers.delivery import scores_in, whole_scores
+from bridle.harnesses.verifiers.function import with_local_workspace
 
 PARALLEL: Final = 2
 """Number of commands per turn."""
@@ -88,6 +89,7 @@ class WorkedThrough:
 
     async def __call__(self, delivery: Delivery) -> Scores:
         turns = delivery.task.payload["turns"]
+        delivery = await with_local_workspace(delivery)
         written = [_lines(delivery.workspace / f"{name}.txt") for name in "ab"]
         wanted = [[f"{turn}{name}" for turn in range(1, turns + 1)] for name in "ab"]
         verdict = await RegexAnswer(rf"\b{turns}b\b")(delivery)

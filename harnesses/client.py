@@ -153,14 +153,19 @@ class Client:
         name: str | None = None,
         status: str = "running",
         reason: str | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a run, to which sessions then refer by its id.
+        """Begin a run with the settings ``config``, to which sessions then refer by its id.
 
         For a run that has begun, set how it ended and, in one line, the reason.
         """
-        more = {"name": name, "reason": reason}
+        more = {"name": name, "reason": reason, "config": config}
         body = {"kind": kind, "status": status, **{k: v for k, v in more.items() if v}}
         await self._send("PUT", f"/runs/{run_id}", body)
+
+    async def run(self, run_id: str) -> dict[str, Any]:
+        """Return a run, with its settings as ``config``."""
+        return _read(await self._send("GET", f"/runs/{run_id}"), dict[str, Any])
 
     async def create_session(self, request: SessionRequest) -> Session:
         made = _read(await self._send("POST", "/sessions", request.body()), Session)
@@ -261,6 +266,11 @@ class Client:
         the proxy may have made its agent fail.
         """
         return _read(await self._send("GET", f"/sessions/{session_id}"), dict[str, Any])
+
+    async def rewards(self, session_id: str) -> list[Reward]:
+        """Return the rewards and findings of a session, the oldest first."""
+        found = await self._send("GET", f"/sessions/{session_id}/rewards")
+        return _read(found, list[Reward])
 
     async def first_calls(self, session_id: str) -> list[dict[str, Any]]:
         """Return the session's first calls, up to a hundred, as the API shows them."""

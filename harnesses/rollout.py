@@ -318,6 +318,7 @@ class Rollout:
                 bounds=self._settings.bounds,
                 keep_directory=self._settings.keep_directories,
                 artefacts=self._settings.artefacts if self._settings.scorers else (),
+                seen_as=await self._recorded_place(job.origin),
             )
         )
         outcome = await self._judged(session, episode)
@@ -369,6 +370,13 @@ class Rollout:
             partial(self._judging.ask, session.id),
         )
         return [*own, *await scored(finished, self._settings.scorers)]
+
+    async def _recorded_place(self, origin: Origin | None) -> Path | None:
+        """Return the folder in which the recorded session of ``origin`` saw its workspace."""
+        if origin is None:
+            return None
+        folder = (await self._client.session(origin.session)).get("folder")
+        return None if folder is None else Path(folder).parent
 
     async def _hidden(self) -> tuple[Path, ...]:
         """Return the files that no session may see. The proxy is asked only once."""

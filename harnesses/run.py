@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Self
 
+from bridle.harnesses.adapters import Access, Configurable
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable, Session
 from bridle.harnesses.environment import redirected
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.install import NotLaunchable
+from bridle.harnesses.install import BIN_DIRECTORIES, NotLaunchable, search_path
 
 _TYPED = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -38,6 +42,43 @@ async def seal_session(client: Client, session: Session, exit_code: int | None) 
     except (ProxyUnreachable, ControlError) as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def launch_variables(
+    session: Session,
+    argv: Sequence[str],
+    known: Configurable | None,
+    places: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, str]]:
+    """Yield the variables with which ``argv`` is started as a session.
+
+    ``known`` is the harness that is configured for it, by files that are deleted afterwards, and
+    ``places`` are further variables.
+    """
+    with ExitStack() as stack:
+        variables = session_variables(session) | dict(places or {})
+        if known is not None:
+            variables |= stack.enter_context(_configured(known, session))
+        if PurePath(argv[0]).parent in BIN_DIRECTORIES:  # beside the Node that it needs
+            variables["PATH"] = search_path(os.environ.get("PATH", os.defpath))
+        yield variables
+
+
+@contextmanager
+def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, str]]:
+    """Write the harness's configuration to a temporary folder, which is deleted afterwards.
+
+    Yield the environment variables that make the harness use it.
+    """
+    # Harnesses leave helpers behind that may write on.
+    folder = TemporaryDirectory(prefix=f"bridle-{harness.name}-", ignore_cleanup_errors=True)
+    with folder as home:
+        configuration = harness.configuration(Access(session), Path(home))
+        for file, content in configuration.files.items():
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(content, encoding="utf-8")
+        yield dict(configuration.environment)
 
 
 def session_variables(session: Session) -> dict[str, str]:

@@ -43,6 +43,9 @@ class SessionPlan:
     """Whether the folder of a completed session is kept."""
     artefacts: tuple[str, ...] = ()
     """Files of the workspace that the result has, if the agent left them."""
+    seen_as: Path | None = None
+    """The path under which the session sees its folder, where it has walls; ``None`` stands for the
+    folder's own path."""
 
 
 class Fleet(Protocol):

@@ -60,6 +60,7 @@ class LocalFleet:
                 plan.task.container,
                 (*plan.hidden, *others),
                 plan.bounds,
+                plan.seen_as,
             )
             async with AsyncExitStack() as opened:
                 async with clock.stage("prepare"):

@@ -192,6 +192,9 @@ class SandboxRequest:
     """Files and folders of this machine that nothing in the sandbox may see (``walls.py``)."""
     bounds: Bounds = field(default_factory=Bounds)
     """The bounds of its processes, where the sandbox is no container."""
+    seen_as: Path | None = None
+    """The path under which the session sees ``directory``, where it has walls; ``None`` stands for
+    the folder's own path."""
 
 
 class SandboxProvider(Protocol):

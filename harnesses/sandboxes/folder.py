@@ -34,24 +34,37 @@ def place_in(directory: Path) -> Place:
 
 
 class Folder:
-    """The file operations of a sandbox in a folder: paths inside are paths of this machine."""
+    """The file operations of a sandbox in a folder."""
 
-    def __init__(self, directory: Path, user: int | None = None) -> None:
-        """``user`` is the user that everything here runs as; ``None`` means this process's own."""
+    def __init__(
+        self, directory: Path, user: int | None = None, seen_as: Path | None = None
+    ) -> None:
+        """``user`` is the user that everything here runs as; ``None`` means this process's own.
+
+        ``seen_as`` is the path of the folder inside, its own if it is ``None``.
+        """
         self._directory = directory.absolute()
-        self._place = place_in(self._directory)
+        self._seen_as = seen_as or self._directory
+        self._place = place_in(self._seen_as)
         self._user = user
 
     def make(self) -> Self:
         """Make the directories of the place."""
-        for path in self._roots():
+        for path in (*self._roots(), self._seen_as.parent):
             path.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
             self._directory.chmod(0o711)
         return self
 
     def _roots(self) -> tuple[Path, ...]:
-        return Path(self._place.workspace), Path(self._place.home), Path(self._place.logs)
+        place = self._place
+        return self.here(place.workspace), self.here(place.home), self.here(place.logs)
+
+    def here(self, path: PurePath) -> Path:
+        """Return the path on this machine of a path inside."""
+        if self._seen_as != self._directory and path.is_relative_to(self._seen_as):
+            return self._directory / path.relative_to(self._seen_as)
+        return Path(path)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -80,7 +93,7 @@ class Folder:
 
     def _stripped(self) -> tuple[Path, ...]:
         """Return the folders that keep no link out of them, and no pipe, socket or device."""
-        return (Path(self._place.workspace),)
+        return (self.here(self._place.workspace),)
 
     @property
     def place(self) -> Place:
@@ -111,18 +124,19 @@ class Folder:
         return paths
 
     async def read(self, path: PurePath) -> bytes:
-        return await asyncio.to_thread(read_file, self._directory, Path(path))
+        return await asyncio.to_thread(read_file, self._directory, self.here(path))
 
     async def write(self, files: Mapping[PurePath, str | bytes]) -> None:
         await asyncio.to_thread(self._write, files)
 
     def _write(self, files: Mapping[PurePath, str | bytes]) -> None:
-        for path, content in files.items():
+        for inside, content in files.items():
+            path = self.here(inside)
             try:
                 data = content.encode() if isinstance(content, str) else content
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                self._make_way(Path(path))
-                Path(path).write_bytes(data)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._make_way(path)
+                path.write_bytes(data)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
                 problem = f"cannot write the file {str(path)!r}: {why}"
@@ -143,7 +157,7 @@ class Folder:
             path.unlink()
 
     async def upload(self, source: Path, target: PurePath) -> None:
-        await asyncio.to_thread(copy_folder, source, Path(target), trusted=True)
+        await asyncio.to_thread(copy_folder, source, self.here(target), trusted=True)
 
     async def download(self, source: PurePath, target: Path) -> None:
-        await asyncio.to_thread(copy_folder, Path(source), target)
+        await asyncio.to_thread(copy_folder, self.here(source), target)

@@ -96,7 +96,7 @@ class ForkedProvider:
         async with enclosed(
             request, self._hidden, self._users, walled=self._walled, confined=self._confined
         ) as enclosure:
-            yield ForkedSandbox(request.directory, self, enclosure).make()
+            yield ForkedSandbox(request.directory, self, enclosure, request.seen_as).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "forked")
@@ -139,8 +139,14 @@ class ForkedSandbox(ProcessSandbox):
     Everything else in it runs as a process of its own.
     """
 
-    def __init__(self, directory: Path, provider: ForkedProvider, enclosure: Enclosure) -> None:
-        super().__init__(directory, enclosure)
+    def __init__(
+        self,
+        directory: Path,
+        provider: ForkedProvider,
+        enclosure: Enclosure,
+        seen_as: Path | None = None,
+    ) -> None:
+        super().__init__(directory, enclosure, seen_as)
         self._provider = provider
 
     async def exec(self, launch: Launch) -> ProcessResult:

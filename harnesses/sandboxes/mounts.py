@@ -27,7 +27,7 @@ _RUN: Final = str(64 << 20)
 
 
 def mounts(
-    own: Sequence[str], tmp: str, shown: Sequence[str], hidden: Sequence[str]
+    own: Sequence[tuple[str, str]], tmp: str, shown: Sequence[str], hidden: Sequence[str]
 ) -> Iterator[str]:
     """Yield the mounts of a session, whose arguments are those of ``Walls`` in ``walls.py``."""
     yield from _system()
@@ -39,14 +39,18 @@ def mounts(
     covers = covers_of((*hidden, *filter(os.path.isfile, secrets)))
     named = (*programs_of(sys.executable), *shown)
     visible = _outermost(path for path in named if not is_covered(path, covers))
-    yield from _folders_above((*visible, *own))
+    yield from _folders_above((*visible, *(inside for _, inside in own)))
     for path in visible:
         yield from ("--ro-bind", path, path)
     rebuilt: list[str] = []
     yield from _covered((*visible, *SYSTEM), covers, rebuilt)
-    for path in own:
-        yield from ("--bind", path, path)
-    for path in (*rebuilt, "/dev", "/"):
+    # A path that is not the folder's own may lie in a visible folder, which cannot be written.
+    above = dict.fromkeys(str(Path(inside).parents[1]) for path, inside in own if path != inside)
+    for path in above:
+        yield from ("--tmpfs", path)
+    for path, inside in own:
+        yield from ("--bind", path, inside)
+    for path in (*rebuilt, *above, "/dev", "/"):
         yield from ("--remount-ro", path)
 
 

@@ -90,10 +90,15 @@ class Enclosure:
 class ProcessSandbox(Folder):
     """Starts each launch as the leader of its own session and process group."""
 
-    def __init__(self, directory: Path, enclosure: Enclosure | None = None) -> None:
-        """Create the provider. Without an ``enclosure``, processes run without isolation."""
+    def __init__(
+        self, directory: Path, enclosure: Enclosure | None = None, seen_as: Path | None = None
+    ) -> None:
+        """Create the sandbox. Without an ``enclosure``, processes run without isolation.
+
+        Only walls can show the folder under another path, ``seen_as``.
+        """
         enclosure = enclosure or Enclosure(directory / "tmp")
-        super().__init__(directory, enclosure.user)
+        super().__init__(directory, enclosure.user, seen_as if enclosure.walled else None)
         self._enclosure = enclosure
         temporary = "/tmp" if enclosure.walled else str(enclosure.temporary)  # noqa: S108
         inside = {**self._place.environment, "TMPDIR": temporary}
@@ -113,7 +118,7 @@ class ProcessSandbox(Folder):
 
     async def exec(self, launch: Launch) -> ProcessResult:
         directory = Path(launch.directory or self.place.workspace)
-        if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local file
+        if not self.here(directory).is_dir():
             raise DirectoryGone(f"there is no directory {directory} to start in")
         with self.lent():
             finished = await self._exec(launch, directory)
@@ -133,8 +138,9 @@ class ProcessSandbox(Folder):
     def _walls(self, launch: Launch, *further: str) -> Walls:
         """Return the walls of a launch, whose files are ``further`` ones too."""
         program = (launch.argv[0], *launch.shown, *further)
+        inside = self._place.workspace, self._place.home, self._place.logs
         return Walls(
-            own=tuple(str(path) for path in super()._roots()),
+            own=tuple((str(self.here(path)), str(path)) for path in inside),
             tmp=str(self._enclosure.temporary),
             shown=(*named_by(program, launch.environment), *shown_paths()),
             hidden=tuple(str(path.absolute()) for path in self._enclosure.hidden),
@@ -233,7 +239,7 @@ class ProcessProvider:
         async with enclosed(
             request, self._hidden, self._users, walled=self._walled, confined=self._confined
         ) as enclosure:
-            yield ProcessSandbox(request.directory, enclosure).make()
+            yield ProcessSandbox(request.directory, enclosure, request.seen_as).make()
 
     def expected_place(self, request: SandboxRequest) -> Place:
         refuse_container(request, "process")

@@ -43,8 +43,8 @@ class NoWalls(UsageError):
 class Walls:
     """The settings of a session's walls."""
 
-    own: tuple[str, ...]
-    """Folders that can be written, at their own paths."""
+    own: tuple[tuple[str, str], ...]
+    """Folders that can be written, each with its path inside."""
     tmp: str
     """The folder that is ``/tmp`` inside."""
     shown: tuple[str, ...] = ()

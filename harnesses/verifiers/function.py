@@ -55,7 +55,7 @@ async def with_local_workspace(delivery: Delivery) -> Delivery:
     The copy is empty if there is no workspace.
     """
     if isinstance(delivery.sandbox, Folder):
-        return delivery
+        return replace(delivery, workspace=delivery.sandbox.here(delivery.workspace))
     copy = delivery.sandbox.directory / "workspace"
     copy.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

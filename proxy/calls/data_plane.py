@@ -28,6 +28,7 @@ from bridle.proxy.engines.rendering import EngineForm
 from bridle.proxy.engines.request import EngineRequest, engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
+from bridle.proxy.replay.aliases import aliased
 from bridle.proxy.replay.replay import Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.harness_identity import Identity, identify
@@ -122,6 +123,8 @@ class DataPlane:
         caller, body, parsed = await self._parsed(route, client, identity, held, dialect.parse)
         session, link, step = await self._placed(route, client, caller, identity, body, parsed)
         request = step.request
+        if step.aliases:
+            dialect = aliased(dialect, step.aliases)
         if step.replayed is not None:
             await serve_replayed(services, client, dialect, body, session, link, step)
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bridle.proxy.dialects.dialect import Dialect
@@ -15,10 +17,23 @@ from bridle.proxy.services import Services
 from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
+from bridle.proxy.wire.canonical import (
+    ChoiceReply,
+    Event,
+    Finished,
+    Minted,
+    ReasoningDelta,
+    Reply,
+    Request,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from bridle.store.call import EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import CallStatus
+from bridle.store.records import CallStatus, Message
 
 
 async def serve_replayed(
@@ -43,8 +58,13 @@ async def serve_replayed(
         replayed_call_id=recorded.id,
     )
     replay.answered(recorded, begun.id)
-    reply = await asyncio.to_thread(replay.response, recorded)
+    await asyncio.sleep(replay.wait(recorded, time.monotonic()))
     replies = renamed_replies(recorded, replay.names)
+    minted = dialect.mint(begun.id, int(begun.started_at), request.model)
+    if _has_other_names(replies, step):
+        reply = _emitted(dialect, request, minted, replies, recorded)
+    else:
+        reply = await asyncio.to_thread(replay.response, recorded)
     recording = ReplayedRecording(begun, session, request, link, recorded, replies, watch.now)
     recording.sent(reply)
     try:
@@ -56,9 +76,54 @@ async def serve_replayed(
     if not request.stream:
         await client.respond(200, reply, headers=headers)
         return
-    minted = dialect.mint(begun.id, int(begun.started_at), request.model)
     client.start_stream(dialect.emitter(request, minted).content_type, headers)
     await client.finish(reply)
+
+
+def _has_other_names(replies: Sequence[Message], step: Step) -> bool:
+    """Return whether a tool call must have other arguments than the recorded ones."""
+    return step.aliases is not None and any(
+        step.aliases.arguments(tool.arguments) != tool.arguments
+        for reply in replies
+        for tool in reply.tool_calls
+    )
+
+
+def _emitted(
+    dialect: Dialect,
+    request: Request,
+    minted: Minted,
+    replies: Sequence[Message],
+    recorded: RecordedCall,
+) -> bytes:
+    """Return the recorded replies as the dialect writes them, by way of its events."""
+    usage = Usage(recorded.row.prompt_tokens or 0, recorded.row.sampled_tokens or 0)
+    events: list[Event] = [Started(usage.prompt_tokens)]
+    for choice, reply in enumerate(replies):
+        if reply.reasoning:
+            events.append(ReasoningDelta(reply.reasoning, choice))
+        if isinstance(reply.content, str) and reply.content:
+            events.append(TextDelta(reply.content, choice))
+        events += [
+            ToolCallDelta(place, tool.id, tool.name, tool.arguments, choice)
+            for place, tool in enumerate(reply.tool_calls)
+        ]
+        events.append(Finished("tool_calls" if reply.tool_calls else "stop", choice))
+    events.append(usage)
+    if request.stream:
+        emitter = dialect.emitter(request, minted)
+        written = [emitter.begin(), *map(emitter.event, events), emitter.end()]
+        return b"".join(written)
+    choices = [
+        ChoiceReply(
+            text=reply.content if isinstance(reply.content, str) else "",
+            reasoning=reply.reasoning or "",
+            tool_calls=reply.tool_calls,
+            finish_reason="tool_calls" if reply.tool_calls else "stop",
+        )
+        for reply in replies
+    ]
+    return dialect.reply(request, minted, Reply(choices, usage))
 
 
 def _outcome(recorded: RecordedCall, step: Step) -> EndedFacts:

@@ -360,6 +360,12 @@ async def get_actions(session: ScoredSession, services: Running) -> list[Sampled
     ]
 
 
+async def list_rewards(session: ScoredSession, services: Running) -> list[RecordedReward]:
+    """List the rewards and findings of the session, the oldest first."""
+    found = await asyncio.to_thread(services.reader.rewards, session.id)
+    return [recorded_reward(one) for one in found]
+
+
 async def add_reward(
     new: NewReward, session: ScoredSession, services: Running, caller: Authenticated
 ) -> RecordedReward:
@@ -478,7 +484,7 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
         try:
             run = services.reader.run(run_id)
         except NotFound:
-            run = RunRecord(run_id, new.kind, now, name=new.name)
+            run = RunRecord(run_id, new.kind, now, name=new.name, config=new.config)
             services.writer.add_sync(run)
         if new.status in ("running", run.status):
             return run
@@ -486,6 +492,11 @@ async def put_run(run_id: RunId, new: PutRun, services: Running, _: Admin) -> Ru
         return replace(run, status=new.status, ended_at=now, reason=new.reason)
 
     return run_state(await asyncio.to_thread(put))
+
+
+async def get_run(run_id: RunId, services: Running, _: Admin) -> RunState:
+    """Return a run and its settings."""
+    return run_state(await asyncio.to_thread(services.reader.run, run_id))
 
 
 async def get_policy(services: Running, _: Admin) -> PolicyState:
@@ -583,12 +594,14 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
     ("GET", f"{_V1}/sessions/{{session_id}}/calls", get_calls, 200),
     ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
+    ("GET", f"{_V1}/sessions/{{session_id}}/rewards", list_rewards, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/verifier-key", renew_verifier_key, 201),
     ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
     ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
     ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
     ("GET", f"{_V1}/private-files", private_files, 200),
     ("PUT", f"{_V1}/runs/{{run_id}}", put_run, 200),
+    ("GET", f"{_V1}/runs/{{run_id}}", get_run, 200),
     ("GET", f"{_V1}/policy", get_policy, 200),
     ("PUT", f"{_V1}/policy", put_policy, 200),
     ("GET", f"{_V1}/engines", list_engines, 200),

@@ -285,11 +285,15 @@ class PutRun(_Body):
     status: Literal["running", "completed", "failed", "stopped"] = "running"
     reason: Annotated[str, Field(max_length=512)] | None = None
     """The reason why the run failed or was stopped, in one line."""
+    config: dict[str, Any] = {}
+    """The settings that the run begins with: ``tasks``, ``agent`` and others."""
 
 
 class RunState(_Documented):
     id: str
     kind: str
+    config: dict[str, Any]
+    """The settings of the run, as it stated them."""
     name: str | None
     started_at: float
     ended_at: float | None
@@ -354,6 +358,7 @@ def run_state(run: RunRecord) -> RunState:
     return RunState(
         id=run.id,
         kind=run.kind,
+        config=dict(run.config),
         name=run.name,
         started_at=run.started_at,
         ended_at=run.ended_at,

@@ -1,9 +1,10 @@
 """The comparison of a request with the recorded one in whose place it came.
 
 A difference gets the name of its worst part: ``same``, ``noise`` (equal by the rules below),
-``place`` (another folder), ``handle`` (the name of something that runs in the background) or
-``diverged``. Ids are no difference: both requests have those of the new session. A rule of noise
-always needs the words around a number, because a lone number may be the result of a tool.
+``place`` (another folder), ``handle`` (the name of something that runs in the background, which
+``aliases`` translates) or ``diverged``. Ids are no difference: both requests have those of the new
+session. A rule of noise always needs the words around a number, because a lone number may be the
+result of a tool.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Judge:
             moved = moved.replace(before, now)
         if one == moved:
             return Verdict(Likeness.PLACE, shown)
-        if HANDLES.sub("handle", one) == HANDLES.sub("handle", moved):
+        if HANDLES.sub("handle", one) in [HANDLES.sub("handle", text) for text in (other, moved)]:
             return Verdict(Likeness.HANDLE, shown)
         return Verdict(Likeness.DIVERGED, shown)
 

@@ -5,6 +5,9 @@ then by the recorded order. Up to the call at which the session goes on live, it
 reply. In either case the recorded request stands for it in lineage (the *graft*), so that noise in
 an earlier tool result changes no token of a later prompt. Later requests repeat what the harness
 saw; those messages are replaced by the recorded ones before lineage sees them.
+
+All of this follows from the calls of the new session in the store, so that a restarted proxy, or
+another one on the same store, goes on with it.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
 from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
 from bridle.proxy.session.rules import ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
+from bridle.store.call import CallRow
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import Note, SessionRecord, TokenIds
@@ -32,6 +37,8 @@ ParseRecorded = Callable[[bytes], Awaitable[Request]]
 
 DIVERGED: Final = "replay_diverged"
 """Name of the note on a call whose request differs from the recorded one; the detail shows it."""
+HANDLE: Final = "replay_handle"
+"""Name of the note on a call whose request has other names of what runs in the background."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -50,6 +57,8 @@ class Step:
     """The recorded call whose reply is the answer; ``None`` if the engine is asked."""
     prompt: TokenIds | None = None
     """The recorded ids of the prompt of a live call, ``uint32[P]``."""
+    aliases: Aliases | None = None
+    """The names that the reply must have, if any differ from the recorded ones."""
     refusal: ApiError | None = None
     """The error for a request that differs from the record."""
 
@@ -58,11 +67,16 @@ class Replay:
     """The state of one session's re-entry."""
 
     def __init__(
-        self, recorded: RecordedSession, branch: str | None, rules: ReplayRules, judge: Judge
+        self,
+        recorded: RecordedSession,
+        branch: str | None,
+        rules: ReplayRules,
+        judge: Judge,
+        reader: Reader,
     ) -> None:
         """``branch`` is the id of the recorded call at which the session goes on live.
 
-        Raise ``ValueError`` if that call cannot be replayed.
+        ``reader`` reads the new session. Raise ``ValueError`` if the branch cannot be replayed.
         """
         order = [call.id for call in recorded.calls]
         if branch is not None and branch not in order:
@@ -71,13 +85,20 @@ class Replay:
         self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
         self._rules = rules
         self._judge = judge
+        self._reader = reader
         self._names: dict[str, str] = {}
         """The id of the new call in place of each recorded one."""
         self._recorded_of: dict[str, str] = {}
         self._used: set[str] = set()
+        self._own: set[str] = set()
+        """Ids of the new session's calls that were read from the store."""
+        self._read = False
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self.aliases = Aliases()
+        """The names of what runs in the background."""
+        self._began: float | None = None
         self._ended = False
         self._stopped: ApiError | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -92,9 +113,13 @@ class Replay:
     ) -> Step:
         """Return the answer to one request. Raise ``ValueError`` if the record is damaged."""
         async with self._one_at_a_time:
+            all_echoed = echoed(body)
+            known = session.calls | session.running | self._own
+            if not self._read or not all_echoed <= known:
+                await self._catch_up(session.id, request.dialect, parse)
             if self._stopped is not None:
                 return Step(request, refusal=self._stopped)
-            own = echoed(body) & (session.calls | session.running)
+            own = all_echoed & (known | self._own)
             if self._ended or not own <= self._recorded_of.keys():
                 return self._live(request)
             echoes = frozenset(self._recorded_of[one] for one in own)
@@ -118,10 +143,65 @@ class Replay:
         """
         return self.recorded.response(call, self._names)
 
+    def wait(self, call: RecordedCall, now: float) -> float:
+        """Return the seconds until the reply of a recorded call is due.
+
+        ``now`` is the time by a clock that only grows, in seconds.
+        """
+        if self._began is None:
+            self._began = now
+        if self._rules.pace == "instant":
+            return 0.0
+        ended = call.row.ended_at or call.row.started_at
+        due = ended - self.recorded.calls[0].row.started_at
+        return max(0.0, due - (now - self._began))
+
     @property
     def names(self) -> Mapping[str, str]:
         """The id of the new call in place of each recorded one."""
         return self._names
+
+    async def _catch_up(self, session_id: str, dialect: str, parse: ParseRecorded) -> None:
+        """Take up the session's calls in the store that this process has not processed."""
+        self._read = True
+        ids = await asyncio.to_thread(self._reader.call_ids, session_id)
+        if self._own.union(self._recorded_of).issuperset(ids):
+            return
+        for row in await asyncio.to_thread(self._reader.calls, session_id):
+            if row.id not in self._own and row.id not in self._recorded_of:
+                self._take_up(row)
+                recorded = self.recorded.by_id.get(self._recorded_of.get(row.id, ""))
+                if recorded is not None and row.dialect == dialect:
+                    await self._graft_again(row.id, recorded, parse)
+            self._own.add(row.id)
+
+    def _take_up(self, row: CallRow) -> None:
+        """Take up what a call's columns and notes record about the re-entry."""
+        noted = {note.name: note.detail for note in row.notes}
+        place = row.replayed_call_id or noted.get(LIVE)
+        if place is not None:
+            self._used.add(place)
+        if row.replayed_call_id is not None:
+            self._names[row.replayed_call_id] = row.id
+            self._recorded_of[row.id] = row.replayed_call_id
+        if DIVERGED in noted and self._rules.on_divergence == "live":
+            self._ended = True
+        elif DIVERGED in noted and self._stopped is None:
+            self._stopped = _stop(noted[DIVERGED])
+
+    async def _graft_again(
+        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded
+    ) -> None:
+        sent, then = await asyncio.to_thread(
+            lambda: (
+                self._reader.request_body(call_id),
+                self.recorded.request(recorded, self._names),
+            )
+        )
+        if sent != then:
+            came, was = await parse(sent), await parse(then)
+            self._learned(came, was)
+            self._graft(came, was)
 
     async def _match(
         self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
@@ -139,7 +219,7 @@ class Replay:
         for call in sorted(able, key=lambda call: call.id in self._used):
             body = await asyncio.to_thread(self.recorded.request, call, self._names)
             then = await parse(body)
-            verdict = self._judge.request(request, then)
+            verdict = self._judge.request(self._with_recorded_names(request), then)
             key = (_agent(call) != agent, _first(then) != _first(request), verdict.likeness)
             if call.id not in self._used or verdict.follows:
                 found.append((key, call, then, verdict))
@@ -161,7 +241,8 @@ class Replay:
     def _matched(
         self, request: Request, call: RecordedCall, then: Request, verdict: Verdict
     ) -> Step:
-        if not verdict.follows:
+        named = verdict.likeness is Likeness.HANDLE and self._learned(request, then)
+        if not (verdict.follows or named):
             return self._diverged(request, verdict, call)
         self._used.add(call.id)
         self._graft(request, then)
@@ -173,22 +254,44 @@ class Replay:
             instructions=then.instructions,
             notes=then.notes,
         )
-        notes = () if verdict.likeness is Likeness.SAME else (Note("replay_noise", verdict.detail),)
+        notes = _notes(verdict)
         if call.id in self._prefix:
-            return Step(grafted, notes, replayed=call)
-        live = self._asking(grafted)
-        return Step(live, (*notes, Note(LIVE, call.id)), prompt=call.prompt)
+            return Step(grafted, notes, replayed=call, aliases=self.aliases)
+        live, noted = self._asking(grafted), (*notes, Note(LIVE, call.id))
+        return Step(live, noted, prompt=call.prompt, aliases=self.aliases)
 
     def _live(self, request: Request) -> Step:
         messages = request.messages
         if self._messages:
             messages = tuple(self._messages.get(_KEY(one), one) for one in messages)
+        messages = tuple(map(self.aliases.recorded, messages))
         tools = self._tools.get(_KEY(request.tools), request.tools)
-        return Step(self._asking(structs.replace(request, messages=messages, tools=tools)))
+        live = self._asking(structs.replace(request, messages=messages, tools=tools))
+        return Step(live, aliases=self.aliases)
 
     def _asking(self, request: Request) -> Request:
         model = self._rules.model
         return request if model is None else structs.replace(request, model=model)
+
+    def _with_recorded_names(self, request: Request) -> Request:
+        if not self.aliases:
+            return request
+        return structs.replace(
+            request, messages=tuple(map(self.aliases.recorded, request.messages))
+        )
+
+    def _learned(self, sent: Request, recorded: Request) -> bool:
+        """Learn the names that tool results have. Return whether none contradicts another."""
+        texts = (
+            (one.content, other.content)
+            for one, other in pairs(sent, recorded)
+            if one.role == "tool"
+        )
+        return all(
+            self.aliases.learn(was, now)
+            for now, was in texts
+            if isinstance(now, str) and isinstance(was, str) and now != was
+        )
 
     def _graft(self, sent: Request, recorded: Request) -> None:
         """Remember the recorded messages in whose place the harness sends others."""
@@ -206,12 +309,8 @@ class Replay:
         if self._rules.on_divergence == "live":
             self._ended = True
             step = self._live(request)
-            return Step(step.request, (note,))
-        message = (
-            f"the session no longer follows its record ({note.detail}); "
-            "re-enter it at an earlier turn, or with --on-divergence live"
-        )
-        self._stopped = ApiError("invalid_request", message, status=400)
+            return Step(step.request, (note,), aliases=self.aliases)
+        self._stopped = _stop(note.detail)
         return Step(request, (note,), refusal=self._stopped)
 
     def _latest(self, echoes: Collection[str]) -> str:
@@ -230,8 +329,7 @@ class Replays:
     async def of(self, session: Session) -> Replay | None:
         """Return the re-entry of a session, or ``None`` for a session without an origin.
 
-        Raise :class:`ApiError` if its origin cannot be replayed, or if another process, or this one
-        before its restart, replayed a part of it.
+        Raise :class:`ApiError` if its origin cannot be replayed.
         """
         record = session.record
         if record.origin_session_id is None:
@@ -239,9 +337,6 @@ class Replays:
         async with self._opening:
             found = self._open.get(session.id)
             if found is None:
-                if not session.loaded and await self._begun(session.id):
-                    message = f"another process began to replay session {session.id}; start anew"
-                    raise ApiError("invalid_request", message, status=409)
                 found = self._open[session.id] = await self.check(record)
                 if len(self._open) > _KEPT:
                     self._open.popitem(last=False)
@@ -267,10 +362,23 @@ class Replays:
             (origin.home, record.home),
         )
         known = [(was, now) for was, now in places if was is not None and now is not None]
-        return Replay(recorded, record.origin_call_id, rules, judge(rules.noise, known))
+        judging = judge(rules.noise, known)
+        return Replay(recorded, record.origin_call_id, rules, judging, self._reader)
 
-    async def _begun(self, session_id: str) -> bool:
-        return bool(await asyncio.to_thread(self._reader.call_ids, session_id))
+
+def _stop(detail: str) -> ApiError:
+    message = (
+        f"the session no longer follows its record ({detail}); "
+        "re-enter it at an earlier turn, or with --on-divergence live"
+    )
+    return ApiError("invalid_request", message, status=400)
+
+
+def _notes(verdict: Verdict) -> tuple[Note, ...]:
+    if verdict.likeness is Likeness.SAME:
+        return ()
+    name = HANDLE if verdict.likeness is Likeness.HANDLE else "replay_noise"
+    return (Note(name, verdict.detail),)
 
 
 def _agent(call: RecordedCall) -> str | None:

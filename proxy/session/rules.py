@@ -86,6 +86,9 @@ class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regular expressions by name. Text that matches one on both sides counts as equal."""
     model: str | None = None
     """The model that live calls ask instead of the one that the harness names."""
+    pace: Literal["instant", "recorded"] = "instant"
+    """``recorded`` sends each reply as long after the first request as it was recorded, so that
+    work in the background ends at the same turn."""
 
 
 class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

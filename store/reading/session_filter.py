@@ -42,6 +42,8 @@ class SessionFilter:
     task: str | None = None
     """The task's own id."""
     group: str | None = None
+    origin: str | None = None
+    """The recorded session that the session re-enters."""
     harness: str | None = None
     split: str | None = None
     """The split of the session's task."""
@@ -129,6 +131,7 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
         own.id: wanted.session,
         own.task_id: wanted.task,
         own.group_id: wanted.group,
+        own.origin_session_id: wanted.origin,
         own.harness: wanted.harness,
         own.task_split: wanted.split,
         own.outcome: None if is_open else wanted.outcome,

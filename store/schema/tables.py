@@ -123,6 +123,12 @@ sessions = Table(
     Index(None, "created_at"),
     Index(None, "sealed_at"),
     Index(
+        "ix_sessions_siblings",
+        "origin_session_id",
+        sqlite_where=text("origin_session_id IS NOT NULL"),
+        postgresql_where=text("origin_session_id IS NOT NULL"),
+    ),
+    Index(
         "ix_sessions_anonymous",
         # With the last two alone SQLite takes another index and sorts.
         *("key_hash", "name", "created_at", "id"),

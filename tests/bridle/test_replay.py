@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def test_missing_starts_places_and_turns_are_refused_before_anything_runs(
     assert by_hand is not None
     for arguments, expected in (
         ([by_hand.id], "record the agent with `bridle run"),
+        ([session, "--reset"], "has no recorded commit"),
         ([session, "--from", "9"], "there are 1, 2"),
         ([session, "--noise", "x"], "is not NAME=REGEX"),
         ([session, "--noise", "x=("], "cannot be replayed"),
@@ -127,6 +129,66 @@ def test_missing_starts_places_and_turns_are_refused_before_anything_runs(
     assert f"the session ran in {tmp_path / 'work'}, which is not there" in done.stderr
     with Reader(store) as reader:
         assert not [one for one in reader.sessions() if one.origin_session_id]
+
+
+@pytest.mark.parametrize("sandbox", ["process", "forked"])
+def test_sessions_of_a_run_are_entered_again_by_their_job(
+    proxy_url: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
+) -> None:
+    """Siblings run at once, and each sees the recorded folder's path, which its prompt has."""
+    monkeypatch.chdir(tmp_path)
+    prompt = 'f"What is 2 plus 3 in {pathlib.Path.cwd()}?"'
+    agent = AGENT.replace('"What is 2 plus 3?"', prompt)
+    Path("agent.py").write_text(agent)
+    task = {"id": "sum", "prompt": "-", "files": {"result.txt": "5"}, "payload": {"answer": "5"}}
+    Path("tasks.jsonl").write_text(f"{json.dumps(task)}\n")
+    options = ["--agent", "agent.py", "--tasks", "tasks.jsonl", "--verifier", "number"]
+    made = ["--group-size", "2", "--parallel", "2", "--set", f"agent.sandbox={sandbox}"]
+    done = bridle("rollout", "--proxy", proxy_url, *options, *made)
+    assert done.returncode == 0, done.stderr
+    with Reader(store) as reader:
+        recorded = max(reader.sessions(), key=lambda one: one.folder or "")
+    assert recorded.folder is not None
+    assert recorded.folder.endswith("place-1/workspace")
+    done = bridle("replay", recorded.id, "--proxy", proxy_url, "--samples", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("turn 1 (recorded turn 1): replayed, same") == 3
+    assert done.stderr.count("turn 2 (recorded turn 2): live") == 3
+    assert done.stdout.count("reward 1") == 3
+    with Reader(store) as reader:
+        siblings = [one for one in reader.sessions() if one.origin_session_id == recorded.id]
+        assert {one.folder for one in siblings} == {recorded.folder}
+        assert len({one.group_id for one in siblings}) == 1
+        run_id = siblings[0].run_id or ""
+        assert reader.run(run_id).kind == "replay"
+    done = bridle("replay", siblings[0].id, "--proxy", proxy_url)
+    assert "turn 1 (recorded turn 1): replayed, same" in done.stderr, done.stderr
+    os.rename("tasks.jsonl", "others.jsonl")
+    done = bridle("replay", recorded.id, "--proxy", proxy_url)
+    assert done.returncode != 0
+    assert "tasks.jsonl" in done.stderr
+
+
+def test_a_check_scores_siblings_in_copies_of_the_folder(
+    session: str, proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    git = ["git", "-C", str(work), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "One"]):
+        subprocess.run([*git, *words], check=True)
+    os.chdir(work)
+    assert bridle("run", "--proxy", proxy_url, "--", sys.executable, "agent.py").returncode == 0
+    with Reader(store) as reader:
+        recorded = max(reader.sessions(), key=lambda one: one.created_at)
+    (work / "result.txt").write_text("6")
+    check = f"grep -q build result.txt && test $PWD = {work} && touch left.txt"
+    options = ["--samples", "2", "--reset", "--check", check]
+    done = bridle("replay", recorded.id, "--proxy", proxy_url, *options)
+    assert done.stdout.count("reward 1") == 2, done.stderr
+    assert not (work / "left.txt").exists()
+    assert (work / "result.txt").read_text() == "6"
+    done = bridle("replay", recorded.id, "--proxy", proxy_url, "--check", "false")
+    assert done.stdout.count("reward 0") == 1
 
 
 def test_the_line_of_a_turn_names_the_recorded_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import openai
 import pytest
 
 from bridle.engine.scripted import ScriptedCall, ScriptedReply
+from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.judgement import NOISE, Likeness, Verdict, judge
 from bridle.proxy.replay.recorded import echoed, renamed
 from bridle.proxy.wire.canonical import Message, Request
@@ -165,14 +168,131 @@ def test_an_origin_that_cannot_be_replayed_is_refused(stage: Any, bench: Any) ->
     assert len(list(bench.reader.sessions())) == 1
 
 
-def test_a_re_entry_does_not_go_on_in_another_process(
+def test_a_re_entry_goes_on_in_another_process(stage: Any, bench: Any, start_proxy: Any) -> None:
+    """The other process knows the calls, the grafted messages and the end from the store."""
+    stage.play = works
+    url = f"{bench.url}/s/agents"
+    messages = begins(url, "red")
+    messages[-1]["content"] = "seen, it took 3 s"
+    answer = asks(url, *messages).content
+    more = [{"role": "assistant", "content": answer}, {"role": "user", "content": "once more"}]
+    asks(url, *messages, *more)
+    recorded = bench.calls()
+    asked = len(stage.requests)
+    origin = {"session": recorded[0].session_id, "call": recorded[2].id}
+    again = opened(bench, **origin).json()["id"]
+    messages = begins(f"{bench.url}/s/{again}", "red")
+    messages[-1]["content"] = "seen, it took 9 s"
+    assert asks(f"{bench.url}/s/{again}", *messages).content == answer
+    assert len(stage.requests) == asked
+    other = start_proxy(stage.engine.base_url)
+    assert asks(f"{other.url}/s/{again}", *messages, *more)
+    assert len(stage.requests) == asked + 1
+    calls = bench.reader.calls(again)
+    assert [one.replayed_call_id for one in calls] == [recorded[0].id, recorded[1].id, None]
+    assert {note.name for note in calls[2].notes} >= {"replay_live", "replay_noise"}
+    prompts = [bench.reader.prompt_token_ids(one.id) for one in (recorded[2], calls[2])]
+    assert prompts[0].tolist() == prompts[1].tolist()
+    assert stage.requests[-1].messages[2]["content"] == "seen, it took 3 s"
+
+
+def test_a_stopped_re_entry_stays_stopped_in_another_process(
     stage: Any, bench: Any, start_proxy: Any
 ) -> None:
     stage.play = works
-    messages = begins(f"{bench.url}/s/agents", "red")
-    recorded = bench.call()
-    again = opened(bench, session=recorded.session_id).json()["id"]
-    begins(f"{bench.url}/s/{again}", "red")
+    url = f"{bench.url}/s/agents"
+    asks(url, *begins(url, "red"))
+    recorded = bench.calls()
+    again = opened(bench, session=recorded[0].session_id, call=recorded[1].id).json()["id"]
+    messages = begins(f"{bench.url}/s/{again}", "red")
+    wrong = [*messages[:-1], {**messages[-1], "content": "hidden"}]
+    with pytest.raises(openai.BadRequestError, match="no longer follows"):
+        asks(f"{bench.url}/s/{again}", *wrong)
     other = start_proxy(stage.engine.base_url)
-    with pytest.raises(openai.ConflictError, match="another process began"):
+    with pytest.raises(openai.BadRequestError, match="turn 2, diverged: tool result"):
         asks(f"{other.url}/s/{again}", *messages)
+
+
+def test_replies_come_at_the_recorded_pace_if_that_is_asked(stage: Any, bench: Any) -> None:
+    stage.play = works
+    messages = begins(f"{bench.url}/s/agents", "red")
+    time.sleep(0.6)
+    asks(f"{bench.url}/s/agents", *messages)
+    first, second = bench.calls()
+    recorded = second.ended_at - first.started_at
+    settings = {"replay": {"pace": "recorded"}}
+    body = {"origin": {"session": first.session_id}, "settings": settings}
+    again = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60).json()["id"]
+    url = f"{bench.url}/s/{again}"
+    began = time.monotonic()
+    asks(url, *begins(url, "red"))
+    assert time.monotonic() - began >= recorded - 0.05
+
+
+def background(request: Any) -> ScriptedReply:
+    """Starts something in the background, and polls it by the name that the result has."""
+    results = [m["content"] for m in request.messages if m["role"] == "tool"]
+    if not results:
+        return ScriptedReply(tool_calls=(ScriptedCall("start", {"cmd": "make"}),))
+    if len(results) < 4:
+        number = int(re.findall(r"session ID (\d+)", results[0])[0])
+        return ScriptedReply(tool_calls=(ScriptedCall("poll", {"session_id": number}),))
+    return ScriptedReply("done")
+
+
+def works_on(url: str, number: int, stream: bool) -> list[str]:
+    """Run a harness that knows its background process as ``number``; return the polls."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": "build it"}]
+    polls = []
+    while True:
+        asked: Any = {"model": "m", "messages": messages, "tools": [TOOL]}
+        if stream:
+            with client.chat.completions.stream(**asked) as events:
+                message = events.get_final_completion().choices[0].message
+        else:
+            message = client.chat.completions.create(**asked).choices[0].message
+        if not message.tool_calls:
+            return polls
+        (call,) = message.tool_calls
+        said = {"id": call.id, "type": "function"}
+        said["function"] = {"name": call.function.name, "arguments": call.function.arguments}
+        messages.append({"role": "assistant", "content": message.content, "tool_calls": [said]})
+        if call.function.name == "poll":
+            polls.append(call.function.arguments)
+        result = f"Process running with session ID {number}"
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_names_of_background_work_are_translated_both_ways(
+    stage: Any, bench: Any, start_proxy: Any, stream: bool
+) -> None:
+    """The harness gets the new name in replayed and live replies; the model sees the recorded."""
+    stage.play = background
+    assert works_on(f"{bench.url}/s/build", 8001, stream) == ['{"session_id": 8001}'] * 3
+    recorded = bench.calls()
+    asked = len(stage.requests)
+    again = opened(bench, session=recorded[0].session_id, call=recorded[2].id).json()["id"]
+    assert works_on(f"{bench.url}/s/{again}", 9081, stream) == ['{"session_id": 9081}'] * 3
+    live = stage.requests[asked:]
+    assert len(live) == len(recorded) - 2
+    assert not any("9081" in str(request.messages) for request in live)
+    calls = bench.reader.calls(again)
+    assert [one.replayed_call_id is None for one in calls] == [False, False, True, True, True]
+    assert "replay_handle" in {note.name for one in calls for note in one.notes}
+    for one, other in zip(calls[2:], recorded[2:], strict=True):
+        prompts = [bench.reader.prompt_token_ids(call.id) for call in (one, other)]
+        assert prompts[0].tolist() == prompts[1].tolist()
+    judged = {call.break_reason for call in bench.judged()}
+    assert judged == {None}
+
+
+def test_a_name_that_stands_for_two_others_is_no_alias() -> None:
+    aliases = Aliases()
+    assert aliases.learn("session ID 1", "session ID 5")
+    assert aliases.learn("session ID 1", "session ID 5")
+    assert not aliases.learn("session ID 2", "session ID 5")
+    assert not aliases.learn("session ID 1", "session ID 6")
+    assert aliases.arguments('{"session_id": 1, "at": 1}') == '{"session_id": 5, "at": 1}'
+    assert aliases.arguments('{"cmd": "kill -9 1"}') == '{"cmd": "kill -9 5"}'

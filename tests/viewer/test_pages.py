@@ -9,22 +9,29 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from bridle.bench.gallery import fill
 from bridle.cli.commands.viewer import YIELDS
 from bridle.diagnosis.pages import SessionOrder, session_lines
 from bridle.diagnosis.transcript import turns_of
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, rulings
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.call import CallRow
+from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallKind
-from bridle.viewer.app import number_of
+from bridle.store.records import CallKind, SessionRecord, new_id
+from bridle.store.reward import Reward, RewardKind, RewardSource
+from bridle.store.writing.writer import Writer
+from bridle.viewer.app import number_of, viewer_app
 from bridle.viewer.lanes import WIDTH, lanes_of
 from bridle.viewer.prose import LONGEST, markdown, with_code
+from bridle.viewer.rendering import Source
 from bridle.viewer.turns import as_tree
 
 
@@ -337,3 +344,32 @@ def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
         finally:
             run.send_signal(signal.SIGINT)
         assert run.stdout.read().strip() == "False"
+
+
+def test_a_session_shows_its_siblings_and_the_turn_that_lost_it(tmp_path: Path) -> None:
+    """The chance of success before each branch is that of the siblings from there."""
+    store = str(tmp_path / "siblings.db")
+    other, recorded, *_ = fill(store, 2, turns=3)
+    sibling = new_id("ses")
+    with Reader(store) as reader:
+        call = reader.call_ids(recorded)[1]
+    with Writer(store) as writer:
+        writer.add_sync(
+            SessionRecord(
+                sibling, 1.0, group_id=call, origin_session_id=recorded, origin_call_id=call
+            ),
+            Reward(sibling, "reward", 1.0, 1.0, source=RewardSource.VERIFIER),
+            Reward(recorded, "lost_at_turn", 1.0, 1.0, turn=1, kind=RewardKind.FINDING),
+        )
+    with Reader(store) as reader:
+        client = TestClient(viewer_app(Source(reader, store, str)))
+        page, own, none = (
+            client.get(f"/sessions/{one}").text for one in (recorded, sibling, other)
+        )
+    assert "1 of 1" in page
+    assert re.search(r"0\.2\d* to 1", page)
+    assert 'turn <a href="#turn-1">1</a> lost it' in page
+    assert f'href="/sessions/{sibling}"' in page
+    assert f"/group?id={call}" in page
+    assert f'href="/sessions/{recorded}"' in own
+    assert "Succeeded" not in none

@@ -1,13 +1,14 @@
 """Credit assignment: the advantage of each token, from its session's rewards.
 
 ``group`` defines what an estimator sees. ``advantages`` has the estimators for whole sessions,
-``steps`` those for single calls, and ``running`` those against a baseline that outlives the group.
-``critic`` learns the values of states. ``anchors`` are the states by which single calls are
-compared. ``distillation`` adds a teacher's scores of each token, and ``weighting`` sets the weights
-of tokens in the loss.
+``steps`` those for single calls, ``branching`` those that read re-entries, and ``running`` those
+against a baseline that outlives the group. ``critic`` learns the values of states. ``anchors`` are
+the states by which single calls are compared. ``distillation`` adds a teacher's scores of each
+token, and ``weighting`` sets the weights of tokens in the loss.
 """
 
 from bridle.trainer.credit import advantages as advantages
+from bridle.trainer.credit import branching as branching
 from bridle.trainer.credit import critic as critic
 from bridle.trainer.credit import running as running
 from bridle.trainer.credit import steps as steps

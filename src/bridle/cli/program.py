@@ -46,6 +46,7 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "replay": Entry(
             f"{_ROOM}.replay", "Start a recorded agent anew, and go on live at one of its turns."
         ),
+        "why": Entry(f"{_ROOM}.why", "Find the turn that lost a session, by re-entering it."),
         "sessions": Entry(f"{_ROOM}.sessions", "List recorded sessions."),
         "show": Entry(f"{_ROOM}.show", "Show a session's conversation, turn by turn."),
         "viewer": Entry(f"{_ROOM}.viewer", "Show sessions, tokens, trees and runs in a browser."),

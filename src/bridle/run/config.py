@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
 from bridle.harnesses.guards import GuardAction
 from bridle.harnesses.permissions import Permissions
@@ -17,7 +18,8 @@ from bridle.run.environment import EngineKind, default_store
 from bridle.run.settings import parse_overrides, settings_from
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.reward import RewardSource
-from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig
+from bridle.trainer.collection.branching import Where
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig, Share
 
 Named = Annotated[str, Meta(min_length=1)]
 
@@ -116,6 +118,14 @@ class GroupsConfig:
     weighted: bool = False
     """Whether to draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in
     turn."""
+    branch: Share = 0.0
+    """The share of groups whose sessions re-enter one earlier session of the run at one of its
+    calls (``docs/re-entry.md``); only what follows is sampled and trained."""
+    branch_at: Where = "random"
+    """The call: of any session (``random``), of a ``failed`` one, by its surprise (``entropy``), or
+    the one whose chance of success is known least (``value``)."""
+    branch_recent: Count = 16
+    """Number of the latest groups whose sessions can be re-entered."""
     horizon: Natural = 0
     """Maximum number of calls per session in the first steps; 0 sets no limit."""
     horizon_growth: Natural = 0
@@ -179,6 +189,14 @@ class RolloutConfig:
     model: Named = "policy"
     """The name of the model that the harness asks for."""
     scorers: ScorersConfig = field(default_factory=ScorersConfig)
+
+
+def reentrant(config: RolloutConfig) -> dict[str, Any]:
+    """Return the settings with which a run's sessions can be re-entered, as its record has them.
+
+    ``folder`` is the folder from which relative names of files start.
+    """
+    return {**to_builtins(config), "folder": os.getcwd()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bridle.harnesses.client import Origin
 from bridle.harnesses.episode import Outcome
 from bridle.harnesses.rollout import Job
 from bridle.harnesses.tasks.task import Task
@@ -38,6 +39,8 @@ class FinishedGroups:
     """The session ids by group number, oldest first."""
     tasks: dict[int, str] = field(default_factory=dict)
     """The key of the task of each group that was begun, by group number."""
+    origins: dict[int, Origin] = field(default_factory=dict)
+    """The origin of each group of siblings that was begun, by group number."""
 
     @classmethod
     def of(cls, reader: Reader, run_id: str) -> FinishedGroups:
@@ -47,9 +50,21 @@ class FinishedGroups:
             if own != run_id or not number.isdecimal():
                 continue
             found.tasks[int(number)] = task_key(session)
+            if session.origin_session_id is not None:
+                origin = Origin(session.origin_session_id, session.origin_call_id)
+                found.origins[int(number)] = origin
             if session.sealed_at is not None and session.outcome in FINISHED:
                 found.sessions.setdefault(int(number), []).append(session.id)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class BranchedTask:
+    """The origin of a group of siblings, and its task."""
+
+    task: str
+    """The key of the task."""
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +85,27 @@ def planned(
     *,
     choose: Callable[[int], int] | None = None,
     settings: Callable[[int], Mapping[str, Any]] = lambda _number: {},
+    branch: Callable[[int], BranchedTask | None] = lambda _number: None,
 ) -> Callable[[int], GroupPlan]:
     """Return a function from a group's number to its plan: a task, run by ``size`` sessions.
 
     ``choose`` returns the index of a group's task; without it, tasks are taken in turn. A group
-    that an earlier attempt has begun keeps its task. ``settings`` returns those of a group's
-    sessions.
+    that an earlier attempt has begun keeps its task, and its origin. ``settings`` returns those of
+    a group's sessions. ``branch`` returns the task and the origin of a group of siblings.
     """
     earlier = finished or FinishedGroups()
     places = {key_of(task): place for place, task in enumerate(tasks)}
 
     def plan(number: int) -> GroupPlan:
-        place = places.get(earlier.tasks.get(number, ""))
+        place, origin = places.get(earlier.tasks.get(number, "")), earlier.origins.get(number)
+        if place is None and (branched := branch(number)) is not None:
+            place, origin = places.get(branched.task), branched.origin
         if place is None:
+            origin = None
             place = number % len(tasks) if choose is None else choose(number)
         done = tuple(earlier.sessions.get(number, ())[:size])
-        job = Job(tasks[place], group_id(run_id, number), settings(number))
+        own = {} if origin is None else {"replay": {"on_divergence": "live"}}
+        job = Job(tasks[place], group_id(run_id, number), {**settings(number), **own}, origin)
         return GroupPlan(done, (job,) * (size - len(done)))
 
     return plan

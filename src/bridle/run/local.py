@@ -6,6 +6,7 @@ The engine and the proxy are the run's own, or services that are running.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
 from bridle.run.agents import first_tasks, shuffled_tasks
 from bridle.run.attempts import attempt
+from bridle.run.branching import Branches
 from bridle.run.config import (
     EvaluationConfig,
     GroupsConfig,
@@ -180,6 +182,7 @@ def train(
             name=recordings.policy,
             work={
                 **{name: asdict(getattr(config, name)) for name in parts},
+                "folder": os.getcwd(),
                 "policies": {name: asdict(one) for name, one in config.policies.items()},
             },
         )
@@ -288,10 +291,14 @@ def _train_agent(
         numbers = judged(result.outcome, result.rewards, rule)
         if numbers is not None:
             choice.learn([(keys[result.task_id], numbers.success)])
+            if result.session_id is not None:
+                passed = numbers.success >= config.evaluation.success
+                branches.learn(result.session_id, result.group_id, keys[result.task_id], passed)
         on_session(None if numbers is None else numbers.reward)
 
     with (
         attempt(plan.store, *runs_of(plan.run_id, plan.directory.resolve().name, work.held_out)),
+        Reader(plan.store) as recorded,
         _stacks(plan, config, work.fleet.host) as further,
         Rollouts(
             (first := further.pop(DEFAULT_POLICY)).proxy_url,
@@ -300,6 +307,7 @@ def _train_agent(
             given=GivenRewards(plan.directory / GIVEN_FILE),
         ) as rollouts,
     ):
+        branches = Branches(recorded, config.groups, config.training.seed)
         planning = planned(
             plan.run_id,
             work.tasks,
@@ -307,6 +315,7 @@ def _train_agent(
             finished,
             choose=choice.draw if config.groups.weighted else None,
             settings=lambda number: _budget(config.groups, number),
+            branch=branches,
         )
         measured = None
         if work.held_out:

@@ -6,11 +6,21 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -33,6 +43,7 @@ from bridle.run.agents import SANDBOXES, first_tasks
 from bridle.run.agents import agent as named_agent
 from bridle.run.agents import verifier as named_verifier
 from bridle.run.attempts import ending
+from bridle.run.config import AgentConfig, RolloutConfig, TasksConfig, reentrant
 from bridle.run.environment import admin_key_for, default_proxy, key_files
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import GroupPlan
@@ -122,13 +133,16 @@ class Rollouts:
         return Client(self._proxy_url, self._key, given=self.given)
 
     @contextmanager
-    def run(self, name: str, kind: str = "rollout") -> Iterator[str]:
+    def run(
+        self, name: str, kind: str = "rollout", config: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[str]:
         """Record a run in the proxy's store, and yield its id for ``RolloutSettings.run_id``.
 
-        Its kind is ``rollout``, or ``eval`` if its sessions are held out.
+        Its kind is ``rollout``, or ``eval`` if its sessions are held out. With its settings
+        ``config``, its sessions can be re-entered (:mod:`bridle.run.siblings`).
         """
         run_id = new_id("run")
-        self._put_run(run_id, kind, "running", name)
+        self._put_run(run_id, kind, "running", name, config=config)
         status, reason = "completed", None
         try:
             yield run_id
@@ -142,11 +156,19 @@ class Rollouts:
                 log.warning("how run %s ended is not recorded: %s", run_id, error)
 
     def _put_run(
-        self, run_id: str, kind: str, status: str, name: str, reason: str | None = None
+        self,
+        run_id: str,
+        kind: str,
+        status: str,
+        name: str,
+        reason: str | None = None,
+        config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         async def put() -> None:
             async with Client(self._proxy_url, self._key) as client:
-                await client.put_run(run_id, kind, name=name, status=status, reason=reason)
+                await client.put_run(
+                    run_id, kind, name=name, status=status, reason=reason, config=config
+                )
 
         self._submit(put()).result()
 
@@ -164,6 +186,20 @@ class Rollouts:
         running = self._submit(self._collect(adapter, jobs, settings, progress))
         try:
             return running.result()
+        finally:
+            running.cancel()
+
+    def stream(
+        self, adapter: Adapter, jobs: Iterable[Job], settings: RolloutSettings
+    ) -> Generator[RolloutResult]:
+        """Run all jobs, and yield each result as it comes. Leaving early ends the others."""
+        ended: SimpleQueue[RolloutResult | None] = SimpleQueue()
+        running = self._submit(self._collect(adapter, jobs, settings, ended.put))
+        running.add_done_callback(lambda _: ended.put(None))
+        try:
+            while (result := ended.get()) is not None:
+                yield result
+            running.result()
         finally:
             running.cancel()
 
@@ -300,7 +336,11 @@ def rollout(
     url = proxy or default_proxy()
     with (
         Rollouts(url, running, key=admin_key_for(url, key)) as rollouts,
-        rollouts.run(adapter.name, EVALUATION if held_out else "rollout") as run_id,
+        rollouts.run(
+            adapter.name,
+            EVALUATION if held_out else "rollout",
+            _stated(agent, tasks, verifier, sandbox, sampling, options),
+        ) as run_id,
     ):
         settings = RolloutSettings(
             Path(directory),
@@ -313,6 +353,18 @@ def rollout(
             bounds=bounds or Bounds(),
         )
         return rollouts.collect(adapter, jobs, settings, ended)
+
+
+def _stated(
+    agent: object, tasks: object, verifier: object, sandbox: object, sampling: str, options: Options
+) -> dict[str, Any]:
+    """Return the settings with which the sessions can be re-entered, if all parts are named."""
+    if not (isinstance(agent, str) and isinstance(tasks, str) and isinstance(verifier, str)):
+        return {}
+    kind = sandbox if isinstance(sandbox, str) else None
+    own = dict(options)
+    named = AgentConfig(agent, sandbox=kind, sampling=sampling, options=own)
+    return reentrant(RolloutConfig(TasksConfig(tasks, verifier, options=own), named))
 
 
 def _parts(

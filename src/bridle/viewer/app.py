@@ -30,6 +30,7 @@ from bridle.diagnosis.pages import (
     session_lines,
 )
 from bridle.diagnosis.transcript import ShownMessage, Turn, readable, shown, turns_of
+from bridle.diagnosis.values import LOST, branches_of
 from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.rewards import CountedRewards
@@ -184,7 +185,8 @@ def export(
 def session(request: Request, source: From, session_id: str) -> Response:
     loaded = LoadedSession.load(source.reader, session_id)
     made = turns_of(loaded)
-    (line,) = lines_of(source.reader, [loaded.record], number_of(source.reader))
+    number = number_of(source.reader)
+    (line,) = lines_of(source.reader, [loaded.record], number)
     begin = min((turn.call.started_at for turn in made), default=0.0)
     end = max((turn.call.ended_at or turn.call.started_at for turn in made), default=1.0)
     return render(
@@ -200,6 +202,8 @@ def session(request: Request, source: From, session_id: str) -> Response:
         task=source.reader.task_of(loaded.record),
         findings=findings_of_session(source.reader, session_id),
         annotates=source.annotates,
+        branches=branches_of(source.reader, session_id, loaded.calls, number),
+        lost=next((one for one in loaded.all_rewards if one.name == LOST), None),
     )
 
 

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import typer
 
 from bridle.cli.commands.run import create, launch, seal
 from bridle.cli.options import ProxyOption
-from bridle.cli.terminal import err, fail
-from bridle.harnesses.adapters import Configurable, configurable
-from bridle.harnesses.client import Client, Origin, SessionRequest
+from bridle.cli.serving import leave_on_sigterm
+from bridle.cli.terminal import err, fail, out
+from bridle.harnesses.client import Client, Origin
 from bridle.harnesses.install import NotLaunchable
-from bridle.harnesses.started import (
-    REMOVED,
-    how_started,
-    installed_version,
-    workspace_commit,
-)
 from bridle.run.environment import admin_key_for
+from bridle.run.siblings import Entry, Recording, Sibling, Siblings
+from bridle.run.siblings.commands import CommandSiblings, RecordedCommand
+from bridle.run.siblings.copies import why_no_copies
+from bridle.run.siblings.jobs import JobSiblings
 
 _NOTES: Final[Mapping[str, str]] = {
     "replay_noise": "noise",
+    "replay_handle": "handle",
     "replay_live": "live",
     "replay_diverged": "diverged",
 }
 """The words for a turn, by the name of the note on its call."""
+
+
+_DETAILED: Final = ("replay_noise", "replay_handle", "replay_diverged")
+_PARALLEL: Final = 4
+"""Siblings of a command at a time."""
 
 
 class OnDivergence(StrEnum):
@@ -40,6 +45,13 @@ class OnDivergence(StrEnum):
     STOP = "stop"
     LIVE = "live"
     FAIL = "fail"
+
+
+class Pace(StrEnum):
+    """The time at which a recorded reply is sent."""
+
+    INSTANT = "instant"
+    RECORDED = "recorded"
 
 
 def replay(
@@ -51,7 +63,25 @@ def replay(
             "--from", help="Turn that is the first live one, as `bridle show` counts, or `last`."
         ),
     ] = "last",
-    samples: Annotated[int, typer.Option(min=1, help="Number of siblings, one at a time.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Number of siblings.")] = 1,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Siblings at a time. Default: 4 in copies of the folder, or as many as the run of "
+            "the session had. With 1 a command has the terminal and the folder itself.",
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            help="Shell command that is run in a sibling's copy of the folder; its exit status 0 "
+            "is recorded as the reward 1. For sessions of `bridle run`."
+        ),
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Reset each copy to the recorded Git commit.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="Model that the live turns ask. Default: the recorded one.")
     ] = None,
@@ -62,6 +92,13 @@ def replay(
             "the sibling and the command with exit status 1."
         ),
     ] = OnDivergence.STOP,
+    pace: Annotated[
+        Pace,
+        typer.Option(
+            help="Send recorded replies at once, or as long after the first request as recorded, "
+            "so that work in the background ends at the same turn."
+        ),
+    ] = Pace.INSTANT,
     noise: Annotated[
         list[str] | None,
         typer.Option(help="NAME=REGEX of text that may differ. Repeatable."),
@@ -72,61 +109,129 @@ def replay(
 ) -> None:
     """Start a recorded agent anew, and go on live at one of its turns.
 
-    The earlier turns get the recorded replies, and no engine is asked for them. The command starts
-    in the recorded folder, which should be as it was then.
+    The earlier turns get the recorded replies, and no engine is asked for them. A session of
+    `bridle run` starts its command again, several siblings in copies of the recorded folder. A
+    session of a run gets its sandbox, agent and verifier again.
     """
     key = admin_key_for(proxy, key)
-    recorded, calls = asyncio.run(_recorded(proxy, key, session))
-    argv, known = _command(recorded)
-    branch_call = _branch(calls, branch)
-    folder, places = _places(recorded)
-    os.chdir(folder)
-    for warning in _changes(recorded, argv[0]):
-        err.print(f"bridle: {warning}", highlight=False, soft_wrap=True)
+    recording = asyncio.run(recorded(proxy, key, session))
+    branch_call = _branch(recording, branch)
     stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
-    rules: dict[str, Any] = {"on_divergence": stops, "noise": dict(map(_rule, noise or ()))}
-    request = SessionRequest(
-        group_id=recorded["group_id"],
-        harness=recorded["harness"],
-        settings={"replay": rules if model is None else {**rules, "model": model}},
-        start=replace(
-            how_started(argv, str(folder), {**os.environ, **places}),
-            harness_version=installed_version(argv[0]),
-            workspace_commit=workspace_commit(str(folder)),
-        ),
-        origin=Origin(recorded["id"], branch_call["id"]),
+    rules: dict[str, Any] = {
+        "on_divergence": stops,
+        "noise": dict(map(_rule, noise or ())),
+        "pace": pace.value,
+    }
+    entry = Entry(
+        Origin(recording.id, branch_call["id"]),
+        rules if model is None else {**rules, "model": model},
+        branch_call["id"],
     )
+    apart = samples > 1 or check is not None or reset
     code = 0
-    for _ in range(samples):
-        code, diverged = _sibling(proxy, key, request, argv, known, places, calls)
-        if diverged and on_divergence is OnDivergence.FAIL:
-            raise typer.Exit(1)
+    turns = {call["id"]: call["turn"] for call in recording.calls}
+
+    leave_on_sigterm()
+    with (
+        siblings_of(
+            *(proxy, key, recording), parallel=parallel, check=check, reset=reset, apart=apart
+        ) as siblings,
+        closing(siblings.run(entry, samples)) as running,
+    ):
+        for sibling in running:
+            diverged = asyncio.run(_show(proxy, key, sibling, turns))
+            if diverged and on_divergence is OnDivergence.FAIL:
+                raise typer.Exit(1)
+            code = 1 if sibling.exit_code is None else sibling.exit_code
     raise typer.Exit(code)
 
 
-def _sibling(
+def siblings_of(
     proxy: str,
     key: str | None,
-    request: SessionRequest,
-    argv: Sequence[str],
-    known: Configurable | None,
-    places: Mapping[str, str],
-    calls: Sequence[Mapping[str, Any]],
-) -> tuple[int, bool]:
-    """Run one sibling and print its turns. Return its exit code and whether it diverged."""
-    opened = asyncio.run(create(proxy, key, request))
-    try:
-        code = launch(opened, argv, known, places=places)
-    except NotLaunchable as error:
-        asyncio.run(seal(proxy, key, opened, None, ""))
-        fail(str(error))
-    said = asyncio.run(seal(proxy, key, opened, code, "the command asked no model"))
-    _, new = asyncio.run(_recorded(proxy, key, opened.id))
-    turns = {call["id"]: call["turn"] for call in calls}
-    for call in new:
+    recording: Recording,
+    *,
+    parallel: int | None = None,
+    check: str | None = None,
+    reset: bool = False,
+    apart: bool = True,
+) -> Siblings:
+    """Return the runner of a recorded session's siblings.
+
+    ``apart`` is whether those of a command work in copies of its folder. Raise
+    :class:`bridle.run.siblings.NotReentrant`.
+    """
+    if recording.run is not None:
+        return JobSiblings(proxy, key, recording, parallel)
+    command = RecordedCommand.of(recording)
+    for warning in command.changes():
+        err.print(f"bridle: {warning}", highlight=False, soft_wrap=True)
+    why = why_no_copies(command.folder) if apart else None
+    if why is not None and (check is not None or reset):
+        fail(f"siblings cannot have copies of their folder, which --check and --reset need: {why}")
+    if not apart or why is not None or (parallel == 1 and check is None and not reset):
+        if why is not None:
+            err.print(f"bridle: one sibling at a time, in the folder itself: {why}")
+        return _InTerminal(proxy, key, command)
+    commit = recording.session["workspace_commit"] if reset else None
+    if reset and commit is None:
+        fail(f"session {recording.id} has no recorded commit to --reset its folder to")
+    return CommandSiblings(
+        proxy, key, command, parallel=parallel or _PARALLEL, check=check, commit=commit
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _InTerminal:
+    """Starts a recorded command in its own folder, with this terminal, one sibling at a time."""
+
+    proxy: str
+    key: str | None
+    command: RecordedCommand
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: nothing outlives :meth:`run`."""
+
+    def run(self, entry: Entry, count: int) -> Generator[Sibling]:
+        os.chdir(self.command.folder)
+        for _ in range(count):
+            yield self._one(entry)
+
+    def _one(self, entry: Entry) -> Sibling:
+        command = self.command
+        opened = asyncio.run(create(self.proxy, self.key, command.request(entry)))
+        try:
+            code = launch(opened, command.argv, command.known, places=command.places)
+        except NotLaunchable as error:
+            asyncio.run(seal(self.proxy, self.key, opened, None, ""))
+            fail(str(error))
+        said = asyncio.run(seal(self.proxy, self.key, opened, code, "the command asked no model"))
+        return Sibling(opened.id, None, code, stderr=f"{said}\n")
+
+
+async def _show(proxy: str, key: str | None, sibling: Sibling, turns: Mapping[str, int]) -> bool:
+    """Print a sibling's output and turns. Return whether it diverged.
+
+    ``turns`` has the numbers of the recorded calls by their ids.
+    """
+    sys.stdout.write(sibling.stdout)
+    sys.stdout.flush()
+    err.print(f"sibling {sibling.session_id or 'without a session'}:", highlight=False)
+    if sibling.session_id is None:
+        err.print(f"  {sibling.error}", highlight=False, soft_wrap=True)
+        return False
+    async with Client(proxy, key) as client:
+        calls = await client.calls(sibling.session_id)
+    for call in calls:
         err.print(f"  {turn_line(call, turns)}", highlight=False, soft_wrap=True)
-    err.print(said, highlight=False, soft_wrap=True)
-    return code, any(note["name"] == "replay_diverged" for call in new for note in call["notes"])
+    if sibling.reward is not None:
+        out.print(f"{sibling.session_id}: reward {sibling.reward:g}", highlight=False)
+    if text := (sibling.error or sibling.stderr).strip():
+        err.print(text, highlight=False, markup=False, soft_wrap=True)
+    return any(note["name"] == "replay_diverged" for call in calls for note in call["notes"])
 
 
 def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
@@ -139,41 +244,22 @@ def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
     words = [_NOTES[name] for name in _NOTES if name in noted]
     if call["replayed_call_id"] is not None:
         words = ["replayed", *(words or ["same"])]
-    details = [noted[name] for name in ("replay_noise", "replay_diverged") if name in noted]
+    details = [noted[name] for name in _DETAILED if name in noted]
     record = "" if then is None else f" (recorded turn {then})"
     return f"turn {call['turn']}{record}: {', '.join(words) or 'live'}" + "".join(
         f"; {detail}" for detail in details
     )
 
 
-async def _recorded(
-    proxy: str, key: str | None, session: str
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def recorded(proxy: str, key: str | None, session: str) -> Recording:
+    """Return the recorded session of a proxy."""
     async with Client(proxy, key) as client:
-        return await client.session(session), await client.calls(session)
+        return await Recording.load(client, session)
 
 
-def _command(recorded: Mapping[str, Any]) -> tuple[list[str], Configurable | None]:
-    """Return the recorded command, and the harness if it was configured for its session."""
-    argv = recorded["argv"]
-    if not argv:
-        fail(
-            f"session {recorded['id']} has no command: record the agent with `bridle run -- …`, "
-            "then its session can be replayed"
-        )
-    if recorded["run_id"] is not None:
-        fail(f"session {recorded['id']} belongs to a run, whose sandbox is not made again here")
-    if any(REMOVED in word for word in argv):
-        fail(f"the command of session {recorded['id']} held a secret, which is not recorded")
-    if not Path(argv[0]).is_file():
-        fail(f"the command of session {recorded['id']} is no longer at {argv[0]}")
-    known = configurable(PurePath(argv[0]).name)
-    return argv, known if known is not None and known.name == recorded["harness"] else None
-
-
-def _branch(calls: Sequence[dict[str, Any]], wanted: str) -> dict[str, Any]:
+def _branch(recording: Recording, wanted: str) -> Mapping[str, Any]:
     """Return the recorded call that is the first live one."""
-    able = {call["turn"]: call for call in calls if call["status"] == "complete"}
+    able = {call["turn"]: call for call in recording.complete()}
     if not able:
         fail("the session has no complete call")
     if wanted == "last":
@@ -181,32 +267,6 @@ def _branch(calls: Sequence[dict[str, Any]], wanted: str) -> dict[str, Any]:
     if not wanted.isdigit() or int(wanted) not in able:
         fail(f"--from {wanted!r} is no complete turn; there are {', '.join(map(str, able))}", 2)
     return able[int(wanted)]
-
-
-def _places(recorded: Mapping[str, Any]) -> tuple[Path, dict[str, str]]:
-    """Return the recorded folder, and the variables of the recorded places.
-
-    The command fails here if a place is gone, because the agent sees its name.
-    """
-    folder, home = Path(recorded["folder"] or os.getcwd()), recorded["home"]
-    for place in (folder, *([Path(home)] if home else [])):
-        if not place.is_dir():
-            fail(f"the session ran in {place}, which is not there; make it again, or link it")
-    variables = {"HOME": home, "TZ": recorded["tz"]}
-    return folder, {name: value for name, value in variables.items() if value is not None}
-
-
-def _changes(recorded: Mapping[str, Any], program: str) -> list[str]:
-    """Return what is known to differ from the recorded start."""
-    now = {
-        "harness_version": ("the harness's version", installed_version(program)),
-        "workspace_commit": ("the folder's Git commit", workspace_commit(os.getcwd())),
-    }
-    return [
-        f"{what} was {recorded[name]}, now {value}"
-        for name, (what, value) in now.items()
-        if recorded[name] is not None and recorded[name] != value
-    ]
 
 
 def _rule(text: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from bridle.harnesses.scorers import scorers
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
-from bridle.run.config import RolloutConfig, permitted
+from bridle.run.config import RolloutConfig, permitted, reentrant
 from bridle.run.environment import admin_key_for
 from bridle.run.fleets import fleet_of
 from bridle.run.rollouts import NO_CALL_HINT, Rollouts
@@ -78,7 +78,7 @@ def rollout(
     leave_on_sigterm()
     with (
         Rollouts(proxy, running, key=key) as rollouts,
-        rollouts.run(adapter.name) as run_id,
+        rollouts.run(adapter.name, config=reentrant(config)) as run_id,
         Progress(console=err) as progress,
     ):
         settings = RolloutSettings(

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from bridle.cli.options import BudgetCalls, BudgetSeconds, BudgetTokens, ProxyOption
 from bridle.cli.terminal import err, fail
-from bridle.harnesses.adapters import Access, Configurable, configurable
+from bridle.harnesses.adapters import Configurable, configurable
 from bridle.harnesses.client import (
     Client,
     ControlError,
@@ -26,14 +25,12 @@ from bridle.harnesses.client import (
     SessionRequest,
 )
 from bridle.harnesses.install import (
-    BIN_DIRECTORIES,
     NotLaunchable,
     find_harness,
     find_python_harness,
-    search_path,
 )
 from bridle.harnesses.interception import HOSTS, NoInterception, find_mitmdump, intercepted
-from bridle.harnesses.run import run_command, seal_session, session_variables
+from bridle.harnesses.run import launch_variables, run_command, seal_session
 from bridle.harnesses.sampling import AGENT, session_settings
 from bridle.harnesses.started import how_started, installed_version, workspace_commit
 from bridle.run.environment import admin_key_for
@@ -141,11 +138,7 @@ def launch(
     :class:`NoInterception`.
     """
     with ExitStack() as stack:
-        variables = session_variables(session) | dict(places or {})
-        if known is not None:
-            variables |= stack.enter_context(_configured(known, session))
-        if PurePath(argv[0]).parent in BIN_DIRECTORIES:  # beside the Node that it needs
-            variables["PATH"] = search_path(os.environ.get("PATH", os.defpath))
+        variables = stack.enter_context(launch_variables(session, argv, known, places))
         if hosts:
             variables |= stack.enter_context(intercepted(session, hosts))
         return run_command(argv, variables)
@@ -173,22 +166,6 @@ def _found(command: str, known: Configurable | None) -> str:
         return find_harness(command)
     except NotLaunchable as error:
         fail(f"cannot start {command}: {error}, or `{_INSTALL[command]}`", NOT_FOUND)
-
-
-@contextmanager
-def _configured(harness: Configurable, session: Session) -> Iterator[dict[str, str]]:
-    """Write the harness's configuration to a temporary folder, which is deleted afterwards.
-
-    Yield the environment variables that make the harness use it.
-    """
-    # Harnesses leave helpers behind that may write on.
-    folder = TemporaryDirectory(prefix=f"bridle-{harness.name}-", ignore_cleanup_errors=True)
-    with folder as home:
-        configuration = harness.configuration(Access(session), Path(home))
-        for file, content in configuration.files.items():
-            Path(file).parent.mkdir(parents=True, exist_ok=True)
-            Path(file).write_text(content, encoding="utf-8")
-        yield dict(configuration.environment)
 
 
 def _outside_git(arguments: Sequence[str]) -> bool:

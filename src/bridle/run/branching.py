@@ -1,0 +1,102 @@
+"""The origins of groups of siblings in a training run: its latest sessions, by the store."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from bridle.harnesses.client import Origin
+from bridle.run.config import GroupsConfig
+from bridle.run.groups import BranchedTask
+from bridle.store.reading.queries import Reader
+from bridle.store.records import CallKind, CallStatus
+from bridle.trainer.collection.branching import BranchPoint, chosen, is_branch
+
+_BESIDE: Final = frozenset({CallKind.SIDE, CallKind.COUNT, CallKind.COMPACTION, CallKind.SUBAGENT})
+_TRIES: Final = 8
+"""Sessions that are looked at for one that has a call to branch at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    task: str
+    success: bool
+
+
+class Branches:
+    """The latest sessions of a run, and the choice of the calls at which siblings leave them.
+
+    Threads may share it.
+    """
+
+    def __init__(self, reader: Reader, config: GroupsConfig, seed: int) -> None:
+        self._reader = reader
+        self._config = config
+        self._seed = seed
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._origins: dict[str, str] = {}
+        """The call at which a group of siblings begins, by the number of the group as text."""
+        self._results: dict[str, list[bool]] = {}
+        """Whether the siblings from each call succeeded."""
+        self._lock = threading.Lock()
+
+    def learn(self, session_id: str, group_id: str | None, task: str, success: bool) -> None:
+        """Add a session that is over. Those of older groups are forgotten."""
+        with self._lock:
+            self._ended[session_id] = _Ended(task, success)
+            call = self._origins.get((group_id or "").rpartition(".")[2])
+            if call is not None:
+                self._results.setdefault(call, []).append(success)
+            while len(self._ended) > self._config.branch_recent * self._config.size:
+                self._ended.popitem(last=False)
+
+    def __call__(self, number: int) -> BranchedTask | None:
+        """Return the origin of group ``number``, or ``None`` if it begins at its task's start."""
+        if not is_branch(number, self._config.branch):
+            return None
+        rng = np.random.default_rng((self._seed, number))
+        with self._lock:
+            ended, results = dict(self._ended), dict(self._results)
+        failed = self._config.branch_at == "failed"
+        able = [one for one, how in ended.items() if not (failed and how.success)]
+        for place in rng.permutation(len(able))[:_TRIES]:
+            session = able[place]
+            points = self._points(session, ended[session].success, results)
+            if (point := chosen(points, self._config.branch_at, rng)) is not None:
+                with self._lock:
+                    self._origins[str(number)] = point.call_id
+                return BranchedTask(ended[session].task, Origin(session, point.call_id))
+        return None
+
+    def _points(
+        self, session_id: str, success: bool, results: Mapping[str, list[bool]]
+    ) -> list[BranchPoint]:
+        """Return the calls of a session at which it can be re-entered, all but the first."""
+        calls = [
+            call
+            for call in self._reader.calls(session_id)
+            if call.status is CallStatus.COMPLETE and call.kind not in _BESIDE
+        ]
+        return [
+            BranchPoint(
+                session_id,
+                call.id,
+                self._surprise(call.id) if self._config.branch_at == "entropy" else 0.0,
+                success,
+                sum(results.get(call.id, ())),
+                len(results.get(call.id, ())),
+            )
+            for call in calls[1:]
+            if call.replayed_call_id is None
+        ]
+
+    def _surprise(self, call_id: str) -> float:
+        choices = self._reader.sampled(call_id)
+        if not choices or choices[0].logprobs is None or not len(choices[0].logprobs):
+            return 0.0
+        return float(-np.nanmean(choices[0].logprobs))
