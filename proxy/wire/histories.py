@@ -162,12 +162,12 @@ class Parsed(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of the earlier bodies of a client."""
+    """The earlier bodies of a client, as far as they are known."""
 
     histories: Sequence[History] = ()
     """The histories that a body may go on from, the latest first."""
     repeats: Repeats | None = None
-    """What the body is known to repeat."""
+    """The bytes that the body is known to repeat."""
 
 
 ParseOn = Callable[[bytes, Mapping[str, str], Mapping[str, str], Known], Parsed]
