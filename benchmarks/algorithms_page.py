@@ -29,7 +29,9 @@ def page(found: Sequence[Compared], settings: GradientSettings) -> str:
         "and variance.",
         "",
         "- *sampler*: the policy is the one that sampled, and it is the first update of a step.",
-        "- *lag*: the sampler is three updates older than the policy.",
+        "- *lag*: the policy is three updates ahead of the sampler, straight along the gradient",
+        "  and further than a trust region allows. A region of PPO's form then leaves only the",
+        "  tokens that would lead back, so that its gradient points away from the exact one.",
         "- *update*: the third update of a step; the policy is two updates ahead.",
     ]
     for part in dict.fromkeys(one.method.part for one in found):
