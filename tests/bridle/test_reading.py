@@ -13,8 +13,10 @@ from pathlib import Path
 
 import datasets
 import httpx
+import openai
 import pytest
 from click.testing import Result
+from openai.types.chat import ChatCompletionMessageParam
 from rich.color import ColorSystem
 
 from bridle.cli.terminal import out
@@ -189,6 +191,24 @@ def test_a_conversation_is_shown_whole(bridle: Bridle, store: str, recorded: str
     assert missing.exit_code == 1
     assert missing.stderr.endswith("has turns 1 to 2, not 3\n")
     assert bridle("show", recorded, "--table", "--text", "--store", store).exit_code == 2
+
+
+def test_a_long_system_prompt_is_folded_unless_all_is_asked_for(
+    bridle: Bridle, store: str, proxy_url: str
+) -> None:
+    prompt = "You are careful.\n" * 40
+    client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key="unused")
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "system", "content": prompt},
+        {"role": "user", "content": "What is 2 plus 3?"},
+    ]
+    client.chat.completions.create(model="policy", messages=messages)
+    for more in ((), ("--text",)):
+        shown = bridle("show", "last", *more, "--store", store).stdout
+        assert shown.count("You are careful.") < 6
+        assert f"… ({len(prompt):,} characters; --full shows all)\nuser\n  What is 2" in shown
+        whole = bridle("show", "last", *more, "--full", "--store", store).stdout
+        assert whole.count("You are careful.") == 40
 
 
 def test_statuses_have_colours_in_a_terminal(
