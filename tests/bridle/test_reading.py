@@ -19,6 +19,7 @@ from click.testing import Result
 from openai.types.chat import ChatCompletionMessageParam
 from rich.color import ColorSystem
 
+from bridle import export
 from bridle.cli.terminal import out
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, SessionRecord
@@ -336,6 +337,17 @@ def test_an_exported_conversation_has_its_turns_and_tools(
         "assistant",
     ]
     assert line["tools"][0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet"])
+def test_the_library_exports_what_the_command_does(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path, name: str
+) -> None:
+    typed, called = tmp_path / "typed" / name, tmp_path / "called" / name
+    called.parent.mkdir()
+    assert bridle("export", typed, "--store", store).exit_code == 0
+    assert export(called, store=store).sessions == 1
+    assert called.read_bytes() == typed.read_bytes()
 
 
 def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(
