@@ -41,6 +41,7 @@ OF_A_SESSION = {
         "call_id IN (SELECT id FROM calls WHERE session_id = ?)",
     ),
 }
+KEY_OF = "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk"
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,9 @@ def damaged(store: Path, table: str, column: str, sessions: list[str]) -> int:
     with closing(sqlite3.connect(store, isolation_level=None)) as connection:
         for session, value in zip(sessions, (NO_TEXT, A_WORD), strict=False):
             where = OF_A_SESSION.get(table)
-            chosen = f"SELECT rowid FROM {table} WHERE {where or 'TRUE'} LIMIT 1"  # noqa: S608
-            update = f"UPDATE {table} SET {column} = {value} WHERE rowid IN ({chosen})"  # noqa: S608
+            key = ", ".join(one for (one,) in connection.execute(KEY_OF, (table,)))
+            chosen = f"SELECT {key} FROM {table} WHERE {where or 'TRUE'} LIMIT 1"  # noqa: S608
+            update = f"UPDATE {table} SET {column} = {value} WHERE ({key}) IN ({chosen})"  # noqa: S608
             given = (session,) if where else ()
             changed += connection.execute(update, given).rowcount
     return changed
