@@ -30,6 +30,7 @@ from bridle.trainer.batch.signal import signal
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, estimated, is_stepwise
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
+from bridle.trainer.credit.privileged import Attempt, Inform, plain
 from bridle.trainer.credit.rewards import numbers_of
 from bridle.trainer.filters.overlong import overlong_punishment
 from bridle.trainer.filters.resample_on_correct import kept_on_correct
@@ -97,12 +98,13 @@ def prepare(
     config: GrpoConfig,
     memory: dict[str, float] | None = None,
     teacher: AskTeacher | None = None,
+    inform: Inform = plain,
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
     ``memory`` is the state that estimators keep over the steps of a run; they change it.
     ``teacher`` scores every session that is not left out for its own sake, whatever its group's
-    rewards. Its errors are raised.
+    rewards, with the context that ``inform`` puts into its prompt. Their errors are raised.
     """
 
     judgement = cache(lambda index: filtered(episodes[index], config.filters))
@@ -143,17 +145,20 @@ def prepare(
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, punished, indices, config, memory)
-    teacher_gap = None
+    lesson = _Lesson(None)
     if teacher is not None:
         asked = [index for index in compared if fate(index, degenerate_group=False) is None]
-        teacher_gap = _add_teacher(credit, episodes, asked, config, teacher)
+        attempts = _attempts(episodes, compared, asked, members)
+        lesson = _add_teacher(credit, attempts, config, teacher, inform)
     degenerate = {
         group
         for group, indices in members.items()
         if not any(_teaches(episodes[index], credit[index]) for index in indices)
     }
+    untaught = _not_taught(lesson.untaught, episodes, credit)
     for index in compared:
-        reasons[index] = fate(index, degenerate_group=group_of(episodes[index]) in degenerate)
+        equal = group_of(episodes[index]) in degenerate
+        reasons[index] = untaught.get(index) or fate(index, degenerate_group=equal)
     oldest = version - config.max_staleness
     judged = list(episodes)
     for index, reason in enumerate(reasons):
@@ -186,7 +191,7 @@ def prepare(
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
         unplaced_rewards=sum(len(one.unplaced) for one in numbers),
         signal=signal(episodes, compared, tuple(members.values())),
-        teacher_gap=teacher_gap,
+        teacher_gap=lesson.gap,
     )
 
 
@@ -293,20 +298,66 @@ def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """A teacher's part in a step."""
+
+    gap: TeacherGap | None
+    untaught: Sequence[int] = ()
+    """The sessions for which there is no context."""
+
+
+def _not_taught(
+    untaught: Sequence[int],
+    episodes: Sequence[Episode],
+    credit: Mapping[int, Sequence[NDArray[np.float32]]],
+) -> dict[int, str]:
+    """Return the reason for leaving out the sessions that their reward alone does not train."""
+    return {
+        index: DropReason.NO_CONTEXT
+        for index in untaught
+        if not _teaches(episodes[index], credit[index])
+    }
+
+
+def _attempts(
+    episodes: Sequence[Episode],
+    compared: Mapping[int, float],
+    asked: Sequence[int],
+    members: Mapping[Hashable, Sequence[int]],
+) -> dict[int, Attempt]:
+    """Return the sessions ``asked`` by index, each with the others of its group."""
+    alone = {index: Attempt(episodes[index], reward) for index, reward in compared.items()}
+
+    def siblings(index: int) -> Iterator[Attempt]:
+        return (alone[one] for one in members[group_of(episodes[index])] if one != index)
+
+    return {index: replace(alone[index], siblings=tuple(siblings(index))) for index in asked}
+
+
 def _add_teacher(
     credit: dict[int, list[NDArray[np.float32]]],
-    episodes: Sequence[Episode],
-    asked: Sequence[int],
+    attempts: Mapping[int, Attempt],
     config: GrpoConfig,
     teacher: AskTeacher,
-) -> TeacherGap:
-    """Add the teacher's part to the credit of the sessions ``asked``."""
-    samples = [sample for index in asked for sample in episodes[index].samples]
-    gaps = teacher(samples)
-    following = iter(gaps)
-    for index in asked:
-        credit[index] = [
-            taught(part, next(following), config.distillation) for part in credit[index]
-        ]
-    scored = [gap[sample.mask] for sample, gap in zip(samples, gaps, strict=True)]
-    return TeacherGap.of(np.concatenate([np.zeros(0, np.float32), *scored]), config.distillation)
+    inform: Inform,
+) -> _Lesson:
+    """Add the teacher's part to the credit of the sessions ``attempts``."""
+    given = {index: inform(attempt) for index, attempt in attempts.items()}
+    placed = [
+        (index, number, sample, insertion)
+        for index, insertions in given.items()
+        if insertions is not None
+        for number, (sample, insertion) in enumerate(
+            zip(attempts[index].episode.samples, insertions, strict=True)
+        )
+    ]
+    gaps = teacher([insertion.into(sample) for _, _, sample, insertion in placed])
+    scored = [np.zeros(0, np.float32)]
+    for (index, number, sample, insertion), informed in zip(placed, gaps, strict=True):
+        gap = insertion.out_of(informed)
+        credit[index][number] = taught(credit[index][number], gap, config.distillation)
+        scored.append(gap[sample.mask])
+    untaught = [index for index, insertions in given.items() if insertions is None]
+    gap = TeacherGap.of(np.concatenate(scored), config.distillation, len(untaught))
+    return _Lesson(gap, untaught)
