@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.contract.tokenizer import TokenizerNotRead
+from bridle.engine.embedded import EmbeddedEngine
 from bridle.errors import UsageError
 from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.training import require_parts
