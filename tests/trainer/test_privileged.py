@@ -232,6 +232,11 @@ def test_a_function_of_a_file_gets_the_session_its_reward_payload_and_siblings(
     outside = attempt(reward=2.0, siblings=[attempt(reward=5.0)], payload={"id": 10**6})
     with pytest.raises(UsageError, match=r"mine.py:ids' returned a token id that the policy's"):
         stated(outside)
+    other = tmp_path / "other.py"
+    other.write_text("def number(attempt):\n    return 0.5\ndef none(attempt):\n    return ''\n")
+    with pytest.raises(UsageError, match=r"other.py:number' returned a float, not text, token ids"):
+        informer(tokenizer, context=f"{other}:number")(asked)
+    assert informer(tokenizer, context=f"{other}:none")(asked) is None
 
 
 # -- what is scored -------------------------------------------------------------------------------

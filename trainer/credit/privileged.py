@@ -21,10 +21,11 @@ the teacher); Agent-RLVR, arXiv 2506.11425 (kinds of hints, which there the agen
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,19 +162,32 @@ class Informer:
         self._pieces = [_bare(piece) for piece in tokenizer.vocabulary()]
 
     def __call__(self, attempt: Attempt) -> Sequence[Insertion] | None:
-        given = self._context(attempt)
-        if given is None or not len(given):
+        ids = self._ids(self._context(attempt))
+        if not ids:
             return None
-        ids = self._tokenizer.encode(given) if isinstance(given, str) else given
-        inserted = tuple(map(int, ids))
-        if not all(0 <= each < self._tokenizer.vocabulary_size for each in inserted):
-            raise UsageError(
-                f"distillation.context: {self._name!r} returned a token id that the policy's "
-                f"tokenizer does not have; it has {self._tokenizer.vocabulary_size}"
-            )
-        found = [self._insertion(sample, inserted) for sample in attempt.episode.samples]
+        found = [self._insertion(sample, ids) for sample in attempt.episode.samples]
         known = [one for one in found if one is not None]
         return known if len(known) == len(found) else None
+
+    def _ids(self, given: object) -> tuple[int, ...]:
+        """Return the token ids of what a context function returned."""
+        if given is None:
+            return ()
+        try:
+            found = self._tokenizer.encode(given) if isinstance(given, str) else given
+            ids = tuple(map(operator.index, cast(Sequence[int], found)))
+        except TypeError as error:
+            raise UsageError(
+                f"distillation.context: {self._name!r} returned a {type(given).__name__}, not "
+                "text, token ids or None"
+            ) from error
+        size = self._tokenizer.vocabulary_size
+        if not all(0 <= each < size for each in ids):
+            raise UsageError(
+                f"distillation.context: {self._name!r} returned a token id that the policy's "
+                f"tokenizer does not have: return ids from 0 to {size - 1}, or text"
+            )
+        return ids
 
     def _insertion(self, sample: Sample, ids: tuple[int, ...]) -> Insertion | None:
         trained = np.flatnonzero(sample.mask)
