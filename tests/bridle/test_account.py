@@ -353,7 +353,7 @@ def test_training_on_recorded_sessions_and_fine_tuning_account_for_them(
 
     tuned = bridle(
         *("sft", "--policy", policy, "--store", store, "--out", str(tmp_path / "tuned")),
-        *("--where", "group_id = 'g1'", "--epochs", "3"),
+        *("--where", "group_id = 'g1'", "--set", "epochs=3"),
     )
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     assert audited(store) == {"captured": 12, "trained": 12}

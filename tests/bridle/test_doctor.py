@@ -135,7 +135,9 @@ def test_a_directory_that_is_not_there_is_named(bridle: Bridle, store: str, tmp_
     result = bridle("doctor", "--model", missing, "--store", store)
     assert result.exit_code == 2
     assert "Invalid value for '--model'" in result.output
-    assert "neither a directory nor a name on the Hub" in " ".join(result.output.split())
+    assert "nor a name on the Hub (OWNER/MODEL)" in " ".join(
+        result.output.replace("│", " ").split()
+    )
 
 
 @pytest.mark.parametrize("path", ["", "/v1"])

@@ -169,7 +169,7 @@ def begun(bridle: Callable[..., Any], tmp_path: Path) -> Path:
     make_policy(blank, shape, vocab_size=size, seed=3)
     learned = bridle(
         *("sft", "--policy", blank, "--out", policy, "--data", data, "--store", tmp_path / "none"),
-        *("--epochs", 4, "--set", "batch_size=16"),
+        *("--set", "epochs=4", "--set", "batch_size=16"),
         *("--set", "optimizer.learning_rate=3e-3"),
     )
     assert learned.exit_code == 0, learned.output

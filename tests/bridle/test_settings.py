@@ -36,7 +36,7 @@ def settled(tmp_path: Path) -> Callable[..., Any]:
         def command(config: Any) -> None:
             found.append(config)
 
-        flags = FLAGS if kind is RunConfig else {"--epochs": "epochs"}
+        flags = FLAGS if kind is RunConfig else {"--loss": "loss"}
         given = [*options, *(needed if kind is RunConfig else ())]
         arguments = [word for each in given for word in each.split()]
         if text is not None:
@@ -185,6 +185,7 @@ def test_every_option_of_a_setting_is_helped_by_the_settings_own_words() -> None
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
+        ("sft --epochs 3", "--set epochs=VALUE"),
         ("train --learning-rate 1", "--set training.optimizer.learning_rate=VALUE"),
         ("train --groups 1", "--set groups.per_step=VALUE"),
         ("train --timeout 1", "--set agent.timeout_s=VALUE"),

@@ -51,7 +51,7 @@ def test_what_was_recorded_is_learned_from_any_source(
         assert bridle("export", data, "--format", source, "--store", store).exit_code == 0
         chosen += ["--data", data]
     out = tmp_path / "tuned"
-    learning = ["--epochs", 30, "--set", "optimizer.learning_rate=0.01"]
+    learning = ["--set", "epochs=30", "--set", "optimizer.learning_rate=0.01"]
     done = bridle("sft", "--policy", policy, "--out", out, *chosen, *learning)
     assert done.exit_code == 0, done.output
     found = re.search(r"30 updates, loss ([\d.]+) → ([\d.]+)", " ".join(done.output.split()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridle.trainer.learner.sft_update import SftExample
 
 
-@configured(SftConfig, {"--epochs": "epochs", "--loss": "loss"})
+@configured(SftConfig, {"--loss": "loss"})
 def sft(
     context: typer.Context,
     policy: Annotated[
