@@ -21,7 +21,7 @@ from bridle.trainer.config import (
     LoraConfig,
     OptimizerConfig,
 )
-from bridle.trainer.credit.distillation import TeacherError, gaps_by
+from bridle.trainer.credit.distillation import TeacherError, gap_of
 from bridle.trainer.credit.privileged import (
     CONTEXTS,
     Attempt,
@@ -230,11 +230,13 @@ def test_a_function_of_a_file_gets_the_session_its_reward_payload_and_siblings(
     asked = attempt(reward=2.0, siblings=[attempt(reward=5.0)], payload={"id": 9})
     assert stated(asked)[0].token_ids == (9, 5, 2)
     outside = attempt(reward=2.0, siblings=[attempt(reward=5.0)], payload={"id": 10**6})
-    with pytest.raises(UsageError, match=r"mine.py:ids' returned a token id that the policy's"):
+    with pytest.raises(UsageError, match=r"mine.py:ids' returned .1000000, 5, 2., which is no"):
         stated(outside)
     other = tmp_path / "other.py"
     other.write_text("def number(attempt):\n    return 0.5\ndef none(attempt):\n    return ''\n")
-    with pytest.raises(UsageError, match=r"other.py:number' returned a float, not text, token ids"):
+    with pytest.raises(
+        UsageError, match=r"other.py:number' returned 0.5, which is no text: return"
+    ):
         informer(tokenizer, context=f"{other}:number")(asked)
     assert informer(tokenizer, context=f"{other}:none")(asked) is None
 
@@ -251,7 +253,6 @@ def logprobs_in_float64(directory, ids):
 
 @pytest.mark.parametrize("place", ["user", "system"])
 def test_each_trained_token_is_scored_after_the_context(tokenizer, chat_directory, attempt, place):
-    learner = Learner(load_policy(chat_directory), GrpoConfig())
     attempts = [
         attempt(session="a", reward=1.0),
         attempt(("system", "Answer."), ("user", "Call lookup"), session="b", reward=0.0),
@@ -261,7 +262,7 @@ def test_each_trained_token_is_scored_after_the_context(tokenizer, chat_director
         [one.episode for one in attempts],
         0,
         config,
-        teacher=lambda samples: gaps_by(learner.scores, samples),
+        teacher=Average(load_policy(chat_directory), 0.5).gaps,
         inform=informer(tokenizer, place=place),
     )
     assert len(prepared.items) == 2
@@ -287,9 +288,9 @@ def _chat(turns):
 
 
 def test_scores_that_are_no_numbers_are_refused(make_sample):
-    broken = [np.asarray([np.nan], np.float32)]
+    broken = np.asarray([np.nan], np.float32)
     with pytest.raises(TeacherError, match="the teacher scored tokens of session s with values"):
-        gaps_by(lambda probes: broken, [make_sample([1, 2], [1])])
+        gap_of(make_sample([1, 2], [1]), lambda ids: broken)
 
 
 # -- who is left out ------------------------------------------------------------------------------

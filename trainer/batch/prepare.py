@@ -145,17 +145,21 @@ def prepare(
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, punished, indices, config, memory)
-    lesson = _Lesson(None)
+    teacher_gap, without_context = None, list[int]()
     if teacher is not None:
         asked = [index for index in compared if fate(index, degenerate_group=False) is None]
-        attempts = _attempts(episodes, compared, asked, members)
-        lesson = _add_teacher(credit, attempts, config, teacher, inform)
+        attempts = {index: _attempt(episodes, compared, members, index) for index in asked}
+        teacher_gap, without_context = _add_teacher(credit, attempts, config, teacher, inform)
     degenerate = {
         group
         for group, indices in members.items()
         if not any(_teaches(episodes[index], credit[index]) for index in indices)
     }
-    untaught = _not_taught(lesson.untaught, episodes, credit)
+    untaught = {
+        index: DropReason.NO_CONTEXT
+        for index in without_context
+        if not _teaches(episodes[index], credit[index])
+    }
     for index in compared:
         equal = group_of(episodes[index]) in degenerate
         reasons[index] = untaught.get(index) or fate(index, degenerate_group=equal)
@@ -191,7 +195,7 @@ def prepare(
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
         unplaced_rewards=sum(len(one.unplaced) for one in numbers),
         signal=signal(episodes, compared, tuple(members.values())),
-        teacher_gap=lesson.gap,
+        teacher_gap=teacher_gap,
     )
 
 
@@ -298,41 +302,16 @@ def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lesson:
-    """A teacher's part in a step."""
-
-    gap: TeacherGap | None
-    untaught: Sequence[int] = ()
-    """The sessions for which there is no context."""
-
-
-def _not_taught(
-    untaught: Sequence[int],
-    episodes: Sequence[Episode],
-    credit: Mapping[int, Sequence[NDArray[np.float32]]],
-) -> dict[int, str]:
-    """Return the reason for leaving out the sessions that their reward alone does not train."""
-    return {
-        index: DropReason.NO_CONTEXT
-        for index in untaught
-        if not _teaches(episodes[index], credit[index])
-    }
-
-
-def _attempts(
+def _attempt(
     episodes: Sequence[Episode],
     compared: Mapping[int, float],
-    asked: Sequence[int],
     members: Mapping[Hashable, Sequence[int]],
-) -> dict[int, Attempt]:
-    """Return the sessions ``asked`` by index, each with the others of its group."""
-    alone = {index: Attempt(episodes[index], reward) for index, reward in compared.items()}
-
-    def siblings(index: int) -> Iterator[Attempt]:
-        return (alone[one] for one in members[group_of(episodes[index])] if one != index)
-
-    return {index: replace(alone[index], siblings=tuple(siblings(index))) for index in asked}
+    index: int,
+) -> Attempt:
+    """Return one session with the others of its group."""
+    others = (one for one in members[group_of(episodes[index])] if one != index)
+    siblings = tuple(Attempt(episodes[one], compared[one]) for one in others)
+    return Attempt(episodes[index], compared[index], siblings)
 
 
 def _add_teacher(
@@ -341,16 +320,16 @@ def _add_teacher(
     config: GrpoConfig,
     teacher: AskTeacher,
     inform: Inform,
-) -> _Lesson:
-    """Add the teacher's part to the credit of the sessions ``attempts``."""
+) -> tuple[TeacherGap, list[int]]:
+    """Add the teacher's part to the credit of the sessions ``attempts``.
+
+    Return the sessions that have no context, beside the summary.
+    """
     given = {index: inform(attempt) for index, attempt in attempts.items()}
     placed = [
-        (index, number, sample, insertion)
+        (index, number, attempts[index].episode.samples[number], insertion)
         for index, insertions in given.items()
-        if insertions is not None
-        for number, (sample, insertion) in enumerate(
-            zip(attempts[index].episode.samples, insertions, strict=True)
-        )
+        for number, insertion in enumerate(insertions or ())
     ]
     gaps = teacher([insertion.into(sample) for _, _, sample, insertion in placed])
     scored = [np.zeros(0, np.float32)]
@@ -358,6 +337,5 @@ def _add_teacher(
         gap = insertion.out_of(informed)
         credit[index][number] = taught(credit[index][number], gap, config.distillation)
         scored.append(gap[sample.mask])
-    untaught = [index for index, insertions in given.items() if insertions is None]
-    gap = TeacherGap.of(np.concatenate(scored), config.distillation, len(untaught))
-    return _Lesson(gap, untaught)
+    without = [index for index, insertions in given.items() if insertions is None]
+    return TeacherGap.of(np.concatenate(scored), config.distillation, len(without)), without

@@ -96,38 +96,26 @@ def taught(
     return credit + np.float32(config.coefficient) * bounded
 
 
-def gaps_by(
-    score: Callable[[Sequence[NDArray[np.int64]]], Sequence[NDArray[np.float32]]],
-    samples: Sequence[Sample],
-) -> list[NDArray[np.float32]]:
-    """Return what :meth:`Teacher.gaps` does, for a teacher in this process.
-
-    ``score`` returns the logprobs of each sequence of ids but its first one. Raise
-    :class:`TeacherError` for scores that are not finite.
-    """
-    trained = [sample for sample in samples if sample.mask.any()]
-    scores = iter(score([_asked(sample).astype(np.int64) for sample in trained]))
-    return [_gap(one, next(scores) if one.mask.any() else None) for one in samples]
-
-
-def _asked(sample: Sample) -> NDArray[np.uint32]:
-    """Return the ids that a teacher scores: those up to the last trained one."""
-    return sample.token_ids[: np.flatnonzero(sample.mask)[-1] + 1]
-
-
-def _gap(
-    sample: Sample, scores: NDArray[np.float32] | None, teacher: str = "the teacher"
+def gap_of(
+    sample: Sample,
+    score: Callable[[NDArray[np.uint32]], NDArray[np.float32]],
+    teacher: str = "the teacher",
 ) -> NDArray[np.float32]:
-    """Return the differences of a sample's trained tokens, and 0 at its others."""
+    """Return what :meth:`Teacher.gaps` does for one sample.
+
+    ``score`` returns the logprobs of some ids but the first one, and is asked for those up to the
+    last trained one. Raise :class:`TeacherError` for logprobs that are not finite.
+    """
     gap = np.zeros(len(sample.token_ids), np.float32)
-    if scores is None:
+    trained = np.flatnonzero(sample.mask)
+    if not len(trained):
         return gap
+    scores = score(sample.token_ids[: trained[-1] + 1])
     if not np.isfinite(scores).all():
         raise TeacherError(
             f"{teacher} scored tokens of session {sample.session_id} with values that are not "
             "finite: its weights or its precision are at fault"
         )
-    trained = np.flatnonzero(sample.mask)
     gap[trained] = scores[trained - 1] - sample.logprobs[trained]
     return gap
 
@@ -176,14 +164,13 @@ class Teacher:
             return list(requests.map(lambda sample: self._gap(sample, model), samples))
 
     def _gap(self, sample: Sample, model: str) -> NDArray[np.float32]:
-        if not sample.mask.any():
-            return _gap(sample, None)
-        ids = _asked(sample)
-        try:
-            scores = self._engine.score(ids.tolist(), model=model)
-        except EngineError as error:
-            raise self._failed(error, sample.session_id, ids) from error
-        return _gap(sample, scores, f"the teacher at {self._engine.base_url}")
+        def score(ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+            try:
+                return self._engine.score(ids.tolist(), model=model)
+            except EngineError as error:
+                raise self._failed(error, sample.session_id, ids) from error
+
+        return gap_of(sample, score, f"the teacher at {self._engine.base_url}")
 
     def _failed(
         self,

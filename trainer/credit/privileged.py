@@ -118,19 +118,12 @@ class Insertion(NamedTuple):
 
     def into(self, sample: Sample) -> Sample:
         """Return the sample as the teacher sees it; inserted tokens are not trained."""
-
-        def widened(values: NDArray[Any], fill: Any) -> NDArray[Any]:
-            return np.insert(values, self.at, np.asarray(fill, values.dtype))
-
-        blank = [0] * len(self.token_ids)
-        return replace(
-            sample,
-            token_ids=widened(sample.token_ids, self.token_ids),
-            mask=widened(sample.mask, blank),
-            logprobs=widened(sample.logprobs, blank),
-            versions=widened(sample.versions, [-1 for _ in blank]),
-            calls=widened(sample.calls, [-1 for _ in blank]),
-        )
+        fills = {"token_ids": self.token_ids, "mask": 0, "logprobs": 0, "versions": -1, "calls": -1}
+        arrays = {name: getattr(sample, name) for name in fills}
+        count = len(self.token_ids)
+        new = {name: np.full(count, fills[name], one.dtype) for name, one in arrays.items()}
+        widened = {name: np.insert(one, self.at, new[name]) for name, one in arrays.items()}
+        return cast(Sample, replace(sample, **widened))
 
     def out_of(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the values of the sample's own tokens, ``float32[T]``."""
@@ -171,21 +164,16 @@ class Informer:
 
     def _ids(self, given: object) -> tuple[int, ...]:
         """Return the token ids of what a context function returned."""
-        if given is None:
-            return ()
+        size = self._tokenizer.vocabulary_size
         try:
             found = self._tokenizer.encode(given) if isinstance(given, str) else given
-            ids = tuple(map(operator.index, cast(Sequence[int], found)))
-        except TypeError as error:
-            raise UsageError(
-                f"distillation.context: {self._name!r} returned a {type(given).__name__}, not "
-                "text, token ids or None"
-            ) from error
-        size = self._tokenizer.vocabulary_size
+            ids = tuple(map(operator.index, cast(Sequence[int], () if found is None else found)))
+        except TypeError:
+            ids = (-1,)
         if not all(0 <= each < size for each in ids):
             raise UsageError(
-                f"distillation.context: {self._name!r} returned a token id that the policy's "
-                f"tokenizer does not have: return ids from 0 to {size - 1}, or text"
+                f"distillation.context: {self._name!r} returned {given!r:.80}, which is no text: "
+                f"return text, ids of the policy's tokenizer (0 to {size - 1}), or None"
             )
         return ids
 
@@ -204,8 +192,9 @@ class Informer:
         return Insertion(max(at for at, end in enumerate(ends) if end == begins), ids)
 
 
-_SENTINELS: Final = ("qfirstq", "qsecondq", "qthirdq")
-"""Texts of messages whose surroundings in the rendering are read."""
+_TURNS: Final = {"system": ("system", "user"), "user": ("user", "assistant", "user")}
+_SENTINEL: Final = "qsentinelq"
+"""The text of messages whose surroundings in the rendering are read."""
 
 
 def mark_of(tokenizer: Tokenizer, place: ContextPlace) -> bytes:
@@ -213,44 +202,24 @@ def mark_of(tokenizer: Tokenizer, place: ContextPlace) -> bytes:
 
     Raise :class:`bridle.errors.UsageError` if its chat template has none.
     """
-    first, second, third = _SENTINELS
+    turns = [{"role": role, "content": _SENTINEL} for role in _TURNS[place]]
+    mark, reason = b"", "no markup ends it"
     try:
-        if place == "system":
-            text = _rendered(tokenizer, ("system", first), ("user", second))
-            mark = _between(text, first, second)
-        else:
-            turns = ("user", first), ("assistant", second), ("user", third)
-            text = _rendered(tokenizer, *turns)
-            # A reply in the history may begin otherwise than the one that is asked for.
-            pairs = zip(_between(text, first, second), _between(text, third), strict=False)
-            mark = bytes(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    except (TemplateError, ValueError) as error:
-        raise _no_place(place, str(error)) from error
+        around = _bare(tokenizer.render(turns).encode()).split(_SENTINEL.encode())
+    except TemplateError as error:
+        around, reason = [], str(error)
+    if len(around) == len(turns) + 1:
+        # A reply in the history may begin otherwise than the one that is asked for.
+        other_end = around[-1] if place == "user" else around[1]
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(around[1], other_end, strict=False))
+        mark = bytes(one for one, _ in pairs)
     if not mark:
-        raise _no_place(place, "no markup ends it")
+        other = "user" if place == "system" else "system"
+        raise UsageError(
+            f"distillation.place: the policy's chat template does not show where a {place} message "
+            f"ends ({reason}): try distillation.place={other}"
+        )
     return mark
-
-
-def _rendered(tokenizer: Tokenizer, *turns: tuple[str, str]) -> bytes:
-    text = tokenizer.render([{"role": role, "content": content} for role, content in turns])
-    return _bare(text.encode())
-
-
-def _between(text: bytes, before: str, after: str | None = None) -> bytes:
-    """Return the text after one sentinel, up to another or to the end.
-
-    Raise :class:`ValueError` if a sentinel is not there.
-    """
-    begins = text.index(before.encode()) + len(before)
-    return text[begins : None if after is None else text.index(after.encode(), begins)]
-
-
-def _no_place(place: ContextPlace, reason: str) -> UsageError:
-    other = "user" if place == "system" else "system"
-    return UsageError(
-        f"distillation.place: the policy's chat template does not show where a {place} message "
-        f"ends ({reason}): try distillation.place={other}"
-    )
 
 
 def _bare(text: bytes) -> bytes:

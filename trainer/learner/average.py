@@ -10,12 +10,16 @@ Sources: Mean Teacher, arXiv 1703.01780; as a teacher of agents, TT-OPD.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from bridle.reconstruct.samples.sample import Sample
+from bridle.trainer.credit.distillation import gap_of
 from bridle.trainer.policy.weights import ModelWeights
 
 
@@ -37,6 +41,10 @@ class Average(ModelWeights):
         """Move the average towards the present weights of ``model``."""
         present = dict(model.named_parameters())
         self._average([*self._trained.values()], [present[name] for name in self._trained], 0)
+
+    def gaps(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Return what :meth:`bridle.trainer.credit.distillation.Teacher.gaps` does."""
+        return [gap_of(one, lambda ids: self.scores([ids.astype(np.int64)])[0]) for one in samples]
 
     def state(self) -> dict[str, Tensor]:
         """Return the averaged weights by name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,7 @@ from bridle.store.records import DEFAULT_POLICY, PolicyRecord
 from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.batch.prepare import PreparedStep, prepare
 from bridle.trainer.config import GrpoConfig
-from bridle.trainer.credit.distillation import AskTeacher, gaps_by
+from bridle.trainer.credit.distillation import AskTeacher
 from bridle.trainer.credit.privileged import Inform, plain
 from bridle.trainer.learner.checkpoint import Progress
 from bridle.trainer.learner.learner import AnyLearner
@@ -64,7 +63,7 @@ class TrainedPolicy:
         """
         own = [of_policy(episode, self.name) for episode in episodes]
         if (average := self.learner.average) is not None:
-            teacher = partial(gaps_by, average.scores)
+            teacher = average.gaps
         return prepare(own, version, config, self.memory, teacher, self.inform)
 
     def load_checkpoint(self, name: str) -> Progress:
