@@ -119,11 +119,13 @@ class Insertion(NamedTuple):
     def into(self, sample: Sample) -> Sample:
         """Return the sample as the teacher sees it; inserted tokens are not trained."""
         fills = {"token_ids": self.token_ids, "mask": 0, "logprobs": 0, "versions": -1, "calls": -1}
-        arrays = {name: getattr(sample, name) for name in fills}
+        arrays: dict[str, Any] = {name: getattr(sample, name) for name in fills}
         count = len(self.token_ids)
         new = {name: np.full(count, fills[name], one.dtype) for name, one in arrays.items()}
-        widened = {name: np.insert(one, self.at, new[name]) for name, one in arrays.items()}
-        return cast(Sample, replace(sample, **widened))
+        widened: dict[str, Any] = {
+            name: np.insert(one, self.at, new[name]) for name, one in arrays.items()
+        }
+        return replace(sample, **widened)
 
     def out_of(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the values of the sample's own tokens, ``float32[T]``."""

@@ -35,7 +35,7 @@ class Average(ModelWeights):
         for tensor in self._trained.values():
             tensor.requires_grad_(False)
             tensor.grad = None
-        self._average = get_ema_multi_avg_fn(decay)
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self, model: nn.Module) -> None:
         """Move the average towards the present weights of ``model``."""
