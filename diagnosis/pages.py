@@ -65,6 +65,8 @@ class SessionLine:
     failed: int = 0
     """Number of calls that failed, were quarantined or interrupted."""
     breaks: int = 0
+    prompted: int | None = None
+    """Number of prompt tokens of all calls; ``None`` if the engine counted none."""
     sampled: int = 0
     """Number of sampled tokens."""
     model: str | None = None
@@ -159,6 +161,10 @@ def lines_of(
         figures |= {
             row.session_id: row for row in connection.execute(_FIGURES, {"sessions": others})
         }
+        prompted = {
+            session_id: number_or_none(tokens)
+            for session_id, tokens in connection.execute(_PROMPTED, {"sessions": ids})
+        }
         asked: dict[str, list[str]] = {}
         for session_id, *texts in connection.execute(_ASKED, {"sessions": ids}):
             asked.setdefault(session_id, []).extend(filter(None, texts))
@@ -178,6 +184,7 @@ def lines_of(
                 running=int(number_or_none(found.running) or 0),
                 failed=int(number_or_none(found.failed) or 0),
                 breaks=int(number_or_none(found.breaks) or 0),
+                prompted=_whole(prompted.get(record.id)),
                 sampled=int(number_or_none(found.sampled_tokens) or 0),
                 model=None if found.model is None else str(found.model),
                 versions=None if oldest is None or newest is None else (oldest, newest),
@@ -191,7 +198,17 @@ def lines_of(
     return lines
 
 
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
+_PROMPTED: Final = (
+    select(calls.c.session_id, func.sum(calls.c.prompt_tokens))
+    .where(calls.c.session_id.in_(_SESSIONS))
+    .group_by(calls.c.session_id)
+)
+"""The prompt tokens of sessions, of which the store keeps no sums."""
 
 
 _FIGURES: Final = total_rows(sessions.c.id.in_(_SESSIONS)).add_columns(

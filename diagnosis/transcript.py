@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -13,6 +13,9 @@ from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, rulings
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import CallStatus, Message
+
+FOLDED: Final = 400
+"""Maximum characters of a system prompt that is shown whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class ShownMessage:
     tool_call_id: str | None
     choice: int | None
     """The choice index of a reply; ``None`` for a message of the request."""
+
+    @property
+    def folded(self) -> bool:
+        """Whether a page shows only the beginning: it is a long prompt of the harness."""
+        return self.role in ("system", "developer") and len(self.text.strip("\n")) > FOLDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ from bridle.store.records import StartFacts
 from bridle.store.reward import FindingMode, Reward, RewardKind, RewardSource
 
 _CALLS_AT_ONCE: Final = 200
+_lines: Final = msgspec.json.Decoder(dict[str, Any])
 Answer = TypeVar("Answer")
 
 
@@ -105,6 +107,16 @@ class SessionRequest:
                 "payload": dict(self.task.payload),
             }
         return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLease:
+    """Sessions that the proxy leases to one consumer, to be trained."""
+
+    id: str
+    consumer: str
+    sessions: Sequence[dict[str, Any]]
+    """A line of the feed for each session: its facts, ``rewards`` and ``samples``."""
 
 
 class Client:
@@ -303,6 +315,52 @@ class Client:
     async def engines(self) -> list[dict[str, Any]]:
         """Return the state of each engine of the policy."""
         return _read(await self._send("GET", "/engines"), list[dict[str, Any]])
+
+    async def lease(
+        self,
+        consumer: str,
+        limit: int = 8,
+        lease_s: float = 600.0,
+        *,
+        builder: str = "tree",
+        rewarded: bool = False,
+        run: str | None = None,
+    ) -> FeedLease | None:
+        """Lease at most ``limit`` sealed sessions of the feed for ``lease_s`` seconds.
+
+        ``consumer`` is a name of your choice; it gets each session again until it acknowledges it.
+        ``builder`` makes the samples: ``tree``, ``merged`` or ``per_call``. With ``rewarded``, a
+        session waits for its first reward that counts. ``run`` takes the sessions of one run.
+        Return ``None`` if there are none now.
+
+        Raise :class:`ControlError` if the proxy refuses, and :class:`ProxyUnreachable`.
+        """
+        query: dict[str, Any] = {"limit": limit, "lease_s": lease_s, "builder": builder}
+        query["rewarded"] = str(rewarded).lower()
+        if run is not None:
+            query["run"] = run
+        reply = await self._send("POST", f"/trajectories/{consumer}/lease?{urlencode(query)}")
+        if reply.status_code == 204:
+            return None
+        try:
+            sessions = _lines.decode_lines(reply.content)
+            return FeedLease(reply.headers["x-bridle-lease"], consumer, sessions)
+        except (msgspec.DecodeError, KeyError) as error:
+            raise ControlError(reply.status_code, f"not as Bridle does ({error})") from error
+
+    async def acknowledge(self, lease: FeedLease) -> None:
+        """Report that the lease's sessions are trained, so that no lease has them again.
+
+        Raise :class:`ControlError` if the lease has run out.
+        """
+        await self._send("POST", f"/trajectories/{lease.consumer}/leases/{lease.id}/ack")
+
+    async def release(self, lease: FeedLease) -> None:
+        """Give the lease's sessions back at once.
+
+        Raise :class:`ControlError` if the lease has run out.
+        """
+        await self._send("DELETE", f"/trajectories/{lease.consumer}/leases/{lease.id}")
 
     async def _send(
         self,

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,11 @@ from sqlalchemy import text
 
 from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.audit import SessionAudit, audit_loaded
+from bridle.reconstruct.exports.card import write_card
+from bridle.reconstruct.exports.formats import export as export_file
+from bridle.reconstruct.exports.formats import file_format, format_of
+from bridle.reconstruct.exports.selection import ExportReport, Selection
+from bridle.reconstruct.notebook import session_html, sessions_frame
 from bridle.reconstruct.rewards import CountedRewards
 from bridle.reconstruct.samples.builders import Built, build
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
@@ -25,6 +31,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.schema.files import default_store
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 
@@ -44,6 +51,27 @@ class RecordedSession(LoadedSession):
     def audit(self, *, bodies: bool = False) -> SessionAudit:
         """Audit the record; with ``bodies``, every body is verified as well."""
         return audit_loaded(self, bodies=bodies)
+
+    def _repr_html_(self) -> str:
+        return session_html(self)
+
+
+class Sessions(Iterator[RecordedSession]):
+    """Sessions, loaded one after the other; each is yielded once."""
+
+    def __init__(self, loaded: Iterator[RecordedSession]) -> None:
+        self._loaded = loaded
+
+    def __next__(self) -> RecordedSession:
+        return next(self._loaded)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a frame with a row for each remaining session, its counts and its rewards.
+
+        The columns are those of :func:`bridle.reconstruct.notebook.sessions_frame`. Raise
+        :class:`bridle.reconstruct.notebook.PandasMissing` if pandas is not installed.
+        """
+        return sessions_frame(self)
 
 
 class RecordedStore:
@@ -71,15 +99,15 @@ class RecordedStore:
         counted = CountedRewards(self.reader)
         return next(RecordedSession.stream(self.reader, [record], counted=counted))
 
-    def sessions(self, **filters: Any) -> Iterator[RecordedSession]:
-        """Yield the sessions that match ``filters``, oldest first, with the rewards that count.
+    def sessions(self, **filters: Any) -> Sessions:
+        """Return the sessions that match ``filters``, oldest first, with the rewards that count.
 
         The filters are those of ``Reader.sessions``. The rewards that count are those of
         :class:`bridle.reconstruct.rewards.CountedRewards`.
         """
-        return RecordedSession.stream(
-            self.reader, self.reader.sessions(**filters), counted=CountedRewards(self.reader)
-        )
+        records = self.reader.sessions(**filters)
+        counted = CountedRewards(self.reader)
+        return Sessions(RecordedSession.stream(self.reader, records, counted=counted))
 
     def samples_table(
         self,
@@ -97,6 +125,29 @@ class RecordedStore:
             for sample in session.samples(rules, builder)
         ]
         return pa.Table.from_pylist(rows, sample_schema(names))
+
+    def export(
+        self, path: str | Path, form: str | None = None, *, builder: str = "tree", **conditions: Any
+    ) -> ExportReport:
+        """Write sessions as ``bridle export`` does, with their data card, and return the counts.
+
+        ``form`` is a name of :data:`bridle.reconstruct.exports.formats.EXPORTS`; by default the
+        path's ending decides: ``tokens`` for .parquet, ``chat`` for .jsonl, ``csv`` for .csv.
+        ``conditions`` are fields of :class:`bridle.reconstruct.exports.selection.Selection`, such
+        as ``run`` or ``min_reward``. Formats of messages take replies of any sampler, unless
+        ``rules`` are given. ``builder`` makes the samples of ``tokens``. An existing file is
+        overwritten.
+
+        Raise :class:`bridle.reconstruct.exports.formats.NoFormat` if the path and ``form`` name no
+        format, or different ones.
+        """
+        chosen = file_format(Path(path), form)
+        if format_of(chosen).messages:
+            conditions = {"rules": SampleRules(samplers="any", media=True)} | conditions
+        selection = Selection(**conditions)
+        report = export_file(self.reader, path, chosen, selection, builder)
+        write_card(report, chosen, selection, time.time())
+        return report
 
     def query(self, sql: str, **values: Any) -> pa.Table:
         """Return the result of an SQL query. Its ``:name`` parameters are taken from ``values``."""
@@ -117,3 +168,20 @@ def open_store(source: str | Path | None = None) -> RecordedStore:
     if "://" not in address and not Path(address).exists():
         raise FileNotFoundError(f"there is no store at {address}")
     return RecordedStore(Reader(address))
+
+
+def export(
+    path: str | Path,
+    form: str | None = None,
+    *,
+    store: str | Path | None = None,
+    builder: str = "tree",
+    **conditions: Any,
+) -> ExportReport:
+    """Write sessions of ``store``, by default the user's own, as a training file.
+
+    The other arguments, the result and the errors are those of :meth:`RecordedStore.export` and
+    :func:`open_store`.
+    """
+    with open_store(store) as opened:
+        return opened.export(path, form, builder=builder, **conditions)

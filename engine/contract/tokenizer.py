@@ -221,6 +221,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 reasoning_effort=effort,
             )
+        messages = list(messages)
         try:
             parts = self._takes_parts_for_tools if tools else self._takes_parts
             shaped = [template_message(message, parts) for message in messages]
@@ -240,8 +241,23 @@ class Tokenizer:
             raise TemplateError(str(error)) from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # The template did something with a value of these messages that does not work on it.
-            raise TemplateError(f"the chat template cannot render this: {error!r}") from error
+            raise TemplateError(_unrenderable(messages, error)) from error
         return _up_to_mark(text) if continue_final_message else text
+
+
+def _unrenderable(messages: Sequence[Mapping[str, Any]], error: Exception) -> str:
+    """Return the reason why a template failed on these messages, with a remedy if one is known."""
+    for number, message in enumerate(messages, start=1):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = str(part.get("type", "part"))
+            if "text" not in part:
+                return (
+                    f"message {number} has content of type {kind!r}, and the model's chat template "
+                    "renders text only: leave it out, or serve a model that reads it"
+                )
+    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return f"the chat template cannot render these messages: {reason}"
 
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")

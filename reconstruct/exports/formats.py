@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bridle.errors import BridleError
 from bridle.reconstruct.accounts import account_lines, account_of_sessions
 from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.exports.lines import Rows, export_lines, json_line
@@ -94,6 +95,27 @@ def format_of(name: str) -> ExportFormat:
             f"{name} is no export: name an ExportFormat or a function that gives rows"
         )
     return of_rows(part)
+
+
+class NoFormat(BridleError, ValueError):
+    """A file's name and the wanted format name no format, or different ones."""
+
+
+def file_format(path: Path, wanted: str | None = None) -> str:
+    """Return the name of the format in which ``path`` is written: ``wanted``, or its ending's.
+
+    Raise :class:`NoFormat`, and the errors of :func:`format_of`.
+    """
+    named = {".parquet": "tokens", ".jsonl": "chat", ".csv": "csv"}.get(path.suffix)
+    chosen = wanted or named
+    if chosen is None:
+        raise NoFormat(
+            f"{path} names no format: call it .jsonl, .parquet or .csv, or give --format"
+        )
+    ending = format_of(chosen).suffix
+    if named is not None and path.suffix != ending:
+        raise NoFormat(f"{path.name} is no name for {chosen}, which is written as {ending}")
+    return chosen
 
 
 def export(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bridle.harnesses.tasks.task import Task as Task
     from bridle.harnesses.verifiers import Delivery as Delivery
     from bridle.harnesses.verifiers import Score as Score
+    from bridle.reconstruct.dataset import export as export
     from bridle.reconstruct.dataset import open_store as open_store
     from bridle.run.config import RunConfig as RunConfig
     from bridle.run.evaluation import evaluate as evaluate
@@ -39,6 +40,7 @@ _HOMES = {
     "Sandbox": "bridle.harnesses.sandboxes.base",
     "Task": "bridle.harnesses.tasks.task",
     "evaluate": "bridle.run.evaluation",
+    "export": "bridle.reconstruct.dataset",
     "open_store": "bridle.reconstruct.dataset",
     "register_advantage": "bridle.trainer.credit",
     "register_filter": "bridle.trainer.filters",
@@ -59,6 +61,7 @@ __all__ = [
     "Score",
     "Task",
     "evaluate",
+    "export",
     "open_store",
     "register_advantage",
     "register_filter",

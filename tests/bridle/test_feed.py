@@ -18,6 +18,7 @@ import pytest
 
 import bridle.run.feed
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from bridle.harnesses.client import Client, ControlError
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.episodes import episode_of
@@ -91,6 +92,35 @@ def test_what_is_leased_is_not_handed_out_again_and_acknowledged_never(api: Api)
     assert (api.ack(second), api.ack(first)) == (200, 200)
     assert api.lease() == (None, [])
     assert api.ack(first) == 404
+
+
+async def test_the_client_leases_acknowledges_and_gives_back(api: Api) -> None:
+    made = [api.sealed(), api.sealed(reward=0.5)]
+    async with Client(str(api.base_url)) as client:
+        first = await client.lease("own", rewarded=True)
+        assert first is not None
+        assert [one["session_id"] for one in first.sessions] == made[1:]
+        assert first.sessions[0]["samples"][0]["token_ids"]
+        await client.acknowledge(first)
+        second = await client.lease("own", limit=1)
+        assert second is not None
+        assert [one["session_id"] for one in second.sessions] == made[:1]
+        assert await client.lease("own") is None
+        await client.release(second)
+        with pytest.raises(ControlError, match="there is no lease"):
+            await client.release(second)
+        again = await client.lease("own", run=None)
+        assert again is not None
+        assert await client.lease("own", run="none") is None
+        await client.acknowledge(again)
+        assert await client.lease("own") is None
+
+
+async def test_a_lease_from_another_web_server_is_refused() -> None:
+    async with Client("http://other.example") as client:
+        client._http._transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>"))
+        with pytest.raises(ControlError, match="not as Bridle does"):
+            await client.lease("own")
 
 
 def test_each_consumer_gets_everything(api: Api) -> None:

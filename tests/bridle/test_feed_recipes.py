@@ -127,6 +127,19 @@ def test_verl_gets_its_tensors(proxy: str, store: str) -> None:
     assert tensors["rollout_log_probs"][0].numpy().tobytes() == scored.tobytes()
 
 
+async def test_a_trainer_of_ones_own_gets_each_session_once(proxy: str, store: str) -> None:
+    names: dict[str, Any] = {}
+    (block,) = recipe("Your own trainer")
+    exec(block, names)  # noqa: S102 - the page's own code
+    trained: list[Any] = []
+    given = proxy, key_of_the_page(), lambda *session: trained.append(session)
+    assert [await names["train_once"](*given) for _ in range(2)] == [2, 0]
+    with open_store(store) as recorded:
+        (sample,) = next(recorded.sessions()).samples()
+    (first, rewards), _ = trained
+    assert (first[0]["token_ids"], rewards) == (sample.token_ids.tolist(), {"reward": 1.0})
+
+
 def test_verl_compares_what_the_trainer_compares(proxy: str) -> None:
     """Two suites may count their tasks from one, and a session may have neither task nor group."""
     names: dict[str, Any] = {"proxy": proxy, "key": key_of_the_page()}

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import datasets
 import httpx
+import openai
 import pytest
 from click.testing import Result
+from openai.types.chat import ChatCompletionMessageParam
 from rich.color import ColorSystem
 
+from bridle import export
 from bridle.cli.terminal import out
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord, SessionRecord
@@ -191,6 +194,24 @@ def test_a_conversation_is_shown_whole(bridle: Bridle, store: str, recorded: str
     assert bridle("show", recorded, "--table", "--text", "--store", store).exit_code == 2
 
 
+def test_a_long_system_prompt_is_folded_unless_all_is_asked_for(
+    bridle: Bridle, store: str, proxy_url: str
+) -> None:
+    prompt = "You are careful.\n" * 40
+    client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key="unused")
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "system", "content": prompt},
+        {"role": "user", "content": "What is 2 plus 3?"},
+    ]
+    client.chat.completions.create(model="policy", messages=messages)
+    for more in ((), ("--text",)):
+        shown = bridle("show", "last", *more, "--store", store).stdout
+        assert shown.count("You are careful.") < 6
+        assert f"… ({len(prompt):,} characters; --full shows all)\nuser\n  What is 2" in shown
+        whole = bridle("show", "last", *more, "--full", "--store", store).stdout
+        assert whole.count("You are careful.") == 40
+
+
 def test_statuses_have_colours_in_a_terminal(
     bridle: Bridle, store: str, recorded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +337,17 @@ def test_an_exported_conversation_has_its_turns_and_tools(
         "assistant",
     ]
     assert line["tools"][0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.parquet"])
+def test_the_library_exports_what_the_command_does(
+    bridle: Bridle, store: str, recorded: str, tmp_path: Path, name: str
+) -> None:
+    typed, called = tmp_path / "typed" / name, tmp_path / "called" / name
+    called.parent.mkdir()
+    assert bridle("export", typed, "--store", store).exit_code == 0
+    assert export(called, store=store).sessions == 1
+    assert called.read_bytes() == typed.read_bytes()
 
 
 def test_exported_tokens_load_with_datasets_and_mask_only_what_was_sampled(

@@ -21,7 +21,13 @@ from bridle.cli.settings import shown_settings
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted(
+    [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "src/bridle/cli/skill").rglob("*.md"),
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    ]
+)
 _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _SHELLS = ("", "console", "sh", "bash")
 
@@ -85,6 +91,18 @@ def test_links_to_the_repository_lead_to_files_that_are_there(site: Path) -> Non
     }
     assert named
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_llms_txt_lists_the_pages_of_the_navigation() -> None:
+    written = (ROOT / "docs/llms.txt").read_text(encoding="utf-8")
+    argv = [sys.executable, str(ROOT / "docs/site/llms.py")]
+    made = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert written == made, "run: python docs/site/llms.py > docs/llms.txt"
+    title, blank, summary, *_ = made.splitlines()
+    assert (title, blank, summary[:2]) == ("# Bridle", "", "> ")
+    named = re.findall(r"^- \[[^]]+\]\(([^)]+)\)(?:: .+)?$", made, re.MULTILINE)
+    assert named
+    assert not [path for path in named if not (ROOT / "docs" / path).exists()]
 
 
 def test_the_reference_has_every_command(site: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,31 @@ def test_messages_that_cannot_be_rendered_are_a_template_error(
 ) -> None:
     with pytest.raises(TemplateError):
         tokenizer.render(messages)
+
+
+TEXT_ONLY = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {"url": "x"}}],
+            "message 1 has content of type 'image_url', and the model's chat template renders text "
+            "only: leave it out, or serve a model that reads it",
+        ),
+        (7, "the chat template cannot render these messages: can only concatenate str"),
+    ],
+)
+def test_content_that_a_template_cannot_render_is_named(
+    tmp_path: Path, tiny_dir: Path, content: Any, message: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((tiny_dir / "tokenizer.json").read_text())
+    (tmp_path / "chat_template.jinja").write_text(TEXT_ONLY)
+    tokenizer = Tokenizer(tmp_path)
+    with pytest.raises(TemplateError, match=f"^{re.escape(message)}") as raised:
+        tokenizer.render([{"role": "user", "content": content}])
+    assert "TypeError" not in str(raised.value)
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path, tiny_dir: Path) -> None:

@@ -1,13 +1,20 @@
 """The Python API, and the queries of docs/data.md as they are written there."""
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+import bridle
 from bridle.reconstruct import open_store
+from bridle.reconstruct.exports.formats import NoFormat
+from bridle.reconstruct.notebook import COLUMNS, TURNS, PandasMissing
 from bridle.store.errors import NotFound
+from bridle.store.records import Message
 from bridle.store.reward import Reward, RewardSource
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -55,6 +62,59 @@ def test_a_session_is_of_one_moment_and_gives_every_token_of_that(url, record):
             assert built.conservation.dropped == {}
 
 
+def test_a_listing_becomes_a_frame_with_a_row_for_each_session(opened, agent):
+    frame = opened.sessions().to_pandas()
+    assert frame["id"].tolist() == [session.id for session in opened.sessions()]
+    assert frame["harness"].tolist()[1] == "pi"
+    assert frame["reward"].iloc[0] == frame["reward.reward"].iloc[0] == 0.1 + 0.2
+    assert np.isnan(frame["reward.reward"].iloc[1])
+    for row, session in zip(frame.itertuples(), opened.sessions(), strict=True):
+        assert (row.calls, row.sampled_tokens) == (len(session.calls), session.captured)
+    empty = opened.sessions(harness="none").to_pandas()
+    assert list(empty.columns) == list(COLUMNS)
+    assert empty.empty
+
+
+def test_a_frame_without_pandas_names_what_installs_it(opened, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(PandasMissing, match="pip install pandas"):
+        opened.sessions().to_pandas()
+
+
+def test_a_notebook_shows_a_session_in_short_and_escaped(url, record, reader):
+    recording = record(name="<b>name</b>", harness="<i>")
+    for _ in range(TURNS + 2):
+        recording.call([1], [5], replies=[Message("assistant", "<script>" + "x " * 500)])
+    with open_store(url) as store:
+        shown = store.session(recording.id)._repr_html_()
+    assert "&lt;b&gt;name&lt;/b&gt;" in shown
+    assert "&lt;script&gt;" in shown
+    assert not {"<script", "<b>name", "<i>"} & set(re.findall(r"<\w+[^>]*>?", shown))
+    assert shown.count("<tr>") == TURNS + 1
+    assert "2 more turns" in shown
+    assert len(shown) < 10_000
+
+
+def test_export_writes_the_file_and_its_card(opened, url, tmp_path):
+    report = opened.export(tmp_path / "all.parquet")
+    assert (report.sessions, report.rows) == (2, opened.samples_table().num_rows)
+    assert pq.read_table(tmp_path / "all.parquet").num_rows == report.rows
+    card = json.loads((tmp_path / "all.parquet.card.json").read_text())
+    assert card["counts"]["rows"] == report.rows
+    one = bridle.export(tmp_path / "one.parquet", store=url, harness="pi")
+    assert one.sessions == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "words"),
+    [("x.txt", None, "names no format"), ("x.jsonl", "tokens", "written as .parquet")],
+)
+def test_export_refuses_a_name_that_fits_no_format(opened, tmp_path, name, form, words):
+    with pytest.raises(NoFormat, match=words):
+        opened.export(tmp_path / name, form)
+    assert not (tmp_path / name).exists()
+
+
 def test_the_table_of_samples_holds_what_the_objects_hold(opened):
     samples = opened.samples_table()
     assert samples.num_rows == 6
@@ -76,14 +136,17 @@ def test_looking_for_a_store_makes_none(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys, monkeypatch):
+def test_the_queries_of_the_page_run(opened, url, agent, reader, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BRIDLE_STORE", url)
     text = PAGE.read_text().split("## Exports")[0]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names = {}
     for block in blocks:
         exec(block, names)  # noqa: S102 - the page's own code
+    assert len(names["listing"]) == 2
+    assert (names["report"].sessions, (tmp_path / "good.parquet").exists()) == (0, True)
     assert names["solved"].set_index("harness")["rewards"].to_dict()["pi"] == 0
     assert names["breaks"].to_pydict() == {"reason": ["none"], "calls": [10]}
     assert {version: sum(map(len, found)) for version, found in names["per_version"].items()} == {

@@ -102,6 +102,15 @@ def test_each_order_sorts_by_its_figure(gallery: Any, order: SessionOrder) -> No
     assert len(lines) == 24
 
 
+def test_a_line_counts_the_prompt_tokens_of_its_calls(gallery: Any) -> None:
+    (line,) = session_lines(
+        gallery.reader, SessionFilter(), number=number_of(gallery.reader), limit=1
+    )
+    sent = sum(call.prompt_tokens or 0 for call in gallery.reader.calls(line.record.id))
+    assert line.prompted == sent > 0
+    assert f'data-label="Tokens in" class="n">{sent:,}</td>' in gallery.page("/sessions")
+
+
 def test_htmx_gets_only_the_list(gallery: Any) -> None:
     part = gallery.page("/sessions?harness=codex", **{"HX-Request": "true"})
     assert "<html" not in part
@@ -230,6 +239,11 @@ def test_groups_and_runs_lead_to_their_sessions(gallery: Any) -> None:
     assert columns.count("<article") == 4
     assert "run_gallery2" in gallery.page("/runs")
     run = html.unescape(gallery.page("/runs/run_gallery1?compare=run_gallery2"))
+    steps = {metric.step for metric in gallery.reader.metrics("run_gallery1")}
+    assert min(steps) == 0
+    assert f"steps 1–{max(steps) + 1}" in run
+    assert "<title>step 1: " in run
+    assert "step 0" not in run
     assert run.count('<polyline class="line-1"') == run.count('<polyline class="line-0"') > 5
     fate = re.search(r'href="(/sessions\?run=run_gallery1&fate=dropped&reason=kind_side)"', run)
     assert fate is not None
@@ -272,6 +286,7 @@ def test_the_audit_adds_up_over_the_store_and_for_a_session(gallery: Any) -> Non
         ("/sessions/{0}/turns/99/tokens", 404, "has no turn 99"),
         ("/sessions/{0}/turns/1/other.json", 404, "a request and a response, no other"),
         ("/runs/nope", 404, "no run nope"),
+        ("/nowhere", 404, "There is no page at /nowhere."),
         ("/runs/nope/lanes", 404, "no run nope"),
         ("/group?id=nope", 404, "no session has the group nope"),
         ("/sessions?page=0", 422, "page"),
@@ -286,6 +301,14 @@ def test_what_is_not_there_is_a_page_that_says_so(
     assert reply.status_code == status
     assert words in html.unescape(reply.text)
     assert "All sessions" in reply.text
+    head = gallery.client.head(path.format(gallery.sessions[0]))
+    assert (head.status_code, head.headers["content-type"]) == (status, "text/html; charset=utf-8")
+
+
+def test_another_method_is_refused_with_those_that_there_are(gallery: Any) -> None:
+    reply = gallery.client.delete("/sessions")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
+    assert "Method Not Allowed." in reply.text
 
 
 def test_pages_of_their_own_are_read_only_and_say_so(gallery: Any) -> None:
@@ -338,6 +361,9 @@ def test_the_command_serves_the_store_without_torch(gallery: Any) -> None:
             assert os.getpriority(os.PRIO_PROCESS, run.pid) == min(19, own + YIELDS)
             assert httpx.get(f"{url}/static/viewer.js", trust_env=False).status_code == 200
             assert httpx.post(f"{url}/sessions", trust_env=False).status_code == 405
+            head = httpx.head(f"{url}/sessions", trust_env=False)
+            assert (head.status_code, head.content) == (200, b"")
+            assert int(head.headers["content-length"]) > 1000
             for foreign in ({"host": "a.example"}, {"origin": "https://a.example"}):
                 reply = httpx.get(f"{url}/sessions", headers=foreign, trust_env=False)
                 assert reply.status_code == 403

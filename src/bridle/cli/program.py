@@ -100,6 +100,10 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Set up": {
         "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
+        "skill": Entry(
+            f"{_ROOM}.skill",
+            "Write a skill for coding agents, to use Bridle by themselves.",
+        ),
         "config": Entry(
             f"{_ROOM}.config", "Print, as JSON, the settings in effect, without secrets."
         ),

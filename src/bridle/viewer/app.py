@@ -14,6 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
@@ -101,8 +103,10 @@ def bare_app(store: str, root: str) -> FastAPI:
     """Return an application below ``root`` without pages: static files, and pages of errors."""
     app = FastAPI(title="Bridle viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.root, app.state.store = root, store
+    app.add_middleware(HeadAsGet)
     app.mount(f"{root}/static", static_files(), name="static")
 
+    @app.exception_handler(HTTPException)
     @app.exception_handler(NotFound)
     @app.exception_handler(StoreUnavailable)
     @app.exception_handler(RequestValidationError)
@@ -110,6 +114,18 @@ def bare_app(store: str, root: str) -> FastAPI:
         return failure(request, error)
 
     return app
+
+
+class HeadAsGet:
+    """Answer ``HEAD`` like ``GET``. The server leaves out the body, by its own scope's method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 def static_files() -> StaticFiles:

@@ -34,7 +34,8 @@ class Chart:
     low: float
     high: float
     first: int
-    """The step at the left edge; ``last`` is the one at the right edge."""
+    """The step at the left edge; ``last`` is the one at the right edge. Both are counted from 0, as
+    in the store; pages and the texts of marks count from 1, as the commands do."""
     last: int
 
 
@@ -65,7 +66,7 @@ def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -
 
     lines = []
     for name, points in finite.items():
-        placed = [(*place(step, value), f"step {step}: {value:.4g}") for step, value in points]
+        placed = [(*place(step, value), f"step {step + 1}: {value:.4g}") for step, value in points]
         joined = " ".join(f"{x},{y}" for x, y, _ in placed)
         lines.append(Line(name, joined, points[-1][1], shades[name], tuple(placed)))
     return Chart(title, tuple(lines), low, high, first, last)

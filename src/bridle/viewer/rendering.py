@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 
 from bridle.diagnosis.transcript import lasted
 from bridle.reconstruct.rewards import findings_in, session_rewards
@@ -133,6 +134,12 @@ def failure(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         status, message = 422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+    headers: Mapping[str, str] = {}
+    if isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers or {}
+        missing = f"There is no page at {request.url.path}"
+        message = missing if status == 404 else str(error.detail)
     page = render("error.html", request, message=message)
     page.status_code = status
+    page.headers.update(headers)
     return page

@@ -17,8 +17,8 @@ from bridle.cli.settings import settable
 from bridle.cli.terminal import counted, fail, out, print_json
 from bridle.reconstruct.conditions import Condition
 from bridle.reconstruct.exports.card import write_card
+from bridle.reconstruct.exports.formats import NoFormat, file_format, format_of
 from bridle.reconstruct.exports.formats import export as write
-from bridle.reconstruct.exports.formats import format_of
 from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDERS
 from bridle.run.settings import parse_overrides, settings_from
@@ -82,7 +82,10 @@ def export(
     if builder not in BUILDERS:
         fail(f"there is no builder {builder!r}: {', '.join(BUILDERS)}", 2)
     conditions = [Condition.parse(text) for text in where or []]
-    chosen = _format(path, form)
+    try:
+        chosen = file_format(path, form)
+    except NoFormat as error:
+        fail(str(error), 2)
     text = format_of(chosen).messages
     chosen_rules = sample_rules(rules, imitation=text, messages=text)
     chosen_rules = replace(
@@ -154,17 +157,6 @@ def _write(
     report = write(source, path, form, selection, builder)
     card = write_card(report, form, selection, time.time())
     return _as_data(report) | {"card": str(card)}
-
-
-def _format(path: Path, wanted: str | None) -> str:
-    named = {".parquet": "tokens", ".jsonl": "chat", ".csv": "csv"}.get(path.suffix)
-    chosen = wanted or named
-    if chosen is None:
-        fail(f"{path} names no format: call it .jsonl, .parquet or .csv, or give --format", 2)
-    ending = format_of(chosen).suffix
-    if named is not None and path.suffix != ending:
-        fail(f"{path.name} is no name for {chosen}, which is written as {ending}", 2)
-    return chosen
 
 
 def _as_data(report: ExportReport) -> dict[str, Any]:

@@ -26,6 +26,8 @@ _STYLES = {
     CallStatus.PARTIAL: "yellow",
 }
 """The style of each status; any other status is red."""
+_BEGINNING = 80
+"""The characters that are shown of a long system prompt."""
 _ROLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta"}
 
 
@@ -35,6 +37,9 @@ def show(
     turn: Annotated[int | None, typer.Option(help="Only this turn.")] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Only what was said, without figures.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Long system prompts whole; else their beginning.")
     ] = False,
     table: Annotated[bool, typer.Option("--table", help="A line for each turn.")] = False,
     json: JsonOption = False,
@@ -55,7 +60,7 @@ def show(
     turns = turns_of(loaded)[chosen]
     if text:
         for one in turns:
-            _print_messages(one)
+            _print_messages(one, full)
         return
     rows = _rows(loaded)[chosen]
     if json:
@@ -66,7 +71,7 @@ def show(
     if table:
         _print_table(rows)
     else:
-        _print_turns(turns, rows)
+        _print_turns(turns, rows, full)
     if turn is None:
         _print_totals(about, record.continuation, rows)
     elif not table:
@@ -86,12 +91,12 @@ def _print_head(about: dict[str, Any], loaded: LoadedSession) -> None:
         out.print(Text(damage.detail, style="bold red"), soft_wrap=True)
 
 
-def _print_turns(turns: Sequence[Turn], rows: Sequence[dict[str, Any]]) -> None:
+def _print_turns(turns: Sequence[Turn], rows: Sequence[dict[str, Any]], full: bool) -> None:
     for turn, row in zip(turns, rows, strict=True):
-        _print_turn(turn, row)
+        _print_turn(turn, row, full)
 
 
-def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
+def _print_turn(turn: Turn, row: dict[str, Any], full: bool) -> None:
     call = turn.call
     out.print()
     status = (str(call.status), _STYLES.get(call.status, "bold red"))
@@ -99,7 +104,7 @@ def _print_turn(turn: Turn, row: dict[str, Any]) -> None:
     for part in _figures(turn, row):
         title.append(f" · {part}", style="dim")
     out.print(title)
-    _print_messages(turn)
+    _print_messages(turn, full)
     if turn.running:
         out.print(Text("  running…", style="cyan"))
     if call.reason:
@@ -131,21 +136,25 @@ def _figures(turn: Turn, row: dict[str, Any]) -> list[str]:
     return parts + _remarks(row)
 
 
-def _print_messages(turn: Turn) -> None:
+def _print_messages(turn: Turn, full: bool) -> None:
     for message in turn.asked:
-        _print_message(message, message.role)
+        _print_message(message, message.role, full)
     for message in turn.replies:
         label = "assistant" if len(turn.replies) == 1 else f"assistant, choice {message.choice}"
-        _print_message(message, label)
+        _print_message(message, label, full)
 
 
-def _print_message(message: ShownMessage, label: str) -> None:
+def _print_message(message: ShownMessage, label: str, full: bool) -> None:
     named = f"{label} {message.tool_call_id}" if message.tool_call_id else label
     out.print(Text(named, style=_ROLES.get(message.role, "bold")), soft_wrap=True)
     parts = []
     if message.reasoning:
         parts.append(Text(_indented(message.reasoning), style="italic dim"))
-    if message.text.strip():
+    if message.folded and not full:
+        beginning = " ".join(message.text.split())[:_BEGINNING]
+        length = len(message.text)
+        parts.append(Text(f"  {beginning}… ({length:,} characters; --full shows all)", "dim"))
+    elif message.text.strip():
         parts.append(Text(_indented(message.text)))
     for call in message.tool_calls:
         parts.append(Text.assemble((f"  {call.name}", "bold yellow"), f" {call.arguments}"))

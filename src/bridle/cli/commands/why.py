@@ -45,9 +45,9 @@ def why(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the turn that lost a session, by re-entering it at chosen turns.
+    """Find the turn that lost a session, by re-entering it.
 
-    It prints the chance of success after each turn that was tried, and records the turn that lost
+    It prints the chance of success after each chosen turn, and records the turn that lost
     most as a finding. A session without a reward counts as failed.
     """
     key = admin_key_for(proxy, key)
