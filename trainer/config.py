@@ -18,6 +18,8 @@ OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
 Through = Literal["directory", "transfer"]
 TransferBackend = Literal["gloo", "nccl"]
+TeacherKind = Literal["served", "ema"]
+ContextPlace = Literal["system", "user"]
 Precision = Literal["auto", "float32", "bfloat16"]
 TrainedKind = Literal["main", "subagent", "compaction", "side", "retry", "unknown"]
 PartName = Annotated[str, Meta(min_length=1)]
@@ -157,13 +159,29 @@ class AdvantageConfig:
 class DistillationConfig:
     """A teacher that scores the policy's own samples (:mod:`bridle.trainer.credit.distillation`).
 
+    There is none with ``teacher = "served"`` and no ``url``.
+
     Groups whose rewards are all equal are trained too, because the teacher's scores still give
     their tokens advantages.
     """
 
+    teacher: TeacherKind = "served"
+    """The teacher: ``served`` at ``url``, or ``ema``, the exponential moving average of the policy
+    itself (:mod:`bridle.trainer.learner.average`)."""
+    decay: Share = 0.99
+    """The share of the average that each step with an update leaves as it was. With 0 the teacher
+    is the policy, and with 1 the policy as it was at the start."""
+    context: str = ""
+    """The text that the teacher's prompt holds and the policy's does not: ``outcome``, ``hint``,
+    ``demonstration`` (:mod:`bridle.trainer.credit.privileged`), or a function as ``FILE.py:NAME``.
+    Empty if the teacher sees what the policy saw."""
+    place: ContextPlace = "user"
+    """The place of the context: after the ``system`` message, or at the end of the last ``user``
+    message before the sample's first trained token."""
+    options: Options = field(default_factory=dict)
+    """The own options of contexts, by their name, such as ``options.hint.field``."""
     url: str = ""
-    """Base URL, without ``/v1``, of the engine that serves the teacher. Empty if there is no
-    teacher."""
+    """Base URL, without ``/v1``, of the engine that serves the teacher. Empty if none is served."""
     model: str = ""
     """The teacher's served name. If empty, the first model that the engine serves is used."""
     key_variable: str = ""
@@ -176,7 +194,12 @@ class DistillationConfig:
     """Largest difference of a token's logprobs that counts, in nats, up or down. With 0 there is no
     bound."""
     parallel: Count = 8
-    """Number of samples that the teacher scores at a time."""
+    """Number of samples that a served teacher scores at a time."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is a teacher."""
+        return self.teacher == "ema" or bool(self.url)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class GrpoLoop:
         for each in self.policies:
             if (config.loss.kl_coefficient != 0) != each.learner.has_reference:
                 raise ValueError("a KL penalty needs a reference model, and a reference model one")
+            if (config.distillation.teacher == "ema") != (each.learner.average is not None):
+                raise ValueError("a teacher that is an average needs learners that keep one")
         if config.replay.share and load is None:
             raise ValueError("success replay needs a way to load sessions")
         if config.replay.share and others:

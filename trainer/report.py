@@ -153,6 +153,8 @@ class StepReport:
         if gap is None:
             return {}
         metrics = {"distillation/tokens": float(gap.tokens)}
+        if gap.without_context:
+            metrics["distillation/without_context"] = float(gap.without_context)
         if gap.tokens:
             metrics |= {"distillation/gap": gap.mean, "distillation/clip_fraction": gap.clipped}
         return metrics

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridle.engine.contract.tokenizer import TokenizerNotRead
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.errors import UsageError
-from bridle.run.distillation import require_teacher, teaching
+from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.training import require_parts
 from bridle.store.reading.queries import Reader
 from bridle.trainer.config import DistillationConfig, GrpoConfig
 from bridle.trainer.credit.distillation import TeacherUnreachable
+from bridle.trainer.credit.privileged import plain
 from bridle.trainer.policy.model import load_policy, save_policy
 
 URL = "http://127.0.0.1:9"
@@ -33,6 +35,17 @@ def test_without_a_url_there_is_no_teacher() -> None:
     [
         (DistillationConfig(url="teacher:8000"), "distillation.url: 'teacher:8000' is not an HTTP"),
         (DistillationConfig(url=URL, key_variable="TEACHER_KEY"), "environment has no TEACHER_KEY"),
+        (DistillationConfig(url=URL, teacher="ema"), "an average of the policy: leave out one"),
+        (DistillationConfig(context="hint"), "context needs a teacher: set distillation.url, or"),
+        (DistillationConfig(teacher="ema", context="hind"), "no context 'hind': name FILE.py:NAME"),
+        (
+            DistillationConfig(teacher="ema", context="hint", options={"hint": {"feld": "a"}}),
+            "the context 'hint' has no option 'feld', but field",
+        ),
+        (
+            DistillationConfig(teacher="ema", context="hint", options={"hind": {}}),
+            "options are for 'hind', which is none of hint",
+        ),
     ],
 )
 def test_a_teacher_that_cannot_be_asked_ends_the_run_before_it_begins(
@@ -41,6 +54,16 @@ def test_a_teacher_that_cannot_be_asked_ends_the_run_before_it_begins(
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     with pytest.raises(UsageError, match=told):
         require_parts(GrpoConfig(distillation=config))
+
+
+def test_an_average_needs_no_url_and_a_context_the_policys_tokenizer(tmp_path: Path) -> None:
+    averaged = DistillationConfig(teacher="ema", context="demonstration")
+    require_parts(GrpoConfig(distillation=averaged))
+    with teaching(averaged) as teacher:
+        assert teacher is None
+    assert informer(DistillationConfig(), tmp_path) is plain
+    with pytest.raises(TokenizerNotRead, match="no tokenizer in"):
+        informer(averaged, tmp_path)
 
 
 def test_a_teacher_is_asked_for_its_models_first() -> None:

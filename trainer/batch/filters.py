@@ -42,6 +42,9 @@ class DropReason(StrEnum):
     RESAMPLED = "resampled"
     """GRPO-RoC has kept other sessions of the group
     (:mod:`bridle.trainer.filters.resample_on_correct`)."""
+    NO_CONTEXT = "no_context"
+    """There was no context for the teacher (:mod:`bridle.trainer.credit.privileged`), and the
+    session's reward alone gives its tokens no advantage."""
     EMPTY = "empty"
     """The session has no token to train."""
 

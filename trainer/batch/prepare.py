@@ -30,6 +30,7 @@ from bridle.trainer.batch.signal import signal
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, estimated, is_stepwise
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
+from bridle.trainer.credit.privileged import Attempt, Inform, plain
 from bridle.trainer.credit.rewards import numbers_of
 from bridle.trainer.filters.overlong import overlong_punishment
 from bridle.trainer.filters.resample_on_correct import kept_on_correct
@@ -97,12 +98,13 @@ def prepare(
     config: GrpoConfig,
     memory: dict[str, float] | None = None,
     teacher: AskTeacher | None = None,
+    inform: Inform = plain,
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
     ``memory`` is the state that estimators keep over the steps of a run; they change it.
     ``teacher`` scores every session that is not left out for its own sake, whatever its group's
-    rewards. Its errors are raised.
+    rewards, with the context that ``inform`` puts into its prompt. Their errors are raised.
     """
 
     judgement = cache(lambda index: filtered(episodes[index], config.filters))
@@ -143,17 +145,24 @@ def prepare(
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
         credit |= _credit(episodes, punished, indices, config, memory)
-    teacher_gap = None
+    teacher_gap, without_context = None, list[int]()
     if teacher is not None:
         asked = [index for index in compared if fate(index, degenerate_group=False) is None]
-        teacher_gap = _add_teacher(credit, episodes, asked, config, teacher)
+        attempts = {index: _attempt(episodes, compared, members, index) for index in asked}
+        teacher_gap, without_context = _add_teacher(credit, attempts, config, teacher, inform)
     degenerate = {
         group
         for group, indices in members.items()
         if not any(_teaches(episodes[index], credit[index]) for index in indices)
     }
+    untaught = {
+        index: DropReason.NO_CONTEXT
+        for index in without_context
+        if not _teaches(episodes[index], credit[index])
+    }
     for index in compared:
-        reasons[index] = fate(index, degenerate_group=group_of(episodes[index]) in degenerate)
+        equal = group_of(episodes[index]) in degenerate
+        reasons[index] = untaught.get(index) or fate(index, degenerate_group=equal)
     oldest = version - config.max_staleness
     judged = list(episodes)
     for index, reason in enumerate(reasons):
@@ -293,20 +302,40 @@ def _teaches(episode: Episode, credit: Sequence[NDArray[np.float32]]) -> bool:
     )
 
 
+def _attempt(
+    episodes: Sequence[Episode],
+    compared: Mapping[int, float],
+    members: Mapping[Hashable, Sequence[int]],
+    index: int,
+) -> Attempt:
+    """Return one session with the others of its group."""
+    others = (one for one in members[group_of(episodes[index])] if one != index)
+    siblings = tuple(Attempt(episodes[one], compared[one]) for one in others)
+    return Attempt(episodes[index], compared[index], siblings)
+
+
 def _add_teacher(
     credit: dict[int, list[NDArray[np.float32]]],
-    episodes: Sequence[Episode],
-    asked: Sequence[int],
+    attempts: Mapping[int, Attempt],
     config: GrpoConfig,
     teacher: AskTeacher,
-) -> TeacherGap:
-    """Add the teacher's part to the credit of the sessions ``asked``."""
-    samples = [sample for index in asked for sample in episodes[index].samples]
-    gaps = teacher(samples)
-    following = iter(gaps)
-    for index in asked:
-        credit[index] = [
-            taught(part, next(following), config.distillation) for part in credit[index]
-        ]
-    scored = [gap[sample.mask] for sample, gap in zip(samples, gaps, strict=True)]
-    return TeacherGap.of(np.concatenate([np.zeros(0, np.float32), *scored]), config.distillation)
+    inform: Inform,
+) -> tuple[TeacherGap, list[int]]:
+    """Add the teacher's part to the credit of the sessions ``attempts``.
+
+    Return the sessions that have no context, beside the summary.
+    """
+    given = {index: inform(attempt) for index, attempt in attempts.items()}
+    placed = [
+        (index, number, attempts[index].episode.samples[number], insertion)
+        for index, insertions in given.items()
+        for number, insertion in enumerate(insertions or ())
+    ]
+    gaps = teacher([insertion.into(sample) for _, _, sample, insertion in placed])
+    scored = [np.zeros(0, np.float32)]
+    for (index, number, sample, insertion), informed in zip(placed, gaps, strict=True):
+        gap = insertion.out_of(informed)
+        credit[index][number] = taught(credit[index][number], gap, config.distillation)
+        scored.append(gap[sample.mask])
+    without = [index for index, insertions in given.items() if insertions is None]
+    return TeacherGap.of(np.concatenate(scored), config.distillation, len(without)), without

@@ -53,7 +53,7 @@ class Collector:
         self._load = load
         self._config = config
         self._judging = config
-        if config.distillation.url:
+        if config.distillation.teaches:
             # A teacher makes groups of equal rewards teach too. It is asked when they are trained.
             filters = replace(config.filters, drop_zero_variance=False)
             self._judging = replace(config, filters=filters)

@@ -12,8 +12,9 @@ itself samples.
 Sources: On-Policy Distillation of Language Models (GKD, arXiv 2306.13649); MiniLLM (arXiv
 2306.08543); as an advantage per token, On-Policy Distillation (Thinking Machines Lab, 2025).
 
-The teacher is an engine that speaks the contract, such as a vLLM server. It scores exactly the
-sample's token ids, so it must have the policy's tokenizer.
+The teacher is an engine that speaks the contract, such as a vLLM server, or an average of the
+policy itself. It scores exactly the sample's token ids, so it must have the policy's tokenizer. Its
+prompt may hold a context that the policy's did not (:mod:`.privileged`).
 """
 
 from __future__ import annotations
@@ -67,14 +68,19 @@ class TeacherGap:
     without tokens."""
     clipped: float
     """Share of the tokens whose difference is bounded; NaN without tokens."""
+    without_context: int = 0
+    """Number of sessions that were not taught because there was no context for them."""
 
     @classmethod
-    def of(cls, gaps: NDArray[np.float32], config: DistillationConfig) -> TeacherGap:
+    def of(
+        cls, gaps: NDArray[np.float32], config: DistillationConfig, without_context: int = 0
+    ) -> TeacherGap:
         """Summarize ``gaps``, the differences of ``N`` tokens as ``float32[N]``."""
         if not len(gaps):
-            return cls(0, float("nan"), float("nan"))
+            return cls(0, float("nan"), float("nan"), without_context)
         beyond = np.abs(gaps) > (config.clip or np.inf)
-        return cls(len(gaps), float(gaps.mean(dtype=np.float64)), float(beyond.mean()))
+        mean = float(gaps.mean(dtype=np.float64))
+        return cls(len(gaps), mean, float(beyond.mean()), without_context)
 
 
 def taught(
@@ -88,6 +94,30 @@ def taught(
     bound = config.clip or np.inf
     bounded: NDArray[np.float32] = gap.clip(-bound, bound)
     return credit + np.float32(config.coefficient) * bounded
+
+
+def gap_of(
+    sample: Sample,
+    score: Callable[[NDArray[np.uint32]], NDArray[np.float32]],
+    teacher: str = "the teacher",
+) -> NDArray[np.float32]:
+    """Return what :meth:`Teacher.gaps` does for one sample.
+
+    ``score`` returns the logprobs of some ids but the first one, and is asked for those up to the
+    last trained one. Raise :class:`TeacherError` for logprobs that are not finite.
+    """
+    gap = np.zeros(len(sample.token_ids), np.float32)
+    trained = np.flatnonzero(sample.mask)
+    if not len(trained):
+        return gap
+    scores = score(sample.token_ids[: trained[-1] + 1])
+    if not np.isfinite(scores).all():
+        raise TeacherError(
+            f"{teacher} scored tokens of session {sample.session_id} with values that are not "
+            "finite: its weights or its precision are at fault"
+        )
+    gap[trained] = scores[trained - 1] - sample.logprobs[trained]
+    return gap
 
 
 class Teacher:
@@ -134,23 +164,13 @@ class Teacher:
             return list(requests.map(lambda sample: self._gap(sample, model), samples))
 
     def _gap(self, sample: Sample, model: str) -> NDArray[np.float32]:
-        found = np.zeros(len(sample.token_ids), np.float32)
-        trained = np.flatnonzero(sample.mask)
-        if not len(trained):
-            return found
-        ids = sample.token_ids[: trained[-1] + 1]
-        try:
-            scores = self._engine.score(ids.tolist(), model=model)
-        except EngineError as error:
-            raise self._failed(error, sample.session_id, ids) from error
-        if not np.isfinite(scores).all():
-            raise TeacherError(
-                f"the teacher at {self._engine.base_url} scored tokens of session "
-                f"{sample.session_id} with values that are not finite: its weights or its "
-                "precision are at fault"
-            )
-        found[trained] = scores[trained - 1] - sample.logprobs[trained]
-        return found
+        def score(ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+            try:
+                return self._engine.score(ids.tolist(), model=model)
+            except EngineError as error:
+                raise self._failed(error, sample.session_id, ids) from error
+
+        return gap_of(sample, score, f"the teacher at {self._engine.base_url}")
 
     def _failed(
         self,

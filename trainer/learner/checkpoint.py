@@ -1,7 +1,8 @@
 """Checkpoints from which training goes on exactly as if it had not stopped.
 
 ``DIRECTORY/step-00000012/`` holds ``policy/`` (a model directory like any other) and
-``trainer.pt`` (adapters, optimizer, random number generators, step and version). A checkpoint
+``trainer.pt`` (adapters, the policy's average if that is its teacher, optimizer, random number
+generators, step and version). A checkpoint
 appears by one rename after its files have reached the disk, so every visible one is whole.
 """
 
@@ -22,6 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bridle.errors import BridleError
+from bridle.trainer.learner.average import Average
 from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.lora import adapters, load_adapters, scaling
 from bridle.trainer.policy.model import checkpoint_tensors, restore_policy, save_policy
@@ -68,6 +70,7 @@ def save_checkpoint(
     *,
     tokenizer_from: Path | None = None,
     keep: int = 2,
+    average: Average | None = None,
 ) -> Path:
     """Write the checkpoint of ``progress.step`` and remove all but the newest ``keep``.
 
@@ -87,6 +90,7 @@ def save_checkpoint(
             {
                 "adapters": trained,
                 "scaling": scaling(model),
+                "average": average.state() if average is not None else {},
                 "optimizer": state,
                 "optimizer_class": type(optimizer).__name__,
                 "random": _random_state(),
@@ -113,7 +117,9 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if _STEP_DIRECTORY.fullmatch(path.name))
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: Optimizer, average: Average | None = None
+) -> Progress:
     """Put the checkpoint's weights, optimizer state and random states in place.
 
     Raises :class:`CheckpointError` if it is not there or does not fit the model.
@@ -128,6 +134,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
             load_adapters(model, state["adapters"])
         else:
             restore_policy(model, path / POLICY_DIRECTORY)
+        if average is not None:
+            average.load(state.get("average", {}))
         saved, own = state.get("optimizer_class", "AdamW"), type(optimizer).__name__
         if saved != own:
             raise ValueError(f"it was trained with {saved}, and optimizer.name makes {own}")

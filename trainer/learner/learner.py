@@ -14,11 +14,14 @@ from torch import nn
 
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
+from bridle.trainer.learner.average import Average
 from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
 from bridle.trainer.learner.sft_update import SftExample, SftUpdate, fit_batch
 from bridle.trainer.learner.update import UpdateStats, update_policy
+from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.policy.exactness import exact_packing
+from bridle.trainer.policy.sharding import share_of
 from bridle.trainer.policy.weights import ModelWeights, Weights
 
 
@@ -32,6 +35,10 @@ class AnyLearner(Weights, Protocol):
     @property
     def has_reference(self) -> bool:
         """Whether there is a frozen policy for a KL penalty."""
+
+    @property
+    def average(self) -> Average | None:
+        """The moving average of the policy, if that is its teacher."""
 
     def update(
         self,
@@ -75,6 +82,7 @@ class Learner(ModelWeights):
         self.packing = exact_packing(model, config.packing)
         self.optimizer = make_optimizer(model, config.optimizer)
         self.reference = reference
+        self.average = average_of(model, config)
 
     @property
     def has_reference(self) -> bool:
@@ -90,7 +98,7 @@ class Learner(ModelWeights):
         learning_rate: float,
     ) -> UpdateStats:
         set_learning_rate(self.optimizer, learning_rate)
-        return update_policy(
+        stats = update_policy(
             self.model,
             self.optimizer,
             items,
@@ -99,6 +107,9 @@ class Learner(ModelWeights):
             version=version,
             reference=self.reference,
         )
+        if self.average is not None and stats.changed_weights:
+            self.average.update(self.model)
+        return stats
 
     def fit(
         self, batch: Sequence[SftExample], config: SftConfig, *, learning_rate: float
@@ -116,7 +127,23 @@ class Learner(ModelWeights):
             progress,
             tokenizer_from=tokenizer_from,
             keep=keep,
+            average=self.average,
         )
 
     def load_checkpoint(self, path: Path) -> Progress:
-        return load_checkpoint(path, self.model, self.optimizer)
+        return load_checkpoint(path, self.model, self.optimizer, self.average)
+
+
+def average_of(model: nn.Module, config: GrpoConfig | SftConfig) -> Average | None:
+    """Return the average that ``config`` makes the teacher of ``model``, or ``None``.
+
+    Raise :class:`bridle.trainer.policy.compute.UnsupportedCompute` if the model is spread.
+    """
+    if isinstance(config, SftConfig) or config.distillation.teacher != "ema":
+        return None
+    if share_of(model).processes > 1:
+        raise UnsupportedCompute(
+            "a policy that is spread over devices has no average of itself: train on one with "
+            "compute.device, or name a served teacher with distillation.url"
+        )
+    return Average(model, config.distillation.decay)

@@ -108,6 +108,7 @@ class SpreadLearner:
 
     def __init__(self, own: Learner, control: dist.ProcessGroup) -> None:
         self.packing = own.packing
+        self.average = own.average
         self.has_reference = own.has_reference
         self.vocabulary = own.vocabulary
         self.is_rounded = own.is_rounded

@@ -13,6 +13,7 @@ from bridle.trainer.batch.own_tokens import of_policy
 from bridle.trainer.batch.prepare import PreparedStep, prepare
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.distillation import AskTeacher
+from bridle.trainer.credit.privileged import Inform, plain
 from bridle.trainer.learner.checkpoint import Progress
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.policy.weights import Policy
@@ -39,6 +40,8 @@ class TrainedPolicy:
     name: str = DEFAULT_POLICY
     memory: dict[str, float] = field(default_factory=dict)
     """State that estimators keep over the steps."""
+    inform: Inform = plain
+    """The insertion of a context into the prompts of a teacher."""
     kept_memory: Mapping[str, float] = field(default_factory=dict)
     """The value of ``memory`` as of the last completed step."""
 
@@ -55,10 +58,13 @@ class TrainedPolicy:
     ) -> PreparedStep:
         """Prepare the policy's part of a step's sessions.
 
-        See :func:`bridle.trainer.batch.prepare.prepare`.
+        See :func:`bridle.trainer.batch.prepare.prepare`. A policy with an average is its own
+        teacher.
         """
         own = [of_policy(episode, self.name) for episode in episodes]
-        return prepare(own, version, config, self.memory, teacher)
+        if (average := self.learner.average) is not None:
+            teacher = average.gaps
+        return prepare(own, version, config, self.memory, teacher, self.inform)
 
     def load_checkpoint(self, name: str) -> Progress:
         """Load the checkpoint ``name``.

@@ -24,6 +24,7 @@ _SETS: Final = (
     "bridle.harnesses.tasks.sources:SCHEMES",
     "bridle.trainer.credit:ADVANTAGES",
     "bridle.trainer.credit.anchors:ANCHORS",
+    "bridle.trainer.credit.privileged:CONTEXTS",
     "bridle.trainer.losses.losses:LOSSES",
     "bridle.trainer.losses.importance:CORRECTIONS",
     "bridle.trainer.losses.trust:TRUST_REGIONS",

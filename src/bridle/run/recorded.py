@@ -15,7 +15,7 @@ from bridle.errors import BridleError
 from bridle.reconstruct.rewards import RewardNotice
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.run.config import RecordingsConfig
-from bridle.run.distillation import teaching
+from bridle.run.distillation import informer, teaching
 from bridle.run.stack import Stack
 from bridle.run.training import (
     CHECKPOINTS,
@@ -108,9 +108,10 @@ def train_recorded(
         )
         directory = plan.directory / CHECKPOINTS
         publish = publisher.publish if publisher else None
+        inform = informer(plan.config.distillation, plan.policy)
         loop = GrpoLoop(
             plan.config,
-            [TrainedPolicy(learner, directory, publish, plan.policy, plan.name)],
+            [TrainedPolicy(learner, directory, publish, plan.policy, plan.name, inform=inform)],
             groups,
             version=recordings.version,
             sinks=opened.enter_context(sinks_of(plan, writer)),

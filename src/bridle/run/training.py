@@ -25,7 +25,7 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.registry import require_parts as require_named
-from bridle.run.distillation import require_teacher, teaching
+from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
 from bridle.run.report import evaluation_metrics
@@ -344,7 +344,14 @@ def _serving(plan: TrainingPlan, stack: Stack, writer: Writer) -> Iterator[_Serv
         publishing(plan, stack, learner, writer) as publisher,
     ):
         directory = plan.directory / CHECKPOINTS
-        trained = TrainedPolicy(learner, directory, publisher.publish, plan.policy, plan.name)
+        trained = TrainedPolicy(
+            learner,
+            directory,
+            publisher.publish,
+            plan.policy,
+            plan.name,
+            inform=informer(plan.config.distillation, plan.policy),
+        )
         yield _Served(plan, stack, trained, publisher)
 
 
