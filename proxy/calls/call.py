@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import structs
@@ -133,7 +133,10 @@ class Call:
         )
         self._reader: ReplyFacts = decoder
         self._stream: UpstreamCall[Any] = stream
-        self._follow = partial(stream.follow, self._take)
+
+    def _follow(self) -> Awaitable[None]:
+        """Pass what the engine sends on until the reply is over."""
+        return self._stream.follow(self._take)
 
     async def serve(self) -> None:
         """Serve the client and keep the record, whatever happens on either side."""

@@ -8,7 +8,7 @@ and the conversation as the dialect reads it.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Awaitable
 from typing import Final
 
 import msgspec
@@ -96,9 +96,11 @@ class PassedCall(Call):
             held=held,
         )
         self._reader, self._stream = self._received, self._passed
-        self._follow = partial(self._passed.follow, self._pass)
         # The upstream's bytes begin the stream.
         self._begun = True
+
+    def _follow(self) -> Awaitable[None]:
+        return self._passed.follow(self._pass)
 
     def _worded(self, error: ApiError) -> ApiError:
         return error

@@ -18,7 +18,12 @@ from bridle.reconstruct.samples.rules import SampleRules
 from bridle.store.records import CallKind
 from bridle.store.reward import Reward
 
-JSON_LINES = [name for name in EXPORTS.names() if format_of(name).suffix == ".jsonl"]
+JSON_LINES = [
+    name
+    for name in EXPORTS.names()
+    if format_of(name).suffix == ".jsonl" and not name.startswith("preference")
+]
+"""The formats of single sessions; preferences compare those of a group."""
 TOOLS = [
     {
         "type": "function",

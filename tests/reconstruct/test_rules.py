@@ -22,7 +22,12 @@ from bridle.store.reward import Reward
 from bridle.trainer.sft.data import examples_from_store
 from support.parquet import read_samples
 
-JSON_LINES = [name for name in EXPORTS.names() if format_of(name).suffix == ".jsonl"]
+JSON_LINES = [
+    name
+    for name in EXPORTS.names()
+    if format_of(name).suffix == ".jsonl" and not name.startswith("preference")
+]
+"""The formats of single sessions; preferences compare those of a group."""
 
 MAIN = frozenset({CallKind.MAIN})
 

@@ -102,7 +102,7 @@ def _templates() -> Environment:
         "reported": findings_in,
         "figure": lambda value: "–" if value is None else f"{value:,.4g}",
         "count": lambda value: "–" if value is None else f"{value:,}",
-        "markdown": markdown,
+        "rich_text": markdown,
         "code": with_code,
         "words": lambda value: str(value).replace("_", " "),
         "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),

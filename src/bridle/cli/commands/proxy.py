@@ -35,10 +35,9 @@ _PATIENCE_S: Final = 10.0
 
 _SHORTEST_KEY: Final = 16
 """Minimum characters of an admin key off loopback."""
-FLAGS: Final = {"--model": "model"}
 
 
-@configured(ProxyConfig, FLAGS)
+@configured(ProxyConfig, {})
 def proxy(
     engines: Annotated[
         list[str],
