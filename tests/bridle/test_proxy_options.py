@@ -164,7 +164,7 @@ def test_settings_of_a_file_reach_the_proxy(
         """
     )
     argv = ["--engine", "http://127.0.0.1:9", "--store", str(tmp_path / "s.db"), "--port", "0"]
-    argv += ["--json", "--config", str(file), "--model", "m", "--set", "limits.choices=4"]
+    argv += ["--json", "--config", str(file), "--set", "model=m", "--set", "limits.choices=4"]
     done = bridle("proxy", *argv)
     assert done.exit_code == 0, done.output
     (settings,) = seen
