@@ -122,22 +122,23 @@ async def largest_arguments(send: Callable[[bytes], Any]) -> None:
     await send(call('"z": 1}') + END)
 
 
-async def many_logprobs(send: Callable[[bytes], Any]) -> None:
-    """32,000 tokens in one event, each with some alternatives."""
-    count = 32_000
+def logprobs_event(count: int) -> bytes:
     top = [{"token": f"t{n}", "logprob": -n - 0.5, "bytes": [1, 2]} for n in range(4)]
     entry = {"token": "w", "logprob": -0.5, "bytes": [119], "top_logprobs": top}
     delta = {"content": "word " * count}
     choice = {"index": 0, "delta": delta, "token_ids": [7] * count}
     choice["logprobs"] = {"content": [entry] * count}
     body = json.dumps({"choices": [choice], "prompt_token_ids": [1]}, separators=(",", ":"))
-    await send(
-        STREAM
-        + b"data: "
-        + body.encode()
-        + b"\n\n"
-        + END.replace(b'n_tokens": 1', b'n_tokens": 32000')
-    )
+    return b"data: " + body.encode() + b"\n\n"
+
+
+MANY_LOGPROBS = logprobs_event(32_000)
+"""Made before anybody waits: the steady streams come from this process, too."""
+
+
+async def many_logprobs(send: Callable[[bytes], Any]) -> None:
+    """32,000 tokens in one event, each with some alternatives."""
+    await send(STREAM + MANY_LOGPROBS + END.replace(b'n_tokens": 1', b'n_tokens": 32000'))
 
 
 async def many_comments(send: Callable[[bytes], Any]) -> None:
