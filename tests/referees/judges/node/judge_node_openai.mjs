@@ -133,10 +133,21 @@ test("responses parsed", async () => {
   assert.deepEqual(reply.output_parsed, oslo);
 });
 
-test("a conversation that nobody keeps is refused", async () => {
-  await assert.rejects(client.conversations.create({ items: [] }), OpenAI.NotFoundError);
+test("conversations", async () => {
+  const said = { type: "message", role: "user", content: "The code is blue." };
+  const made = await client.conversations.create({ items: [said] });
+  const reply = await client.responses.create({ model, input: question, conversation: made.id });
+  assert.equal(reply.conversation.id, made.id);
+  const kept = [];
+  for await (const one of client.conversations.items.list(made.id, { order: "asc" })) {
+    kept.push(one.role ?? one.type);
+  }
+  assert.deepEqual(kept.slice(0, 2), ["user", "user"]);
+  assert.ok(kept.length > 2);
+  assert.equal((await client.conversations.delete(made.id)).deleted, true);
+  await assert.rejects(client.conversations.retrieve(made.id), OpenAI.NotFoundError);
   const asked = client.responses.create({ model, input: question, conversation: "conv_1" });
-  await assert.rejects(asked, OpenAI.BadRequestError);
+  await assert.rejects(asked, OpenAI.APIError);
 });
 
 test("errors", async () => {
