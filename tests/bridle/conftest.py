@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.schema.database import migrate
+from support.processes import until
 
 TOOL = {
     "type": "function",
@@ -109,17 +109,9 @@ def bridle() -> Callable[..., Result]:
     return call
 
 
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < end, "it did not come true"
-            time.sleep(0.05)
-
-    return wait
+@pytest.fixture(name="until")
+def waits_for_a_condition() -> Callable[[Callable[[], bool]], None]:
+    return until
 
 
 TRAINED_AGENT = """

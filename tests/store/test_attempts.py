@@ -21,6 +21,7 @@ from bridle.store.schema.tables import writers
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
+from support.processes import until
 
 PROGRAM = """
 import sys, time
@@ -116,10 +117,7 @@ def test_an_attempt_whose_lease_ran_out_while_it_lived_goes_on(url, reader):
         with Writer(url):
             pass
         assert reader.run("r").status == "failed"
-        deadline = time.monotonic() + 20
-        while reader.run("r").status != "running" and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert reader.run("r").status == "running"
+        until(lambda: reader.run("r").status == "running")
         (one,) = reader.attempts("r")
         assert one.writer_id == slow.id
         slow.finish_run("r", "completed")

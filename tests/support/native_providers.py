@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.engine.serve.transport import ServerThread
+from support.asgi import read_body
 
 TURNS = 6
 KEY = "the-key-at-the-provider"
@@ -68,11 +69,7 @@ class NativeProvider(ServerThread):
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await read_body(receive)
         query = scope["query_string"].decode()
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         asked = Asked(scope["path"] + (f"?{query}" if query else ""), headers, body)
