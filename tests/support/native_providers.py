@@ -18,7 +18,6 @@ from support.asgi import read_body
 
 TURNS = 6
 KEY = "the-key-at-the-provider"
-PARAMETERS = {"type": "object", "properties": {"step": {"type": "integer"}}, "required": ["step"]}
 
 Json = dict[str, Any]
 
