@@ -284,9 +284,8 @@ def _source(new: NewReward, caller: Caller) -> RewardSource:
     if new.scorer and caller.admin:
         message = "a scorer's reward is given with the session's verifier key, not the admin key"
         raise ApiError("invalid_request", message, status=422, param="scorer")
-    if new.scorer:
-        return RewardSource.SCORER
-    return RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
+    given = RewardSource.SCORER if new.scorer else RewardSource.VERIFIER
+    return RewardSource.OPERATOR if caller.admin else given
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
@@ -311,7 +310,8 @@ def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
     if new.call_id not in (None, call_id):
         message = f"turn {new.turn} is call {call_id}, not {new.call_id}: name one of them"
         raise ApiError("invalid_request", message, status=422, param="turn")
-    return new.model_copy(update={"call_id": call_id})
+    placed: NewReward = new.model_copy(update={"call_id": call_id})
+    return placed
 
 
 async def set_kind(

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.support.processes import until
 from typer.testing import CliRunner, Result
 
 from bridle.cli.program import app
@@ -20,7 +21,6 @@ from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.schema.database import migrate
-from support.processes import until
 
 TOOL = {
     "type": "function",

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.asgi import read_body
+from tests.support.processes import until
 
 from bridle.engine.scripted import Script, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.engine.serve.transport import ServerThread
@@ -20,8 +22,6 @@ from bridle.proxy.wire.sse import SseParser
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow, Reader
-from support.asgi import read_body
-from support.processes import until
 
 MODEL = "tiny-policy"
 CORPUS = [

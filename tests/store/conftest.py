@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.support.processes import free_port
 
 from bridle.store.schema.database import migrate
-from support.processes import free_port
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.asgi import read_body
+
 from bridle.engine.serve.transport import ServerThread
-from support.asgi import read_body
 
 TURNS = 6
 KEY = "the-key-at-the-provider"

@@ -60,8 +60,9 @@ def by_google(client: Any, model: str, stream: bool, *, with_id: bool) -> str:
     declared = types.FunctionDeclaration(
         name="look_up", description="Look a step up.", parameters_json_schema=PARAMETERS
     )
-    tools = [types.Tool(function_declarations=[declared])]
-    config = types.GenerateContentConfig(tools=tools, max_output_tokens=99)
+    config = types.GenerateContentConfig(
+        tools=[types.Tool(function_declarations=[declared])], max_output_tokens=99
+    )
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="go")])]
     while True:
         asked: Any = {"model": model, "contents": contents, "config": config}
