@@ -20,10 +20,9 @@ from bridle.cli.program import app
 from bridle.proxy.settings import OtherModel
 from bridle.run.deployment import examine_upstreams
 from bridle.store.records import CallStatus
-from support import tool_turns
-from support.tool_turns import PARAMETERS
 
 TURNS = 6
+PARAMETERS = {"type": "object", "properties": {"step": {"type": "integer"}}, "required": ["step"]}
 TOOL = {"name": "look_up", "description": "Look a step up.", "parameters": PARAMETERS}
 
 Asked = dict[str, Any]
@@ -160,17 +159,65 @@ def by_chat(url: str, stream: bool) -> str:
 def by_responses(url: str, stream: bool) -> str:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     given: Any = {"model": "ext", "tools": [{"type": "function", **TOOL}], "max_output_tokens": 99}
-    return tool_turns.by_responses(client, given, stream)
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    while True:
+        if stream:
+            *_, last = client.responses.create(**given, input=items, stream=True)
+            said = last.response
+        else:
+            said = client.responses.create(**given, input=items)
+        items += [item.model_dump(exclude_none=True) for item in said.output]
+        calls = [item for item in said.output if item.type == "function_call"]
+        if not calls:
+            return str(said.output_text)
+        items.append(
+            {"type": "function_call_output", "call_id": calls[0].call_id, "output": "done"}
+        )
 
 
 def by_messages(url: str, stream: bool) -> str:
     client = anthropic.Anthropic(base_url=url, api_key="x", max_retries=0)
-    return tool_turns.by_messages(client, {"model": "ext", "max_tokens": 99}, "go", stream)
+    tool = {"name": "look_up", "description": "Look a step up.", "input_schema": PARAMETERS}
+    given: Any = {"model": "ext", "max_tokens": 99, "tools": [tool]}
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    while True:
+        if stream:
+            with client.messages.stream(**given, messages=messages) as events:
+                said = events.get_final_message()
+        else:
+            said = client.messages.create(**given, messages=messages)
+        messages.append({"role": "assistant", "content": said.content})
+        calls = [block for block in said.content if block.type == "tool_use"]
+        if not calls:
+            return "".join(block.text for block in said.content if block.type == "text")
+        result = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "done"}
+        messages.append({"role": "user", "content": [result]})
 
 
 def by_google(url: str, stream: bool) -> str:
     client = genai.Client(api_key="x", http_options={"base_url": url})
-    return tool_turns.by_google(client, "ext", stream, with_id=True)
+    types = genai.types
+    declared = types.FunctionDeclaration(
+        name="look_up", description="Look a step up.", parameters_json_schema=PARAMETERS
+    )
+    config = types.GenerateContentConfig(
+        tools=[types.Tool(function_declarations=[declared])], max_output_tokens=99
+    )
+    contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="go")])]
+    while True:
+        asked: Any = {"model": "ext", "contents": contents, "config": config}
+        chunks: list[Any] = []
+        if stream:
+            chunks += client.models.generate_content_stream(**asked)
+        else:
+            chunks.append(client.models.generate_content(**asked))
+        parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts or ()]
+        contents.append(types.Content(role="model", parts=parts))
+        calls = [part.function_call for part in parts if part.function_call]
+        if not calls:
+            return "".join(part.text or "" for part in parts if not part.thought)
+        reply = types.FunctionResponse(id=calls[0].id, name="look_up", response={"output": "done"})
+        contents.append(types.Content(role="user", parts=[types.Part(function_response=reply)]))
 
 
 CLIENTS = {"chat": by_chat, "responses": by_responses, "messages": by_messages, "google": by_google}

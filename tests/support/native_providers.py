@@ -19,6 +19,7 @@ from bridle.engine.serve.transport import ServerThread
 
 TURNS = 6
 KEY = "the-key-at-the-provider"
+PARAMETERS = {"type": "object", "properties": {"step": {"type": "integer"}}, "required": ["step"]}
 
 Json = dict[str, Any]
 
