@@ -363,7 +363,13 @@ class GrpoConfig:
     """Maximum number of policy versions that a trained token may lag behind. With 0 the run
     collects, trains and publishes in turn. With n the groups of up to n steps run ahead of training
     (:mod:`bridle.trainer.collection`). Tokens that lag more are masked and counted. Replayed
-    sessions have a limit of their own."""
+    sessions have a limit of their own. With ``collection = "sessions"`` it is the mean lag."""
+    collection: Literal["groups", "sessions"] = "groups"
+    """The unit that a step takes: whole ``groups``, or single ``sessions`` as soon as siblings with
+    other rewards have ended (:mod:`bridle.trainer.collection.sessions`)."""
+    max_age: Count = 16
+    """Maximum number of policy versions that a trained token may lag behind with ``collection =
+    "sessions"``. Tokens that lag more are masked and counted."""
     seed: Natural = 0
     """The random seed of the order of tasks, minibatches, replay, ``resample_on_correct`` and new
     adapters."""
@@ -382,6 +388,11 @@ class GrpoConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     checkpoints: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()
+
+    @property
+    def oldest_lag(self) -> int:
+        """Maximum number of policy versions that a trained token may lag behind."""
+        return self.max_age if self.collection == "sessions" else self.max_staleness
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.fates import StepFates, step_fates
 from bridle.trainer.batch.prepare import TrainItem
-from bridle.trainer.collection.collector import Collect
+from bridle.trainer.collection.background import Collect, GroupSource
 from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.collection.replay import Replay, ReplayBuffer
 from bridle.trainer.config import GrpoConfig
@@ -56,11 +56,11 @@ class GrpoLoop:
         *,
         version: int = 0,
         sinks: RunSink | None = None,
-        groups: Callable[[], Mapping[str, Any]] = dict,
+        source: GroupSource | None = None,
         teacher: AskTeacher | None = None,
         load: Callable[[str], Episode] | None = None,
     ) -> None:
-        """Create the loop. ``groups`` returns what checkpoints keep of the groups that were taken.
+        """Create the loop. ``source`` knows the groups that ``collect`` takes.
 
         ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
         session of an earlier step by its id, for success replay.
@@ -86,7 +86,7 @@ class GrpoLoop:
         """Policy version after the last completed step."""
         self._collect = collect
         self._sinks = sinks
-        self._groups = groups
+        self._source = source
         self._teacher = teacher
         self._fates: list[StepFates] = []
         """The token fates of the steps since the last checkpoint."""
@@ -160,7 +160,13 @@ class GrpoLoop:
             episodes = self._collect(step, version)
         with self._timed("prepare"):
             prepared = [
-                each.prepared(episodes, version, each.configured(self.config), self._teacher)
+                each.prepared(
+                    episodes,
+                    version,
+                    each.configured(self.config),
+                    self._teacher,
+                    self._source.earlier() if self._source is not None else (),
+                )
                 for each in self.policies
             ]
             replay = self._replay(len(episodes))
@@ -179,7 +185,8 @@ class GrpoLoop:
                     for each in self.policies
                 ]
         self.step, self.version, self._updating = step + 1, version, False
-        self._trained_groups = self._groups()
+        if self._source is not None:
+            self._trained_groups = self._source.groups()
         self._fates += step_fates(
             episodes,
             [

@@ -99,14 +99,17 @@ def prepare(
     memory: dict[str, float] | None = None,
     teacher: AskTeacher | None = None,
     inform: Inform = plain,
+    earlier: Sequence[Episode] = (),
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
+    ``earlier`` are siblings that earlier steps have trained; they count in a baseline only.
     ``memory`` is the state that estimators keep over the steps of a run; they change it.
     ``teacher`` scores every session that is not left out for its own sake, whatever its group's
     rewards, with the context that ``inform`` puts into its prompt. Their errors are raised.
     """
-
+    own = range(len(episodes))
+    episodes = [*episodes, *earlier]
     judgement = cache(lambda index: filtered(episodes[index], config.filters))
 
     def fate(index: int, degenerate_group: bool) -> str | None:
@@ -114,7 +117,7 @@ def prepare(
             episodes[index],
             degenerate_group=degenerate_group,
             version=version,
-            max_staleness=config.max_staleness,
+            max_staleness=config.oldest_lag,
             config=config.filters,
         )
         return judgement(index).reason if reason is None else reason
@@ -147,7 +150,7 @@ def prepare(
         credit |= _credit(episodes, punished, indices, config, memory)
     teacher_gap, without_context = None, list[int]()
     if teacher is not None:
-        asked = [index for index in compared if fate(index, degenerate_group=False) is None]
+        asked = [i for i in compared if i in own and fate(i, degenerate_group=False) is None]
         attempts = {index: _attempt(episodes, compared, members, index) for index in asked}
         teacher_gap, without_context = _add_teacher(credit, attempts, config, teacher, inform)
     degenerate = {
@@ -163,7 +166,7 @@ def prepare(
     for index in compared:
         equal = group_of(episodes[index]) in degenerate
         reasons[index] = untaught.get(index) or fate(index, degenerate_group=equal)
-    oldest = version - config.max_staleness
+    oldest = version - config.oldest_lag
     judged = list(episodes)
     for index, reason in enumerate(reasons):
         if reason is None:
@@ -173,6 +176,9 @@ def prepare(
             judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
             for name, tokens in judgement(index).tokens.items():
                 judged[index] = masked(judged[index], tokens, name)
+    judged, reasons, punished = (part[: len(own)] for part in (judged, reasons, punished))
+    compared = {index: reward for index, reward in compared.items() if index in own}
+    members = _members(episodes, compared)
     accounts = tuple(map(account_of, judged, reasons))
     dropped = [str(reason) for reason in reasons if reason is not None]
     items = [
@@ -189,12 +195,12 @@ def prepare(
         group_rewards=tuple(
             float(np.mean([compared[index] for index in indices])) for indices in members.values()
         ),
-        degenerate_groups=len(degenerate),
+        degenerate_groups=len(degenerate & members.keys()),
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
-        unplaced_rewards=sum(len(one.unplaced) for one in numbers),
-        signal=signal(episodes, compared, tuple(members.values())),
+        unplaced_rewards=sum(len(one.unplaced) for one in numbers[: len(own)]),
+        signal=signal(episodes[: len(own)], compared, tuple(members.values())),
         teacher_gap=teacher_gap,
     )
 

@@ -55,16 +55,19 @@ class TrainedPolicy:
         version: int,
         config: GrpoConfig,
         teacher: AskTeacher | None,
+        earlier: Sequence[Episode] = (),
     ) -> PreparedStep:
         """Prepare the policy's part of a step's sessions.
 
         See :func:`bridle.trainer.batch.prepare.prepare`. A policy with an average is its own
         teacher.
         """
-        own = [of_policy(episode, self.name) for episode in episodes]
+        own, before = (
+            [of_policy(episode, self.name) for episode in part] for part in (episodes, earlier)
+        )
         if (average := self.learner.average) is not None:
             teacher = average.gaps
-        return prepare(own, version, config, self.memory, teacher, self.inform)
+        return prepare(own, version, config, self.memory, teacher, self.inform, before)
 
     def load_checkpoint(self, name: str) -> Progress:
         """Load the checkpoint ``name``.

@@ -178,6 +178,7 @@ def train(
             run_id=run_id,
             config=training,
             groups_per_step=config.groups.per_step,
+            group_size=config.groups.size,
             others=others,
             name=recordings.policy,
             work={

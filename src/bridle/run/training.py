@@ -34,7 +34,8 @@ from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.collection.collector import Collector, StartGroup
+from bridle.trainer.collection.background import BackgroundCollector, StartGroup
+from bridle.trainer.collection.sessions import collector_of
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.credit.anchors import ANCHORS
@@ -76,6 +77,7 @@ class TrainingPlan:
     """The id of the run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
     groups_per_step: int = 8
+    group_size: int = 8
     others: Mapping[str, Path] = field(default_factory=dict)
     """The model directories of the policies that are trained beside it, by name."""
     name: str = DEFAULT_POLICY
@@ -205,11 +207,12 @@ def train(
         Writer(plan.store) as writer,
         ExitStack() as opened,
         sinks_of(plan, writer) as sinks,
-        Collector(
+        collector_of(
             groups,
             load,
             plan.config,
             per_step=plan.groups_per_step,
+            group_size=plan.group_size,
         ) as collector,
     ):
         stacks = {plan.name: stack, **further}
@@ -224,7 +227,7 @@ def train(
             attempt.collect,
             version=0,
             sinks=sinks,
-            groups=collector.groups,
+            source=collector,
             teacher=teacher,
             load=load,
         )
@@ -244,7 +247,7 @@ class _Attempt:
 
     plan: TrainingPlan
     served: Sequence[_Served]
-    collector: Collector
+    collector: BackgroundCollector
     reader: Reader
     writer: Writer
     held_out: HeldOut | None
