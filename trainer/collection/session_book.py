@@ -20,7 +20,7 @@ class _Group:
     waiting: list[str] = field(default_factory=list)
     """Ids of the sessions that have ended and have not been taken."""
     late: Collection[str] = ()
-    """Those of them of which all is too old."""
+    """The ids of waiting sessions of which all is too old."""
     live: bool = False
     """Whether the others teach something beside the siblings that have ended so far."""
     finished: bool = False
