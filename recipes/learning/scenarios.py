@@ -130,6 +130,7 @@ EXPECTATIONS: Final = (
         at_least=1.0,
         against="gigpo",
     ),
+    Expectation("aem", "long", "AEM: no slower than GRPO", at_most=1.0),
     Expectation("critic", "long", "ArCHer, VL-DAC: values of turns pay in long ones", at_most=0.5),
     Expectation(
         "turn_returns with step rewards",
@@ -175,6 +176,7 @@ EXPECTATIONS: Final = (
     Expectation("importance mask", "noise", "IcePop: no slower than truncation", at_most=1.0),
     Expectation("gspo", "updates", "GSPO: more efficient than GRPO", at_most=1.0),
     Expectation("aepo", "updates", "AEPO: no slower than GRPO", at_most=1.0),
+    Expectation("epo", "updates", "EPO: no slower than GRPO", at_most=1.0),
     Expectation("cispo", "updates", "MiniMax-M1: half of the steps", at_most=0.5),
 )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.store.records import DEFAULT_POLICY, PolicyRecord
 from bridle.trainer.batch.fates import merged
 from bridle.trainer.batch.filters import account_of
@@ -30,6 +31,21 @@ CONFIG = GrpoConfig(
     optimizer=OptimizerConfig(learning_rate=1e-2),
     packing=PackingConfig(max_tokens=128, block_tokens=16),
 )
+
+
+def test_texts_are_scored_after_prompts_by_the_policy_in_training(chat_directory, tmp_path):
+    learner = Learner(trainable_policy(chat_directory, ON_CPU, CONFIG.lora), CONFIG)
+    policy = TrainedPolicy(learner, tmp_path, tokenizer_from=chat_directory)
+    prompts = [np.asarray(ids, np.uint32) for ids in ([5, 6, 7], [8])]
+    found = policy.likelihoods([(one.tobytes(), "Norway? 12") for one in prompts])
+    text = Tokenizer(chat_directory).encode("Norway? 12")
+    assert len(text) > 1
+    for prompt, scores in zip(prompts, found, strict=True):
+        ids = torch.tensor([[*prompt.tolist(), *text]])
+        with torch.no_grad():
+            logprobs = learner.model(input_ids=ids).logits[0].log_softmax(-1)
+        ours = [logprobs[len(prompt) - 1 + at, one].item() for at, one in enumerate(text)]
+        assert scores.tolist() == pytest.approx(ours, abs=1e-4)
 
 
 class TwoBandits:

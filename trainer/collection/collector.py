@@ -18,6 +18,7 @@ from bridle.trainer.batch.filters import newest_version, trained_tokens
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.book import GroupBook, Verdict
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit import ADVANTAGES, is_scoring
 
 
 class Collect(Protocol):
@@ -53,10 +54,14 @@ class Collector:
         self._load = load
         self._config = config
         self._judging = config
-        if config.distillation.teaches:
-            # A teacher makes groups of equal rewards teach too. It is asked when they are trained.
+        scores = is_scoring(ADVANTAGES.get(config.advantages.baseline))
+        if config.distillation.teaches or scores:
+            # They make groups of equal rewards teach too, and are asked when they are trained.
             filters = replace(config.filters, drop_zero_variance=False)
-            self._judging = replace(config, filters=filters)
+            advantages = replace(config.advantages, baseline="grpo") if scores else None
+            self._judging = replace(
+                config, filters=filters, advantages=advantages or config.advantages
+            )
         limit = max(per_step, round(per_step * config.filters.refill))
         self._book = GroupBook(per_step, config.max_staleness, limit)
         self._changed = threading.Condition()
