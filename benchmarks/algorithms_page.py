@@ -53,9 +53,10 @@ def _region(found: Sequence[RegionFigures]) -> Iterator[str]:
         "the method and no error of a sign or a weight: the table below has no sampling, and",
         "every session counts with its probability. With the advantage of the choice itself,",
         "which has the same mean without the luck, nothing points away: what is left is still",
-        "ahead, or nothing is left (0). Only tokens outside the region are concerned. The pull",
-        "back to the sampler is what makes lagging runs slower",
-        "([Lag](learning.md#lag)), and a brake where they would collapse",
+        "ahead, or nothing is left (0). Only tokens outside the region are concerned.",
+        "",
+        "The pull back to the sampler costs speed ([Lag](learning.md#lag)), and keeps lagging runs",
+        "from collapsing: a mask of both sides, which has no such pull, does not",
         "([training](training.md)).",
         "",
         "| ahead of the sampler, nats of a logit | outside | cosine: no region "
