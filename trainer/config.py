@@ -108,7 +108,7 @@ class AdvantageConfig:
 
     baseline: PartName = "grpo"
     """The advantage estimator: ``grpo``, ``leave_one_out``, ``mean``, ``lite_ppo``, ``gated``,
-    ``per_role``, ``gigpo``, ``turn_returns``, ``critic``, ``spiral``, ``none``
+    ``per_role``, ``gigpo``, ``turn_returns``, ``critic``, ``spiral``, ``aem``, ``igpo``, ``none``
     (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
@@ -261,7 +261,7 @@ class LossConfig:
     """The policy-gradient loss. Its formulas are in :mod:`bridle.trainer.losses.losses`."""
 
     name: PartName = "clip"
-    """The loss: ``clip``, ``gspo``, ``cispo``, ``aepo``, or one registered with
+    """The loss: ``clip``, ``gspo``, ``cispo``, ``aepo``, ``epo``, or one registered with
     ``register_loss``."""
     clip_low: Share = 0.2
     """The lower clip bound ε. In a step with several updates, a token with a negative advantage

@@ -239,10 +239,16 @@ def test_groups_of_equal_rewards_are_replaced_until_the_step_is_full(sessions):
         assert sessions.begun == [0, 1, 2, 3]
 
 
-def test_groups_of_equal_rewards_are_not_replaced_where_a_teacher_teaches_them(sessions):
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"distillation": DistillationConfig(url="http://teacher:8000")},
+        {"advantages": AdvantageConfig("igpo")},
+    ],
+)
+def test_groups_of_equal_rewards_are_not_replaced_where_something_else_teaches(sessions, more):
     sessions.equal = {0, 1}
-    teacher = DistillationConfig(url="http://teacher:8000")
-    with collector(sessions, filters=FilterConfig(refill=4), distillation=teacher) as collect:
+    with collector(sessions, filters=FilterConfig(refill=4), **more) as collect:
         step = asked(collect, 0, 0)
         for number in range(2):
             sessions.until_begun(number)

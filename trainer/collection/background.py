@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import SessionRecord
 from bridle.trainer.config import GrpoConfig
+from bridle.trainer.credit import ADVANTAGES, is_scoring
 
 
 class Collect(Protocol):
@@ -68,10 +69,14 @@ class BackgroundCollector(ABC):
         self._load = load
         self._config = config
         self._judging = config
-        if config.distillation.teaches:
-            # A teacher makes groups of equal rewards teach too. It is asked when they are trained.
+        scores = is_scoring(ADVANTAGES.get(config.advantages.baseline))
+        if config.distillation.teaches or scores:
+            # They make groups of equal rewards teach too, and are asked when they are trained.
             filters = replace(config.filters, drop_zero_variance=False)
-            self._judging = replace(config, filters=filters)
+            advantages = replace(config.advantages, baseline="grpo") if scores else None
+            self._judging = replace(
+                config, filters=filters, advantages=advantages or config.advantages
+            )
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self._version = 0

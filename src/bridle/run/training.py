@@ -25,6 +25,7 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.registry import require_parts as require_named
+from bridle.run.config import RecordingsConfig
 from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
@@ -35,6 +36,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.background import BackgroundCollector, StartGroup
+from bridle.trainer.collection.mixture import Mixture
 from bridle.trainer.collection.sessions import collector_of
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
@@ -82,6 +84,8 @@ class TrainingPlan:
     """The model directories of the policies that are trained beside it, by name."""
     name: str = DEFAULT_POLICY
     """The name of ``policy``."""
+    recordings: RecordingsConfig | None = None
+    """The recorded sessions that each step trains beside its own, if it does."""
     work: Mapping[str, Any] = field(default_factory=dict)
     """Further parts of the run's ``config`` in the store: tasks, agent, groups, policy."""
 
@@ -231,6 +235,7 @@ def train(
             teacher=teacher,
             load=load,
         )
+        loop.mixture = opened.enter_context(_mixture(plan, rules))
         attempt.begin(loop)
 
         def after_step(report: StepReport) -> bool | None:
@@ -356,6 +361,26 @@ def _serving(plan: TrainingPlan, stack: Stack, writer: Writer) -> Iterator[_Serv
             inform=informer(plan.config.distillation, plan.policy),
         )
         yield _Served(plan, stack, trained, publisher)
+
+
+@contextmanager
+def _mixture(plan: TrainingPlan, rules: SampleRules) -> Iterator[Mixture | None]:
+    """Yield the selection of recorded sessions beside the run's own, or ``None`` without one."""
+    stated = plan.recordings
+    if stated is None:
+        yield None
+        return
+    with Reader(stated.store or plan.store) as reader:
+        yield Mixture(
+            lambda: (
+                one
+                for one in reader.sessions(run=stated.run, where=stated.where, sealed=True)
+                if one.run_id != plan.run_id
+            ),
+            lambda session_id: loaded_episode(reader, session_id, rules),
+            stated.share,
+            stated.per_task,
+        )
 
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:
