@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,14 @@ def addresses(served: Any) -> dict[str, str]:
         "audit": "/audit",
         "nothing": "/sessions?harness=none",
     }
+
+
+def complaints(page: Any, axe: str) -> list[tuple[str, list[str]]]:
+    """The serious violations of accessibility on a page, with some of the elements."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run({preload: false}).then(result => result.violations)")
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in serious]
 
 
 def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -> None:
@@ -251,12 +261,30 @@ def test_every_page_is_accessible_fits_and_is_drawn(
             page.locator("#turn-2 [data-tokens]").click()
             expect(page.locator("token-strip .tk").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        page.evaluate(axe)
-        found = page.evaluate("axe.run().then(result => result.violations)")
-        serious = [v for v in found if v["impact"] in ("serious", "critical")]
-        told = [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in serious]
-        assert told == [], name
+        assert complaints(page, axe) == [], name
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             page.evaluate("scrollTo(0, 0)")
             page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
+
+
+def test_a_bundle_is_read_from_files(served: Any, page: Any, axe: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bridle", "viewer", "run_gallery1", "--store", served.store]
+    subprocess.run([*command, "--bundle", str(tmp_path)], check=True)
+    with Reader(served.store) as reader:
+        turns = len(reader.calls(served.sessions[0]))
+    page.goto((tmp_path / "index.html").as_uri())
+    expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
+    assert complaints(page, axe) == []
+    page.get_by_role("link", name="sessions", exact=True).click()
+    expect(page.locator("[data-line]")).to_have_count(12)
+    assert complaints(page, axe) == []
+    page.locator("[data-line]").last.locator("a").first.click()
+    expect(page.locator(".turn")).to_have_count(turns)
+    page.locator("#turn-2 details.part summary").first.click()
+    page.locator("#turn-2 .tk").nth(3).hover()
+    expect(page.locator("#turn-2 .about")).to_contain_text("logprob -")
+    assert complaints(page, axe) == []
+    page.keyboard.press("g")
+    page.keyboard.press("g")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Groups")

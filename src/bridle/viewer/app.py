@@ -68,6 +68,8 @@ COUNTED_TOKENS: Final = 10_000
 """Maximum number of sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
 """The number of turns that are sent at once."""
+PART: Final = 500
+"""Maximum number of turns that a request may ask for."""
 
 
 PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
@@ -199,7 +201,7 @@ def export(
 
 @pages.get("/sessions/{session_id}")
 def session(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     made = turns_of(loaded)
     number = number_of(source.reader)
     (line,) = lines_of(source.reader, [loaded.record], number)
@@ -229,10 +231,10 @@ def some_turns(
     source: From,
     session_id: str,
     first: Annotated[int, Query(ge=1)] = 1,
-    count: Annotated[int, Query(ge=1, le=500)] = TURNS,
+    count: Annotated[int, Query(ge=1, le=PART)] = TURNS,
     seen: Text = None,
 ) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     made = turns_of(loaded)
     if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
         return Response(status_code=204)
@@ -241,7 +243,7 @@ def some_turns(
 
 
 def _turn(source: Source, session_id: str, number: int) -> tuple[LoadedSession, CallRow]:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     if not 1 <= number <= len(loaded.calls):
         raise NotFound(f"session {session_id} has no turn {number}")
     return loaded, loaded.calls[number - 1]
@@ -279,14 +281,14 @@ def diff(request: Request, source: From, session_id: str, number: int) -> Respon
 
 @pages.get("/sessions/{session_id}/tree")
 def tree(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     rows = turns.as_tree(turns_of(loaded))
     return render("tree.html", request, session=loaded, rows=rows, title=_title(source, loaded))
 
 
 @pages.get("/sessions/{session_id}/audit")
 def session_audit(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     found = audit_loaded(loaded)
     made = turns_of(loaded)
     return render(
@@ -326,7 +328,7 @@ def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1)
 @pages.get("/group")
 def group(request: Request, source: From, id: Annotated[str, Query(max_length=512)]) -> Response:
     number = number_of(source.reader)
-    placed = placed_sessions(source.reader, SessionFilter(group=id), number)
+    placed = placed_sessions(source.reader, SessionFilter(group=id, sessions=source.only), number)
     if not placed:
         raise NotFound(f"no session has the group {id}")
     loaded = list(

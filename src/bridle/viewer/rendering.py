@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from bridle.diagnosis.transcript import lasted
 from bridle.reconstruct.rewards import findings_in, session_rewards
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
@@ -43,6 +44,10 @@ class Source:
     """The text of a token whose text the store does not have."""
     annotates: bool = False
     """Whether the server of the pages also records what their forms send."""
+    load: Callable[[Reader, str], LoadedSession] = LoadedSession.load
+    """The function that reads a session."""
+    only: tuple[str, ...] | None = None
+    """The ids of the sessions that lists have; ``None`` for all."""
 
     def texts(self, session: SessionRecord) -> turns.TokenText:
         """Return the function from a session's token ids to their texts.

@@ -6,14 +6,20 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
-from bridle.cli.reading import reader
+from bridle.cli.reading import nothing_found, one_session, reader
 from bridle.cli.serving import announce, leave_on_sigterm, listening_on
+from bridle.cli.terminal import fail, out, print_json
+from bridle.errors import UsageError
 from bridle.store.schema.database import shown
+
+if TYPE_CHECKING:
+    from bridle.store.reading.queries import Reader
+    from bridle.viewer.bundle import Scope
 
 YIELDS: Final = 10
 """The amount by which the process lowers its priority, so that serving a page does not delay a
@@ -22,6 +28,14 @@ proxy on the same machine."""
 
 def viewer(
     store: StoreOption,
+    about: Annotated[
+        str | None,
+        typer.Argument(metavar="[SESSION|RUN]", help="The session or run to bundle."),
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write static pages to share, and end.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="Newest sessions to bundle.")] = 50,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8700,
     tokenizer: Annotated[
         Path | None,
@@ -35,8 +49,13 @@ def viewer(
 ) -> None:
     """Show sessions, tokens, trees and runs in a browser.
 
-    It only reads, and serves this machine alone.
+    It serves this machine alone. With --bundle, it writes pages that need no server.
     """
+    if bundle is not None:
+        _write(store, about, bundle, limit, tokenizer, json)
+        return
+    if about is not None:
+        raise UsageError(f"{about!r} is what --bundle DIR takes: the pages list all sessions")
     import uvicorn
 
     from bridle.viewer.app import viewer_app
@@ -57,3 +76,42 @@ def viewer(
         leave_on_sigterm()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
+
+
+def _write(
+    store: str, about: str | None, folder: Path, limit: int, tokenizer: Path | None, json: bool
+) -> None:
+    """Write the bundle of a session or run, or of the newest sessions, and print where it is."""
+    from bridle.viewer.bundle import INDEX, write_bundle
+    from bridle.viewer.rendering import Source, token_text
+
+    with reader(store) as source:
+        scope = _scope(source, about, limit)
+        # The folders of this machine concern nobody who reads the bundle.
+        name = Path(shown(store)).name
+        pages = write_bundle(Source(source, name, token_text(tokenizer)), scope, folder)
+    index = folder / INDEX
+    if json:
+        print_json({"index": str(index), "pages": len(pages), "sessions": len(scope.sessions)})
+        return
+    out.print(
+        f"Wrote {len(pages)} pages of {len(scope.sessions)} sessions. Open {index}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _scope(source: Reader, about: str | None, limit: int) -> Scope:
+    from bridle.viewer.bundle import Scope
+
+    run = about if about in {known.id for known in source.runs()} else None
+    if about is not None and run is None:
+        record = one_session(source, about)
+        return Scope({record.id}, f"/sessions/{record.id}")
+    newest = source.sessions(run=run, limit=limit, newest_first=True)
+    found = {record.id for record in newest}
+    if run is not None:
+        return Scope(found, f"/runs/{run}", run)
+    if not found:
+        fail(nothing_found(source))
+    return Scope(found, "/sessions")

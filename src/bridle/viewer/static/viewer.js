@@ -119,8 +119,7 @@ function move(step) {
   (current.matches("[tabindex]") ? current : link)?.focus({ preventScroll: true });
 }
 
-const root = new URL(import.meta.url).pathname.replace(/\/static\/.*/, "");
-const places = { s: "sessions", g: "groups", r: "runs", a: "audit" };
+const places = { s: "Sessions", g: "Groups", r: "Runs", a: "Audit" };
 let going = false;
 
 document.addEventListener("keydown", (event) => {
@@ -131,7 +130,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (going) {
     going = false;
-    if (places[event.key]) location.href = `${root}/${places[event.key]}`;
+    [...document.querySelectorAll(".top nav a")].find((a) => a.textContent === places[event.key])?.click();
     return;
   }
   const act = {
