@@ -221,6 +221,27 @@ def test_the_keyboard_moves_opens_and_filters(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(4)
 
 
+def test_a_click_scores_a_session(served: Any, page: Any) -> None:
+    session = served.sessions[6]
+    page.goto(f"{served.url}/sessions/{session}")
+    score = page.get_by_role("form", name="Score")
+    score.get_by_role("button", name="0.5").click()
+    expect(score.get_by_role("button", name="0.5")).to_have_attribute("aria-pressed", "true")
+    score.get_by_role("button", name="1", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(score.get_by_role("button", name="1", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_text("Annotate").click()
+    page.get_by_label("Turn (empty: the session)").fill("2")
+    page.get_by_label("Value").fill("-1")
+    page.get_by_role("button", name="Record", exact=True).click()
+    expect(page.locator("#turn-2 header")).to_contain_text("reward -1")
+    with Reader(served.store) as reader:
+        given = [(one.value, one.turn, one.source) for one in reader.rewards(session)]
+    assert given[-3:] == [(0.5, None, "operator"), (1.0, None, "operator"), (-1.0, 2, "operator")]
+
+
 def test_the_sessions_of_a_filter_are_downloaded(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/sessions?harness=codex")
     page.get_by_label("Export these as").select_option("sharegpt")

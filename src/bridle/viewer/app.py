@@ -33,6 +33,7 @@ from bridle.diagnosis.pages import (
 )
 from bridle.diagnosis.transcript import ShownMessage, Turn, readable, shown, turns_of
 from bridle.diagnosis.values import LOST, branches_of
+from bridle.errors import UsageError
 from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.rewards import CountedRewards
@@ -51,6 +52,7 @@ from bridle.viewer.downloads import PageFormat, selection_file
 from bridle.viewer.filters import Filter, Text, filled
 from bridle.viewer.lanes import PHASES, lanes_of
 from bridle.viewer.rendering import FOLDER, Source, failure, render
+from bridle.viewer.scoring import scored
 from bridle.viewer.training import (
     by_name,
     charts,
@@ -110,6 +112,7 @@ def bare_app(store: str, root: str) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     @app.exception_handler(NotFound)
+    @app.exception_handler(UsageError)
     @app.exception_handler(StoreUnavailable)
     @app.exception_handler(RequestValidationError)
     async def failed(request: Request, error: Exception) -> Response:
@@ -219,10 +222,18 @@ def session(request: Request, source: From, session_id: str) -> Response:
         span=(end - begin) or 1.0,
         task=source.reader.task_of(loaded.record),
         findings=findings_of_session(source.reader, session_id),
-        annotates=source.annotates,
+        form=source.form,
         branches=branches_of(source.reader, session_id, loaded.calls, number),
         lost=next((one for one in loaded.all_rewards if one.name == LOST), None),
     )
+
+
+@pages.post("/sessions/{session_id}/rewards")
+async def score(request: Request, source: From, session_id: str) -> Response:
+    form = source.form
+    if form is None or form.record is None:
+        raise HTTPException(405, "these pages record nothing", {"allow": "GET"})
+    return await scored(request, session_id, form.token, form.record)
 
 
 @pages.get("/sessions/{session_id}/turns")

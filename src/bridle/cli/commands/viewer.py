@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from bridle.cli.commands.reward import operator_reward
 from bridle.cli.options import JsonOption, StoreOption, tokenizer_path
 from bridle.cli.reading import nothing_found, one_session, reader
 from bridle.cli.serving import announce, leave_on_sigterm, listening_on
 from bridle.cli.terminal import fail, out, print_json
 from bridle.errors import UsageError
 from bridle.store.schema.database import shown
+from bridle.store.writing.writer import Writer
 
 if TYPE_CHECKING:
     from bridle.store.reading.queries import Reader
     from bridle.viewer.bundle import Scope
+    from bridle.viewer.scoring import Record
 
 YIELDS: Final = 10
 """The amount by which the process lowers its priority, so that serving a page does not delay a
@@ -60,13 +66,15 @@ def viewer(
 
     from bridle.viewer.app import viewer_app
     from bridle.viewer.rendering import Source, token_text
+    from bridle.viewer.scoring import ScoreForm
     from bridle.web_pages import NoWebPages
 
     with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen()  # what asks before uvicorn accepts is kept waiting, not refused
-        app = viewer_app(Source(source, shown(store), token_text(tokenizer)))
+        form = ScoreForm(secrets.token_urlsafe(32), near=True, record=_recording(store, source))
+        app = viewer_app(Source(source, shown(store), token_text(tokenizer), form))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
         closed = NoWebPages(app, only_loopback=True)
@@ -76,6 +84,35 @@ def viewer(
         leave_on_sigterm()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
+
+
+def _recording(store: str, source: Reader) -> Record:
+    """Return the function that records what the pages' form sends, like ``bridle reward``."""
+
+    def write(session: str, form: Mapping[str, str]) -> None:
+        value, turn = _number(form, "value"), form.get("turn")
+        new = operator_reward(
+            source,
+            source.session(session).id,
+            form.get("name", ""),
+            value,
+            turn=None if not turn else int(_number(form, "turn")),
+            note=form.get("note"),
+        )
+        with Writer(store) as writer:
+            writer.add_sync(new)
+
+    async def record(session: str, form: Mapping[str, str]) -> None:
+        await asyncio.to_thread(write, session, form)
+
+    return record
+
+
+def _number(form: Mapping[str, str], field: str) -> float:
+    try:
+        return float(form[field])
+    except (KeyError, ValueError):
+        raise UsageError(f"{field} is a number, not {form.get(field, '')!r}") from None
 
 
 def _write(
