@@ -86,6 +86,8 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
         ("task", "task-2", 4),
         ("group", "run_gallery1/task-0/0", 4),
         ("version", "1", None),
+        ("model", "policy", 24),
+        ("sampled_least", "9999999", 0),
         ("least", "1", None),
         ("most", "0", None),
         ("reason", "kind_side", None),
@@ -97,11 +99,16 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
             expect(lines).to_have_count(count)
         field.fill("")
         expect(lines).to_have_count(24)
-    page.locator("select[name=order]").select_option("oldest")
+    page.locator("input[name=reverse]").check()
     expect(lines.first).to_contain_text("gallery-0")
-    expect(page).to_have_url(re.compile("order=oldest"))
+    expect(page).to_have_url(re.compile("reverse=true"))
     page.reload()
     expect(lines.first).to_contain_text("gallery-0")
+    page.get_by_role("link", name="Calls", exact=True).click()
+    heading = page.get_by_role("columnheader", name="Calls")
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    heading.get_by_role("link").press("Enter")
+    expect(heading).to_have_attribute("aria-sort", "ascending")
 
 
 def test_a_long_session_comes_whole_while_one_scrolls(served: Any, page: Any) -> None:
@@ -258,7 +265,13 @@ def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(12)
     page.goto(f"{served.url}/runs/run_gallery1")
     page.locator("select[name=compare]").select_option("run_gallery2")
-    expect(page.locator("polyline.line-1").first).to_be_attached()
+    chart = page.locator("figure").filter(has_text="Reward, mean")
+    expect(chart.locator("canvas")).to_be_visible()
+    last = chart.locator("b").inner_text()
+    chart.locator(".u-over").hover(position={"x": 2, "y": 20})
+    expect(chart.locator("b")).to_have_text(re.compile(r"step 1: 0\.\d+ · 0\.\d+"))
+    page.get_by_role("heading", level=1).hover()
+    expect(chart.locator("b")).to_have_text(last)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -295,6 +308,7 @@ def test_a_bundle_is_read_from_files(served: Any, page: Any, axe: str, tmp_path:
     with Reader(served.store) as reader:
         turns = len(reader.calls(served.sessions[0]))
     page.goto((tmp_path / "index.html").as_uri())
+    expect(page.locator("line-chart canvas").first).to_be_visible()
     expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
     assert complaints(page, axe) == []
     page.get_by_role("link", name="sessions", exact=True).click()

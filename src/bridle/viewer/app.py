@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
@@ -19,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
-    BY_REWARD,
     MOST_OF_RUN,
     MOST_PLACED,
     Placed,
@@ -27,6 +25,7 @@ from bridle.diagnosis.pages import (
     SessionOrder,
     choices,
     count_sessions,
+    is_ascending,
     lines_of,
     placed_sessions,
     session_lines,
@@ -159,6 +158,7 @@ def sessions(
     source: From,
     wanted: Filter,
     order: SessionOrder = SessionOrder.NEWEST,
+    reverse: bool = False,
     page: PageNumber = 1,
 ) -> Response:
     found = session_lines(
@@ -168,6 +168,7 @@ def sessions(
         number=number_of(source.reader),
         limit=PAGE + 1,
         offset=PAGE * (page - 1),
+        reverse=reverse,
     )
     part = "hx-request" in request.headers
     # To count the sessions that have a text, all messages would be read.
@@ -180,7 +181,9 @@ def sessions(
         total=total,
         page=page,
         order=order,
-        most=MOST_PLACED if order in BY_REWARD else None,
+        reverse="true" if reverse else None,
+        sorted="ascending" if is_ascending(order, reverse=reverse) else "descending",
+        most=MOST_PLACED if order is SessionOrder.REWARD else None,
         tail=TAIL if wanted.text else None,
         orders=list(SessionOrder),
         wanted=wanted,
@@ -267,8 +270,7 @@ def tokens(
     loaded, call = _turn(source, session_id, number)
     text = source.texts(loaded.record)
     strip = turns.token_strip(loaded, call, text, observed=observed)
-    data = orjson.dumps(strip).decode().replace("<", "\\u003c")
-    values = {"data": data, "strip": strip, "observed": observed, "number": number}
+    values = {"strip": strip, "observed": observed, "number": number}
     return render("tokens.html", request, session=loaded, **values)
 
 

@@ -66,6 +66,8 @@ def session_filter(request: Request) -> SessionFilter:
         until=None if until is None else until + _DAY,
         least=_number(query.get("least")),
         most=_number(query.get("most")),
+        sampled_least=_number(query.get("sampled_least")),
+        sampled_most=_number(query.get("sampled_most")),
         version=None if whole is None else int(whole),
     )
 

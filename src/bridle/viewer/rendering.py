@@ -113,6 +113,7 @@ def _templates() -> Environment:
         "code": with_code,
         "words": lambda value: str(value).replace("_", " "),
         "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
+        "script": lambda value: orjson.dumps(value).decode().replace("<", "\\u003c"),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
     }
     environment.filters |= filters

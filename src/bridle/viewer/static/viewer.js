@@ -1,4 +1,4 @@
-// The token strip, the keyboard, and the clock of live parts. Everything else is HTML and htmx.
+// The token strip, the charts, the keyboard, and the clock of live parts. Everything else is HTML and htmx.
 
 const LIVE_MS = 2000;
 
@@ -68,6 +68,55 @@ function describe([id, text, logprob, version, reason], position) {
   parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`);
   parts.push(`version ${version}`, reason ? `not trainable: ${reason.replaceAll("_", " ")}` : "trainable");
   return parts.join(" · ");
+}
+
+/** Draws values over steps with uPlot; the caption shows those under the mouse, or the last. */
+class LineChart extends HTMLElement {
+  connectedCallback() {
+    const { steps, series } = JSON.parse(this.querySelector("script").textContent);
+    const caption = this.closest("figure").querySelector("b");
+    const last = caption.textContent;
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name);
+    const axis = { stroke: colour("--dim"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const line = (name, index) => ({
+      label: name,
+      stroke: colour(index ? "--rust" : "--accent"),
+      dash: index ? [4, 2] : [],
+      width: 1.5,
+      spanGaps: true,
+      points: { show: steps.length < 60, size: 4 },
+    });
+    const size = () => ({ width: this.clientWidth, height: this.clientHeight });
+    const zero = (_, low, high) => (low < 0 || high > 0 ? [Math.min(0, low), Math.max(0, high) * 1.05] : [0, 1]);
+    const plot = new uPlot(
+      {
+        ...size(),
+        legend: { show: false },
+        cursor: { y: false, drag: { x: false, y: false } },
+        scales: { x: { time: false }, y: { range: zero } },
+        axes: [
+          { ...axis, size: 22, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
+          { ...axis, size: 48, space: 28, values: (_, ticks) => ticks.map(figure) },
+        ],
+        series: [{}, ...Object.keys(series).map(line)],
+        hooks: {
+          setCursor: [({ cursor: { idx, left }, data }) => {
+            const shown = left < 0 || idx === null ? null : data.slice(1).map((of) => figure(of[idx])).join(" · ");
+            caption.textContent = shown === null ? last : `step ${steps[idx]}: ${shown}`;
+          }],
+        },
+      },
+      [steps, ...Object.values(series)],
+      this,
+    );
+    new ResizeObserver(() => plot.setSize(size())).observe(this);
+  }
+}
+customElements.define("line-chart", LineChart);
+
+function figure(value) {
+  return value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
 // -- live parts: asked for again while the page is seen and nobody types in them ------------------
