@@ -152,7 +152,7 @@ def test_a_narrow_list_shows_every_figure_with_its_heading(served: Any, page: An
             assert not text.strip() or left < right, (path, text)
 
 
-def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, page: Any) -> None:
+def test_a_token_is_described_under_the_mouse_by_a_click_and_by_arrow_keys(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/sessions/{served.sessions[0]}")
     page.locator("#turn-2 [data-tokens]").click()
     strip = page.locator("#turn-2 .strip").first
@@ -160,6 +160,15 @@ def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, pag
     expect(strip.locator(".about")).to_contain_text("logprob -")
     expect(strip.locator(".about")).to_contain_text("trainable")
     first = strip.locator(".about").inner_text()
+    strip.locator(".tk").nth(5).click()
+    for part in ("position ", "id ", "logprob -", "probability ", "version ", "trainable"):
+        expect(strip.locator(".about")).to_contain_text(part)
+    held = strip.locator(".about").inner_text()
+    strip.locator(".tk").nth(3).hover()
+    expect(strip.locator(".about")).to_have_text(held)
+    strip.locator(".tk").nth(5).click()
+    strip.locator(".tk").nth(3).hover()
+    expect(strip.locator(".about")).to_have_text(first)
     strip.locator(".run").focus()
     page.keyboard.press("ArrowRight")
     expect(strip.locator(".about")).not_to_have_text(first)

@@ -2,7 +2,7 @@
 
 const LIVE_MS = 2000;
 
-/** Shows tokens; arrow keys move through them, and a line below describes the chosen one. */
+/** Shows tokens; the mouse, a click and arrow keys choose one, which a line below describes. */
 class TokenStrip extends HTMLElement {
   connectedCallback() {
     const data = JSON.parse(this.querySelector("script").textContent);
@@ -33,13 +33,21 @@ class TokenStrip extends HTMLElement {
     let at = -1;
     const choose = (index) => {
       if (index < 0 || index >= cells.length) return;
-      cells[at]?.classList.remove("chosen");
+      cells[at]?.classList.remove("chosen", "pinned");
       at = index;
       cells[at].classList.add("chosen");
       about.textContent = describe(tokens[at], start + at);
     };
-    run.addEventListener("mouseover", (event) => {
-      if (event.target.dataset.index !== undefined) choose(Number(event.target.dataset.index));
+    let pinned = false; // by a click, until the next one on the same token
+    run.addEventListener("mouseover", ({ target: { dataset } }) => {
+      if (dataset.index !== undefined && !pinned) choose(Number(dataset.index));
+    });
+    run.addEventListener("click", ({ target: { dataset } }) => {
+      if (dataset.index === undefined) return;
+      const index = Number(dataset.index);
+      pinned = !(pinned && index === at);
+      choose(index);
+      cells[at].classList.toggle("pinned", pinned);
     });
     run.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
@@ -48,7 +56,7 @@ class TokenStrip extends HTMLElement {
       choose(Math.max(0, Math.min(cells.length - 1, at + step)));
       cells[at].scrollIntoView({ block: "nearest" });
     });
-    about.textContent = "The darker a token, the less probable it was. An underlined one is not trainable.";
+    about.textContent = "A click holds a token. The darker a token, the less probable it was. An underlined one is not trainable.";
     box.append(title, run, about);
     return box;
   }
