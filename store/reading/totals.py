@@ -117,7 +117,7 @@ def of_model(model: str) -> ColumnElement[bool]:
     The stored counts show the models of a session, if it was digested since they have them.
     """
     stored = session_counts.alias().c
-    has_models = exists().where(stored.session_id == sessions.c.id, stored.name == "model")
+    has_models = exists().where(stored.session_id == sessions.c.id, stored["name"] == "model")
     named = exists().where(_OF, model == MODEL)
     return or_(counted("model", model[:LONGEST_VALUE]), and_(~has_models, named))
 
