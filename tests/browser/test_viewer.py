@@ -152,7 +152,9 @@ def test_a_narrow_list_shows_every_figure_with_its_heading(served: Any, page: An
             assert not text.strip() or left < right, (path, text)
 
 
-def test_a_token_is_described_under_the_mouse_by_a_click_and_by_arrow_keys(served: Any, page: Any) -> None:
+def test_a_token_is_described_under_the_mouse_by_a_click_and_by_arrow_keys(
+    served: Any, page: Any
+) -> None:
     page.goto(f"{served.url}/sessions/{served.sessions[0]}")
     page.locator("#turn-2 [data-tokens]").click()
     strip = page.locator("#turn-2 .strip").first
