@@ -53,7 +53,7 @@ def _sum(value: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.coalesce(func.sum(case((_COUNTED, value))), 0)
 
 
-MODEL: Final = func.coalesce(calls.c.model_served, calls.c.model_requested)
+served_or_asked: Final = func.coalesce(calls.c.model_served, calls.c.model_requested)
 """The model that served a call, or that it asked for."""
 _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "calls": func.count(calls.c.id),
@@ -64,7 +64,7 @@ _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "ended_at": func.max(calls.c.ended_at),
     "failed": func.count(case((calls.c.status.in_(UNUSABLE), 1))),
     "breaks": func.count(calls.c.break_reason),
-    "model": func.max(MODEL),
+    "model": func.max(served_or_asked),
     "counted": _number(1),
     "continued": _number(calls.c.parent_call_id),
     "waits": _number(_WAIT),
@@ -118,7 +118,7 @@ def of_model(model: str) -> ColumnElement[bool]:
     """
     stored = session_counts.alias().c
     has_models = exists().where(stored.session_id == sessions.c.id, stored["name"] == "model")
-    named = exists().where(_OF, model == MODEL)
+    named = exists().where(_OF, served_or_asked == model)
     return or_(counted("model", model[:LONGEST_VALUE]), and_(~has_models, named))
 
 
@@ -164,7 +164,7 @@ _COUNTS: Final[Mapping[str, tuple[ColumnElement[Any], ColumnElement[bool]]]] = {
     "status": (calls.c.status, calls.c.status.is_not(None)),
     "kind": (kind_of(), calls.c.kind.is_not(None)),
     "break": (judged(calls.c.break_reason), calls.c.break_reason.is_not(None)),
-    "model": (MODEL, MODEL.is_not(None)),
+    "model": (served_or_asked, served_or_asked.is_not(None)),
     "failure": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["failed"])),
     "quarantine": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["quarantined"])),
 }

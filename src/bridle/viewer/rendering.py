@@ -137,7 +137,7 @@ def render(name: str, request: Request, **values: Any) -> HTMLResponse:
 
 def failure(request: Request, error: Exception) -> Response:
     """Return the page with the reason why another page cannot be shown."""
-    by_kind = {NotFound: 404, UsageError: 422}
+    by_kind: Mapping[type[Exception], int] = {NotFound: 404, UsageError: 422}
     status, message = by_kind.get(type(error), 503), str(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
