@@ -133,7 +133,7 @@ def _addresses(client: httpx.Client, long: str) -> dict[str, dict[str, str]]:
     session, run, group = (
         _linked(client, *of)
         for of in (
-            ("/sessions?order=oldest", "/sessions/"),
+            ("/sessions?order=newest&reverse=true", "/sessions/"),
             ("/runs", "/runs/"),
             ("/groups", "/group?id="),
         )
