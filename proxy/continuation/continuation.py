@@ -11,6 +11,8 @@ and the prompt has the reason.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -45,6 +47,9 @@ _BEFORE_END: Final = 8
 _TAILS_KEPT: Final = 128
 _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail at which the tail is no longer remembered."""
+_READ: Final = 200
+"""Characters at the end of a message that are looked for in its prompt."""
+_WORD: Final = re.compile(r"[A-Za-z]{4,}")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -59,6 +64,16 @@ class Continuer:
         self.roles = self.report.roles
         self._latest: dict[bytes, tuple[Tail | None]] = {}
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
+
+    def reads(self, prompt: TokenIds, messages: Sequence[Message]) -> bool:
+        """Return whether the text of a prompt's ids has most words that end the latest messages.
+
+        Ids of another tokenizer have another text. Without such words, it returns True.
+        """
+        texts = (one.content for one in reversed(messages) if isinstance(one.content, str))
+        latest = next((found for text in texts if (found := _WORD.findall(text[-_READ:]))), [])
+        text = self.tokenizer.decode(prompt[-_READ * 4 :].tolist())
+        return 2 * sum(word in text for word in latest) >= len(latest)
 
     def takes_long(self, link: Link) -> bool:
         """Whether the tail takes so long to tokenise that other streams should not wait for it.

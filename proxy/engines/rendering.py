@@ -210,6 +210,14 @@ class PoolTemplate:
             prompt = await asyncio.to_thread(continuer.prompt, link, request, session.prompt)
         else:
             prompt = continuer.prompt(link, request, session.prompt)
+        if (
+            prompt.token_ids is not None
+            and session.record.origin_session_id is not None
+            and not continuer.reads(prompt.token_ids, request.messages)
+        ):
+            # The record is of a model with another tokenizer.
+            reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
+            return CallPrompt(None, reason, notes=(Note(TOKENIZER_DIFFERS),))
         if prompt.token_ids is not None and self.check is not None:
             home = session.homes.get(self._pool)
             if home is None or not home.rendering.agrees:
