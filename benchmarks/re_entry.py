@@ -245,7 +245,8 @@ def _branch(kind: Kind, name: str, calls: Sequence[CallRow]) -> CallRow | None:
     if kind in _DELEGATED:
         summary = next((c for c in calls if c.kind is CallKind.COMPACTION), calls[-1])
         after = kind is Kind.COMPACTION
-        able = [c for c in able if (c.started_at > summary.started_at) is after]
+        chosen = [c for c in able if (c.started_at > summary.started_at) is after]
+        able = chosen or able[:1]
     return random.Random(name).choice(able) if able else None
 
 

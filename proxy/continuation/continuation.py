@@ -49,6 +49,8 @@ _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail at which the tail is no longer remembered."""
 _READ: Final = 200
 """Characters at the end of a message that are looked for in its prompt."""
+_LATEST: Final = 2_000
+"""Characters of the latest messages that are looked for."""
 _WORD: Final = re.compile(r"[A-Za-z]{4,}")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -66,14 +68,21 @@ class Continuer:
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
 
     def reads(self, prompt: TokenIds, messages: Sequence[Message]) -> bool:
-        """Return whether the text of a prompt's ids has most words that end the latest messages.
+        """Return whether the text of a prompt's ids has the words that end the latest messages.
 
-        Ids of another tokenizer have another text. Without such words, it returns True.
+        Ids of another tokenizer have another text. One word in ten may be written otherwise by the
+        template.
         """
-        texts = (one.content for one in reversed(messages) if isinstance(one.content, str))
-        latest = next((found for text in texts if (found := _WORD.findall(text[-_READ:]))), [])
-        text = self.tokenizer.decode(prompt[-_READ * 4 :].tolist())
-        return 2 * sum(word in text for word in latest) >= len(latest)
+        words: list[str] = []
+        length = 0
+        for content in (one.content for one in reversed(messages)):
+            if isinstance(content, str) and content:
+                words += _WORD.findall(content[-_READ:])
+                length += len(content)
+            if length > _LATEST:
+                break
+        text = self.tokenizer.decode(prompt[-2 * _LATEST :].tolist())
+        return sum(word in text for word in words) >= 0.9 * len(words)
 
     def takes_long(self, link: Link) -> bool:
         """Whether the tail takes so long to tokenise that other streams should not wait for it.

@@ -26,7 +26,8 @@ NOISE: Final[Mapping[str, str]] = {
     "chunk_id": r"\bChunk ID: [0-9a-f]+",
     "wall_time": r"(?i)\b(?:wall|elapsed|real|user|sys)(?: time)?:?\s+\d[\d.m]*\s*s(?:ec\w*)?\b",
     "process_group": r"\bProcess Group PGID: \d+",
-    "duration": r"(?i)\b(?:in|took|after|duration:?|time:) ~?\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b",
+    "duration": r"(?i)\b(?:in|took|after|duration:?|time:) ~?\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b"
+    r"|\bduration_ms\W{1,4}\d+",
     "timestamp": r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?",
     "date": rf"\b(?:{_DAY},? )?(?:{_MONTH} +\d{{1,2}}|\d{{1,2}} {_MONTH})\b"
     r"(?:,? \d\d:\d\d(?::\d\d)?)?(?: [A-Z]{3,4})?(?:,? \d{4})?",

@@ -11,6 +11,7 @@ from pathlib import Path
 from bridle.keys import UPSTREAM_KEY_VARIABLE
 from bridle.run.environment import key_in
 from bridle.run.stack import engine_service, new_key, proxy
+from bridle.run.upstream import examine
 
 
 @contextlib.contextmanager
@@ -29,4 +30,8 @@ def proxy_before(
             engine = opened.enter_context(engine_service("embedded", policy, logs, key=key)).url
         if engine is None:
             raise ValueError("neither an engine nor a policy is named")
-        yield opened.enter_context(proxy(engine, policy, store, logs, key=key))
+        tokenizer = policy
+        if tokenizer is None:
+            found = examine(engine, api_key=key, model=None, external=False, wait_s=0.0)
+            tokenizer = found.tokenizer
+        yield opened.enter_context(proxy(engine, tokenizer, store, logs, key=key))
