@@ -38,10 +38,12 @@ NOISE: Final[Mapping[str, str]] = {
 LISTING_ORDER: Final = "listing_order"
 """The rule that the lines of a text may come in another order."""
 
+_RUNS: Final = "agent|job|process|session|shell|task|thread"
 HANDLES: Final = re.compile(
     r"(?i)\b(?:(?:running with )?session ID|(?:background )?process(?: id)?|with ID|shell ID"
     r"|Background PIDs?|agentId):? \(?[\w-]+"
-    r"|\"(?:(?:agent|job|process|session|shell|task|thread)_id|nickname)\": ?\"?[\w-]+"
+    rf"|\"(?:(?:{_RUNS})_id|nickname)\": ?\"?[\w-]+"
+    rf"|<(?:{_RUNS})(?: id=\"|[-_]id>)[\w-]+"
 )
 """A text that names something that runs in the background, such as a sub-agent."""
 DISTINCT: Final = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8,}")

@@ -56,6 +56,8 @@ def test_each_rule_of_noise_covers_its_own_text_and_nothing_beside_it(rule: str)
         (f'{{"agent_id":"{NEW}"}}', f'{{"agent_id":"{OLD}"}}', Likeness.HANDLE),
         (f'{{"agent_id":"{NEW}"}} 5', f'{{"agent_id":"{OLD}"}} 4', Likeness.DIVERGED),
         ('{"nickname":"Tesla"} in 2 s', '{"nickname":"Curie"} in 3 s', Likeness.HANDLE),
+        ('<task id="ses_a1b2c3d4">', '<task id="ses_d4c3b2a1">', Likeness.HANDLE),
+        ("<task-id>a1</task-id>", "<task-id>b2</task-id>", Likeness.HANDLE),
         ("<duration_ms>31</duration_ms>", "<duration_ms>9</duration_ms>", Likeness.NOISE),
         ('{"id": 42}', '{"id": 41}', Likeness.DIVERGED),
         ("with ID: b1x7yk3q in /b1x7yk3q.o", "with ID: c2h9zk4q in /c2h9zk4q.o", Likeness.HANDLE),
