@@ -49,8 +49,8 @@ _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail at which the tail is no longer remembered."""
 _READ: Final = 200
 """Characters at the end of a message that are looked for in its prompt."""
-_LATEST: Final = 2_000
-"""Characters of the latest messages that are looked for."""
+_LATEST: Final = 8
+"""Number of messages of the user and the tools that are looked at."""
 _WORD: Final = re.compile(r"[A-Za-z]{4,}")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -71,17 +71,16 @@ class Continuer:
         """Return whether the text of a prompt's ids has the words that end the latest messages.
 
         Ids of another tokenizer have another text. One word in ten may be written otherwise by the
-        template.
+        template. Messages of the system are left out, which a template may move or drop.
         """
-        words: list[str] = []
-        length = 0
-        for content in (one.content for one in reversed(messages)):
-            if isinstance(content, str) and content:
-                words += _WORD.findall(content[-_READ:])
-                length += len(content)
-            if length > _LATEST:
-                break
-        text = self.tokenizer.decode(prompt[-2 * _LATEST :].tolist())
+        texts = [one.content for one in messages if one.role in ("user", "tool")]
+        words = [
+            word
+            for text in texts[-_LATEST:]
+            if isinstance(text, str)
+            for word in _WORD.findall(text[-_READ:])
+        ]
+        text = self.tokenizer.decode(prompt.tolist())
         return sum(word in text for word in words) >= 0.9 * len(words)
 
     def takes_long(self, link: Link) -> bool:

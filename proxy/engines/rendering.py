@@ -212,7 +212,7 @@ class PoolTemplate:
             prompt = continuer.prompt(link, request, session.prompt)
         if (
             prompt.token_ids is not None
-            and session.record.origin_session_id is not None
+            and (recorded is not None or _continues_replayed(link))
             and not continuer.reads(prompt.token_ids, request.messages)
         ):
             # The record is of a model with another tokenizer.
@@ -263,6 +263,13 @@ class PoolTemplate:
         if await answer(_PLAIN) is None:
             return None
         return rules_from(await asyncio.gather(*map(answer, QUESTIONS)))
+
+
+def _continues_replayed(link: Link) -> bool:
+    """Whether a request continues a call that has its ids from another session's record."""
+    tip = None if link.base is None else link.base.tip(link.choice)
+    # The span of a replayed reply begins within the prompt.
+    return link.base is not None and tip is not None and tip.start < link.base.prompt_length
 
 
 class RenderingCheck:
