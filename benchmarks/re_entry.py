@@ -275,8 +275,8 @@ def _with_re_entry(cell: Cell, result: RolloutResult, branch: CallRow, reader: R
     if first is None or not _is_done(result):
         turns = f"{len(replayed)} turns replayed, {len(live)} live"
         return replace(cell, problems=(*cell.problems, f"silent: {turns}; {_told(result)}"))
-    prompts = [reader.prompt_token_ids(call.id) for call in (branch, first)]
-    equal = all(p is not None for p in prompts) and list(prompts[0]) == list(prompts[1])
+    was, now = (reader.prompt_token_ids(call.id) for call in (branch, first))
+    equal = was is not None and now is not None and list(was) == list(now)
     return replace(cell, entered=cell.entered + 1, equal=cell.equal + equal)
 
 
