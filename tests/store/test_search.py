@@ -253,7 +253,7 @@ def test_common_words_are_found_without_their_positions(postgres: Any, calls: An
 
         event.listen(Engine, "before_cursor_execute", explain)
         try:
-            assert found(reader, "the") == sessions
+            assert found(reader, "the ") == sessions
         finally:
             event.remove(Engine, "before_cursor_execute", explain)
         assert found(reader, "of the") == sessions
