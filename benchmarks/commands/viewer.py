@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from bridle.cli.options import JsonOption
-from bridle.cli.terminal import err, out, print_json
+from bridle.cli.terminal import err, out, plain_table, print_json
 
 
 def viewer(
@@ -39,9 +38,7 @@ def viewer(
             record_s=record_seconds,
             record_runs=record_runs,
         )
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "median ms", "largest ms", "bar ms"):
-        table.add_column(name, justify="right" if name else "left")
+    table = plain_table("", "median ms", "largest ms", "bar ms")
     for kind, bar in report["bars_ms"].items():
         for name, times in report[kind].items():
             table.add_row(name, f"{times['median_ms']}", f"{times['largest_ms']}", f"{bar:g}")

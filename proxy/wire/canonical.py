@@ -314,7 +314,7 @@ class ApiError(BridleError):
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
         param = None if self.param is None else names.get(self.param, self.param)
-        return self._worded(message, param)
+        return self.worded(message, param)
 
     def hinted(self, hint: str) -> ApiError:
         """Return the error with ``hint`` after its message.
@@ -323,11 +323,12 @@ class ApiError(BridleError):
         """
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
-        return self._worded(f"{self.message} {hint}", self.param)
+        return self.worded(f"{self.message} {hint}", self.param)
 
-    def _worded(self, message: str, param: str | None) -> ApiError:
+    def worded(self, message: str, param: str | None, kind: str | None = None) -> ApiError:
+        """Return the error with other words, and of another ``kind`` if one is given."""
         return ApiError(
-            self.kind,
+            kind or self.kind,
             message,
             status=self.status,
             param=param,

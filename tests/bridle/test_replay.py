@@ -12,6 +12,7 @@ import pytest
 
 from bridle.cli.commands.replay import turn_line
 from bridle.store.reading.queries import Reader
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -29,12 +30,6 @@ for _ in range(2):
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 print(message.content)
 """
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -24,13 +23,7 @@ from bridle.store.schema.derived import DERIVED, session_counts, session_totals
 from bridle.store.writing.digest import lacking
 from bridle.store.writing.redaction import Redactor
 from bridle.store.writing.writer import Writer
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from support.processes import until
 
 
 def record(writer: Writer, calls: Any, *texts: str, sealed: bool = True, **fields: Any) -> str:
@@ -44,7 +37,7 @@ def record(writer: Writer, calls: Any, *texts: str, sealed: bool = True, **field
         writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4]))
     if sealed:
         writer.update_session_sync(session.id, sealed_at=time.time(), outcome="completed")
-        wait_until(lambda: not writer.digesting)
+        until(lambda: not writer.digesting)
     return session.id
 
 
@@ -105,7 +98,7 @@ def test_sealed_sessions_are_found_by_the_words_of_every_column(
     for sealed in (False, True):
         if sealed:
             writer.update_session_sync(other.id, sealed_at=time.time(), outcome="completed")
-            wait_until(lambda: not writer.digesting)
+            until(lambda: not writer.digesting)
         for text in ("windmill", "DYNAMO", "the turbine", "grep -n dyn"):
             assert found(reader, text) == [other.id], (sealed, text)
     for text in ("the lantern", "LIGHTHOUSE", "lantern, and then", "light", "mend the lant"):
@@ -163,11 +156,11 @@ def test_a_call_in_a_sealed_session_is_counted_and_found_at_once(
     writer.begin_call(begun)
     writer.update_session_sync(session, labels={})  # the beginning is in the store
     assert totals(reader, session) is None
-    wait_until(lambda: not writer.digesting)
+    until(lambda: not writer.digesting)
     assert totals(reader, session) is None, "a call still runs"
     assert found(reader, "late") == [session]
     writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4]))
-    wait_until(lambda: totals(reader, session) is not None)
+    until(lambda: totals(reader, session) is not None)
     assert totals(reader, session).calls == 2
     assert found(reader, "late") == found(reader, "first words") == [session]
 
@@ -180,7 +173,7 @@ def test_sums_follow_the_verdicts_and_a_persons_decision(
     for call_id in reader.call_ids(session):
         writer.set_kind_sync(call_id, CallKind.SIDE, by="a person")
     judge(reader, session)
-    wait_until(lambda: not writer.digesting)
+    until(lambda: not writer.digesting)
     assert kinds(reader, session) == {"side": 2}
     assert session_ids(reader, SessionFilter(kind="side")) == [session]
 
@@ -193,7 +186,7 @@ def test_another_process_digests_what_was_left(url: str, reader: Reader, calls: 
         assert lacking(connection) == [session]
     assert found(reader, "left behind") == [session]
     with Writer(url) as writer:
-        wait_until(lambda: not writer.digesting)
+        until(lambda: not writer.digesting)
     with reader.engine.connect() as connection:
         assert lacking(connection) == []
 
