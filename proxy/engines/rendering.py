@@ -156,7 +156,7 @@ class PoolTemplate:
             written = written_messages(request.messages, ids, link.written)
         elif ids:
             request = structs.replace(request, messages=with_engine_ids(request.messages, ids))
-        if ids:
+        if ids and link.base is not None:
             link = structs.replace(link, tail=with_engine_ids(link.tail, ids))
         if rules is not None and rules != TAKES_ALL:
             messages, notes = rules.shape(request.messages)

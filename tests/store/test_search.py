@@ -8,7 +8,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from bridle.diagnosis.pages import session_ids
 from bridle.reconstruct.verdicts import judge
@@ -17,7 +18,7 @@ from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind, Conversation, Message, SessionRecord, ToolCall, new_id
-from bridle.store.schema.database import transaction
+from bridle.store.schema.database import migrate, transaction
 from bridle.store.schema.derived import DERIVED, session_counts, session_totals
 from bridle.store.writing.digest import lacking
 from bridle.store.writing.redaction import Redactor
@@ -217,3 +218,38 @@ def kinds(reader: Reader, session: str) -> dict[str, int]:
     query = select(own.value, own.number).where(own.session_id == session, own.name == "kind")
     with reader.engine.connect() as connection:
         return {row.value: row.number for row in connection.execute(query)}
+
+
+@pytest.mark.postgres
+def test_common_words_are_found_without_their_positions(postgres: Any, calls: Any) -> None:
+    """However common a word is, PostgreSQL looks it up and does not read every document."""
+    url = postgres.empty_database()
+    migrate(url)
+    with Writer(url) as writer, Reader(url) as reader:
+        sessions = [record(writer, calls, "the end of the story")]
+        alone = reader.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with alone.connect() as connection:
+            for more in (
+                "INSERT INTO search_documents (session_id)"
+                " SELECT session_id FROM search_documents, generate_series(1, 5000)",
+                "INSERT INTO search_words SELECT search_documents.id, words"
+                " FROM search_documents, search_words ON CONFLICT DO NOTHING",
+                "VACUUM ANALYZE",
+            ):
+                connection.exec_driver_sql(more)
+        plans: list[str] = []
+
+        def explain(_: Any, cursor: Any, statement: str, given: Any, *__: Any) -> None:
+            if "search_words" in statement:
+                own = cursor.connection.cursor()
+                plans.extend(row[0] for row in own.execute(f"EXPLAIN {statement}", given))
+
+        event.listen(Engine, "before_cursor_execute", explain)
+        try:
+            assert found(reader, "the ") == sessions
+        finally:
+            event.remove(Engine, "before_cursor_execute", explain)
+        assert found(reader, "of the") == sessions
+        assert found(reader, "the of") == []
+    assert any("Bitmap Index Scan on ix_search_words_words" in line for line in plans)
+    assert not [line for line in plans if "Seq Scan on search_words" in line]
