@@ -149,7 +149,8 @@ def _print_message(message: ShownMessage, label: str, full: bool) -> None:
     out.print(Text(named, style=_ROLES.get(message.role, "bold")), soft_wrap=True)
     parts = []
     if message.reasoning:
-        parts.append(Text(_indented(message.reasoning), style="italic dim"))
+        parts.append(Text("  thinking", style="dim"))
+        parts.append(Text(indent(_indented(message.reasoning), "  "), style="italic dim"))
     if message.folded and not full:
         beginning = " ".join(message.text.split())[:_BEGINNING]
         length = len(message.text)
