@@ -20,8 +20,8 @@ class TrainingProgress:
     """The progress of a run.
 
     It prints where the run is recorded, and then how many sessions of the step have ended, with
-    their mean reward and the time that is left. A step that shows a collapse of the policy prints a warning, once for each
-    kind. Sessions end in another thread than steps.
+    their mean reward and the time that is left. A step that shows a collapse of the policy prints a
+    warning, once for each kind. Sessions end in another thread than steps.
     """
 
     def __init__(

@@ -45,8 +45,9 @@ def train(
     trains recorded sessions: it needs neither an agent nor an engine.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # not one of several processes
-        inside = "on recorded sessions" if config.recordings.store else f"inside {config.agent.name}"
-        _print_line(f"training {config.policy.model} {inside}, into {output}; PyTorch is loaded first")
+        where = f"inside {config.agent.name}" if config.agent.name else "on recorded sessions"
+        begun = f"training {config.policy.model} {where}, into {output}"
+        _print_line(f"{begun}; PyTorch is loaded first")
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
         from bridle.diagnosis.findings import findings_of_run
