@@ -1,9 +1,9 @@
 """Record the README's first commands as an animated SVG of a terminal.
 
 Run it as ``python docs/site/recording.py FOLDER > docs/recording.svg``. The commands run for real,
-in a new folder, which keeps the store that they recorded to. Each line of the picture appears when its command had printed it; a wait of
-more than a second is shortened. The picture follows the reader's light or dark scheme, and stands
-still where motion is not wanted. It loads nothing.
+in a new folder, which keeps the store that they recorded to. Each line of the picture appears when
+its command had printed it; a wait of more than a second is shortened. The picture follows the
+reader's light or dark scheme, and stands still where motion is not wanted. It loads nothing.
 """
 
 from __future__ import annotations
