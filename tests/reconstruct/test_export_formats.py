@@ -349,7 +349,7 @@ def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, 
 
 def test_a_trace_has_every_call_as_a_timed_request(talk, record, written, writer):
     """A call that was answered from the record reached no engine, so the trace leaves it out."""
-    session, recorded_again = talk(), {"replayed_call_id": "call_x", "message": said("L")}
+    session = talk()
     record().call(
         [9], [11], conversation=tail(user("later")), message=said("L"), replayed_call_id="call_x"
     )
