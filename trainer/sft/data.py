@@ -158,6 +158,8 @@ def _record(line: bytes) -> Mapping[str, Any]:
 
 def _examples(record: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[SftExample]:
     prompt, completion = record.get("prompt"), record.get("completion")
+    if "messages" in record and "timestamp" in record:
+        raise SftDataError(f"a timed request of a trace, without its reply; {_READABLE}")
     if "messages" in record:
         messages = _messages(record, "messages")
     elif prompt is None or completion is None:
