@@ -99,6 +99,11 @@ class Family:
     one."""
     call_ids: CallIds = "openai"
     """The form of the tool-call ids that the engine makes for the family."""
+    renumbered: bool = False
+    """Whether the copy of the template numbers the calls anew, which is undone here.
+
+    Such a copy changes a list, which the sandbox of Transformers and vLLM refuses.
+    """
     token_suffix: str | None = None
     """The ``token_suffix`` in the tokenizer's configuration, which vLLM's parsers need."""
 
@@ -113,9 +118,14 @@ _PYTHON: Final = ("<|python_tag|>",)
 reserved token."""
 _LLAMA_EOS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
+_DEEPSEEK_TASKS = tuple(
+    f"<｜{name}｜>"
+    for name in ("latest_reminder", "action", "authority", "domain", "query", "read_url", "title")
+)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
 _GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>")
 _GEMMA4_CALL = ("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+_GEMMA4_MEDIA = ("<|image>", "<|image|>", "<image|>")
 _HUNYUAN_SUFFIX = ":opensource"
 _HUNYUAN_TURNS = tuple(
     f"<｜{name}{_HUNYUAN_SUFFIX}｜>"
@@ -136,6 +146,21 @@ _MISTRAL: dict[str, Any] = {
     "bos": "<s>",
     "call_ids": "nine",
 }
+_NEMOTRON3: dict[str, Any] = {
+    "tokenizer": "tekken",
+    "model_type": "nemotron_h",
+    "eos": ("<|im_end|>",),
+    "bos": "<s>",
+    "added": (*_THINK, *_CALL),
+    "stand_in": True,
+}
+_LAGUNA: dict[str, Any] = {
+    "tokenizer": "llama3_1",
+    "model_type": "laguna",
+    "eos": ("</assistant>", "〈|EOS|〉"),
+    "added": (*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
+    "stand_in": True,
+}
 
 FAMILIES: Final[dict[str, Family]] = {
     "qwen2.5": Family("llama.cpp/Qwen-Qwen2.5-7B-Instruct", "qwen3", "qwen2", _QWEN_EOS),
@@ -143,6 +168,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3-2507": Family("trl/qwen3_instruct_2507", "qwen3", "qwen3", _QWEN_EOS),
     "qwen3-coder": Family("llama.cpp/Qwen3-Coder", "qwen3", "qwen3_moe", _QWEN_EOS),
     "qwen3.5": Family("trl/qwen3_5_think", "qwen3", "qwen3_5", _QWEN_EOS, stand_in=True),
+    "qwen3-vl": Family("trl/qwen3_vl", "qwen3", "qwen3_vl", _QWEN_EOS),
+    "qwen3.6": Family("trl/qwen3_6", "qwen3", "qwen3_5_moe", _QWEN_EOS, stand_in=True),
+    "qwen3.8": Family("trl/qwen3_8", "qwen3", "qwen3_5", _QWEN_EOS, stand_in=True),
     "qwq": Family("llama.cpp/Qwen-QwQ-32B", "qwen3", "qwen2", _QWEN_EOS),
     "llama3.1": Family(
         "llama.cpp/meta-llama-Llama-3.1-8B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
@@ -182,6 +210,15 @@ FAMILIES: Final[dict[str, Family]] = {
         _DEEPSEEK_BOS,
         (*_THINK, "｜DSML｜"),
     ),
+    "deepseek-v4": Family(
+        "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731",
+        "deepseek_v3",
+        "deepseek_v4",
+        _DEEPSEEK_EOS,
+        _DEEPSEEK_BOS,
+        (*_THINK, "｜DSML｜", *_DEEPSEEK_TASKS),
+        stand_in=True,
+    ),
     "deepseek-r1": Family(
         "llama.cpp/llama-cpp-deepseek-r1",
         "deepseek_v3",
@@ -207,7 +244,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "gemma4",
         ("<turn|>", "<eos>", "<|tool_response>"),
         "<bos>",
-        (*_GEMMA4, *_GEMMA4_CALL),
+        (*_GEMMA4, *_GEMMA4_CALL, *_GEMMA4_MEDIA),
         stand_in=True,
         call_end="<|tool_response>",
     ),
@@ -304,15 +341,10 @@ FAMILIES: Final[dict[str, Family]] = {
         ("<SPECIAL_10>", "<SPECIAL_11>", *_THINK, "<TOOLCALL>", "</TOOLCALL>"),
         stand_in=True,
     ),
-    "nemotron3": Family(
-        "trl/nemotron_3_nano",
-        "tekken",
-        "nemotron_h",
-        ("<|im_end|>",),
-        "<s>",
-        (*_THINK, *_CALL),
-        stand_in=True,
-    ),
+    "nemotron3": Family("trl/nemotron_3_nano", **_NEMOTRON3),
+    "nemotron3-super": Family("trl/nemotron_3_super", **_NEMOTRON3),
+    "nemotron3-ultra": Family("trl/nemotron_3_ultra", **_NEMOTRON3),
+    "nemotron3.5": Family("trl/nemotron_3_5_lightning", **_NEMOTRON3),
     "mistral-nemo": Family("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407", **_MISTRAL),
     "mistral-small-3.2": Family(
         "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506", **(_MISTRAL | {"model_type": "mistral3"})
@@ -323,13 +355,14 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "devstral": Family("llama.cpp/unsloth-mistral-Devstral-Small-2507", **_MISTRAL),
     "kimi-k2": Family(
-        "llama.cpp/moonshotai-Kimi-K2",
+        "llama.cpp/Kimi-K2-Instruct",
         "gptoss",
         "kimi_k2",
         ("<|im_end|>", "[EOS]"),
         "[BOS]",
         stand_in=True,
         call_ids="counted",
+        renumbered=True,
     ),
     "kimi-k2-thinking": Family(
         "llama.cpp/Kimi-K2-Thinking",
@@ -340,6 +373,7 @@ FAMILIES: Final[dict[str, Family]] = {
         _THINK,
         stand_in=True,
         call_ids="counted",
+        renumbered=True,
     ),
     "minimax-m2": Family(
         "llama.cpp/MiniMax-M2",
@@ -414,15 +448,8 @@ FAMILIES: Final[dict[str, Family]] = {
         stand_in=True,
         token_suffix=_HUNYUAN_SUFFIX,
     ),
-    "laguna": Family(
-        "llama.cpp/poolside-Laguna-XS.2",
-        "llama3_1",
-        "laguna",
-        ("</assistant>",),
-        None,
-        (*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
-        stand_in=True,
-    ),
+    "laguna": Family("llama.cpp/poolside-Laguna-XS.2", **_LAGUNA),
+    "laguna-s-2.1": Family("llama.cpp/poolside-Laguna-S-2.1", **_LAGUNA),
     "functionary3.1": Family(
         "llama.cpp/meetkai-functionary-medium-v3.1", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
     ),
@@ -461,6 +488,8 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
         template = (source / "chat_template.jinja").read_text()
     if family.template != "own":
         template = _template(family.template, root)
+    if family.renumbered:
+        template = _with_own_call_ids(template)
     backend = BackendTokenizer.from_file(str(source / "tokenizer.json"))
     wanted = [*family.eos, *([family.bos] if family.bos else []), *family.added]
     wanted += sorted(set(_DELIMITER.findall(template)))
@@ -582,6 +611,26 @@ def _template(name: str, root: Path) -> str:
         with zipfile.ZipFile(fetch(_TRL, root)) as archive:
             return archive.read(f"trl/chat_templates/{template}.jinja").decode()
     return _llama_cpp_templates(root)[template]
+
+
+_RENUMBERED: Final = {
+    re.compile(pattern, re.DOTALL): own
+    for pattern, own in (
+        (r"'functions\.' \+ tool_call\['function'\]\['name'\][^%]*", "tool_call['id'] -"),
+        (r"\{%- set (tool_call_counter\.value|_ = tool_response_queue)[^%]*%\}\s*", ""),
+        (
+            r"\{%- if tool_response_queue\.ids -%\}.*?\{%- endif -%\}",
+            "{%- set tool_call_id = message.tool_call_id -%}",
+        ),
+    )
+}
+"""The code by which llama.cpp's copies number the calls anew, and the code that it replaces."""
+
+
+def _with_own_call_ids(template: str) -> str:
+    for pattern, own in _RENUMBERED.items():
+        template = pattern.sub(own, template)
+    return template
 
 
 @cache

@@ -160,6 +160,7 @@ def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
     environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
     environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
+    environment["TIKTOKEN_ENCODINGS_BASE"] = str(report.parent)
     ran = subprocess.run(
         command(file, report),
         env=environment,
