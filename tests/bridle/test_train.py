@@ -210,6 +210,8 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
         *arguments,
         *("--config", str(tmp_path / "settings.toml"), "--set", "training.minibatches=2"),
         *("--set", "training.lora.rank=4"),
+        # A step that outlasts bfloat16's rounding, and more live groups than one.
+        *("--set", "training.optimizer.learning_rate=0.05", "--set", "groups.per_step=4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "after 1 of 1 steps" in done.stdout
