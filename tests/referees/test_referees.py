@@ -167,15 +167,20 @@ def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
     return file
 
 
-def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
-    """Run a judge; return the message of each test, empty for one that passed."""
+def failures(
+    judge: str, proxy: Proxy, report: Path, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Run a judge, with ``more`` in its environment.
+
+    Return the message of each test, empty for one that passed.
+    """
     file = FILES[judge]
     if judge in MISSING:
         pytest.skip(f"{judge} needs Python {MISSING[judge]}, which is not installed here")
     if not any(file.parent.glob("*/.installed")):
         pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
+    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*", **(more or {})}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
     environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
     environment["TIKTOKEN_ENCODINGS_BASE"] = str(report.parent)
@@ -240,5 +245,6 @@ def test_replies_of_a_real_vllm_follow_the_providers_rules(tmp_path: Path) -> No
         settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
         with ProxyServer(settings) as server:
             proxy = Proxy(server.base_url, store, model)
-            messages = failures("comply", proxy, tmp_path / "report.jsonl")
+            formats = {"BRIDLE_REFEREES_FORMATS": "openai-chat"}
+            messages = failures("comply", proxy, tmp_path / "report.jsonl", formats)
     assert_judged("comply", messages, "vllm")
