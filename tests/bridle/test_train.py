@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path:
         (run,) = reader.runs("train")
         calls = [one.settings["budget"]["calls"] for one in reader.sessions(run=run.id)]
     assert calls == [2] * 12 + [5] * 12
+
+
+@pytest.mark.loop
+def test_by_sessions_a_step_takes_those_that_have_siblings_and_goes_on_with_them(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    by_session = (
+        *("--set", "training.collection=sessions", "--set", "training.max_staleness=1"),
+        *("--set", "training.advantages.baseline=leave_one_out"),
+        *("--set", "training.publish.pause_mode=keep"),
+    )
+    first = bridle(*arguments, "--steps", "2", *by_session)
+    assert first.returncode == 0, first.stdout + first.stderr
+    again = bridle(*arguments, "--steps", "3", *by_session)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "step 3: reward 0." in again.stdout
+    store = str(tmp_path / "out" / "bridle.db")
+    with Reader(store) as reader:
+        (run,) = reader.runs("train")
+        groups = Counter(session.group_id for session in reader.sessions(run=run.id))
+    assert set(groups.values()) == {6}, "a group goes on with the sessions that it has"
+    assert bridle("audit", "--store", store).returncode == 0
 
 
 @pytest.mark.loop
