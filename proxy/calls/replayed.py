@@ -61,7 +61,7 @@ async def serve_replayed(
     await asyncio.sleep(replay.wait(recorded, time.monotonic()))
     replies = renamed_replies(recorded, replay.names)
     minted = dialect.mint(begun.id, int(begun.started_at), request.model)
-    if _has_other_names(replies, step):
+    if recorded.row.stream != request.stream or _has_other_names(replies, step):
         reply = _emitted(dialect, request, minted, replies, recorded)
     else:
         reply = await asyncio.to_thread(replay.response, recorded)

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from bridle.bench.families import FAMILIES, Family, model_directory
-from bridle.bench.packages import PackageNotFetched
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.tail import SeamError, Setting, Shape, TailRenderer
 from bridle.proxy.wire.canonical import Message, ToolCall
+from bridle.recipes.models.packages import PackageNotFetched
 
 RENDERERS = {
     "qwen3": "Qwen/Qwen3-8B",
