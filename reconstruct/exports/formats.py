@@ -75,6 +75,7 @@ EXPORTS: Final[Registry[ExportFormat | Rows]] = Registry(
         "adp": "bridle.reconstruct.exports.adp:adp_rows",
         "csv": "bridle.reconstruct.exports.formats:CSV",
         "atif": "bridle.reconstruct.exports.atif:atif_rows",
+        "replay": "bridle.reconstruct.exports.replay:TRACE",
     },
 )
 """The export formats. A part is an :class:`ExportFormat`, or a function that returns the rows of a

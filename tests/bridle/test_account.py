@@ -29,7 +29,7 @@ from bridle.run.report import token_figures
 from bridle.store.reading.accounts import stored_account, written_accounts
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import CallStatus, RunRecord, SessionFates, SessionRecord
+from bridle.store.records import CallKind, CallStatus, RunRecord, SessionFates, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.accounts import UNCOUNTED, Fate
 from bridle.store.schema.database import migrate
@@ -123,6 +123,15 @@ def test_report_audit_viewer_and_sql_have_one_account_of_a_run(
     assert "in 2 attempts" in done.stdout
 
 
+EXCLUDED: dict[str, dict[str, Any]] = {
+    "quarantined": {"status": CallStatus.QUARANTINED},
+    "kind_side": {"kind": CallKind.SIDE},
+    "kind_compaction": {"kind": CallKind.COMPACTION},
+    "replayed": {},
+}
+"""The fields of a call that is not trained, by the reason."""
+
+
 class RandomStore:
     """A store of runs of every kind, whose sessions training has taken or not."""
 
@@ -146,10 +155,10 @@ class RandomStore:
             run = self._random.choice([None, *(name for name, _ in runs)])
             session = self._calls.session(run_id=run, sealed_at=time.time())
             writer.add_sync(session)
-            captured, trainable = self._record(writer, session)
+            trainable, excluded = self._record(writer, session)
             for trainer in ("a", "b"):
                 if self._random.random() < 0.5:
-                    tokens = self._fates(captured, trainable)
+                    tokens = self._fates(trainable, excluded)
                     at = time.time() + self._random.random()
                     taken.append(SessionFates(session.id, trainer, tokens, 0, 1, at))
             if self._random.random() < 0.2:
@@ -157,22 +166,32 @@ class RandomStore:
         writer.add_sync(*taken)
         writer.add_sync(*taken[:3])
 
-    def _record(self, writer: Writer, session: SessionRecord) -> tuple[int, int]:
-        """Sampled and trainable tokens of some more calls of a session."""
-        captured = trainable = 0
-        for _ in range(int(self._random.integers(0, 4))):
-            status = self._random.choice([CallStatus.COMPLETE, CallStatus.QUARANTINED])
-            sampled = list(range(int(self._random.integers(0, 9))))
-            begun = self._calls.begun(session)
-            writer.begin_call(begun)
-            writer.end_call_sync(
-                self._calls.ended(begun, [1, 2], sampled, status=CallStatus(status))
-            )
-            captured += len(sampled)
-            trainable += len(sampled) if status == CallStatus.COMPLETE else 0
-        return captured, trainable
+    def _record(self, writer: Writer, session: SessionRecord) -> tuple[int, Counter[str]]:
+        """Record more calls of a session: turns, summaries, side calls, replayed and cut ones.
 
-    def _fates(self, captured: int, trainable: int) -> dict[tuple[str, str], int]:
+        A call may continue the one before it, whose tokens it holds or has edited. Return the
+        trainable tokens, and the others by reason.
+        """
+        trainable, excluded, before = 0, Counter[str](), None
+        for _ in range(int(self._random.integers(0, 5))):
+            reason = str(self._random.choice(["", "", *EXCLUDED]))
+            sampled = list(range(int(self._random.integers(0, 9))))
+            more: dict[str, Any] = {"replayed_call_id": "call_x"} if reason == "replayed" else {}
+            sampled = [] if more else sampled
+            begun = self._calls.begun(session, parent_call_id=before, **more)
+            writer.begin_call(begun)
+            prompt = [1, 2] if before is None else [1, int(self._random.integers(2, 4)), 3]
+            writer.end_call_sync(
+                self._calls.ended(begun, prompt, sampled, **EXCLUDED.get(reason, {}))
+            )
+            if reason:
+                excluded[reason] += len(sampled)
+            else:
+                trainable += len(sampled)
+                before = begun.id
+        return trainable, excluded
+
+    def _fates(self, trainable: int, excluded: Counter[str]) -> dict[tuple[str, str], int]:
         """Draw the fates of a session's tokens in a step: masked ones, and parts of the rest."""
         stale, trained = sorted(self._random.integers(0, trainable + 1, 2))
         reason = str(self._random.choice(["zero_variance", "stale", "a_filter"]))
@@ -180,7 +199,7 @@ class RandomStore:
             ("trained", ""): int(trained - stale),
             ("masked", "no_baseline"): int(stale),
             ("dropped", reason): int(trainable - trained),
-            ("dropped", "quarantined"): captured - trainable,
+            **{("dropped", why): tokens for why, tokens in excluded.items()},
         }
         return {fate: tokens for fate, tokens in fates.items() if tokens}
 

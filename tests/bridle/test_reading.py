@@ -84,7 +84,8 @@ def test_show_tells_every_turn_and_what_it_continues(
 def test_show_and_metrics_tell_breaks_by_reason_and_show_replies_under_a_grammar(
     bridle: Bridle, store: str, proxy_url: str
 ) -> None:
-    made = httpx.post(f"{proxy_url}/bridle/v1/sessions", json={"continuation": "rendered"}).json()
+    opened = f"{proxy_url}/bridle/v1/sessions"
+    made = httpx.post(opened, json={"continuation": "rendered"}, timeout=60).json()
     chat = f"{proxy_url}/s/{made['id']}/v1/chat/completions"
 
     def say(messages: list[dict[str, str]], **more: object) -> str:
@@ -108,7 +109,7 @@ def test_show_and_metrics_tell_breaks_by_reason_and_show_replies_under_a_grammar
     shown = bridle("show", made["id"], "--table", "--store", store)
     assert "break: system_changed" in " ".join(shown.stdout.split())
     assert "breaks on (rendered mode): 1 system_changed" in shown.stdout
-    assert "noted: 1 constrained_by_grammar" in shown.stdout
+    assert "noted in 1 call: a grammar limited the reply (response_format)" in shown.stdout
     assert "constrained" in shown.stdout
     one, two = json.loads(bridle("show", made["id"], "--store", store, "--json").stdout)["turns"]
     assert (one["break_reasons"], two["break_reasons"]) == ([], ["system_changed"])

@@ -51,6 +51,20 @@ def test_the_first_screen_has_what_works_from_a_checkout() -> None:
     assert not re.search(r"pip install '?bridle-rl", "".join(rest)), "it is not on the index yet"
 
 
+def test_the_pictures_are_there_and_load_nothing() -> None:
+    """The recorded terminal lasts about 20 seconds, in both colour schemes."""
+    text = (ROOT / "README.md").read_text()
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert pictures == ["docs/results/tokens.png", "docs/recording.svg", "docs/results/demo.png"]
+    assert all((ROOT / picture).stat().st_size < 300_000 for picture in pictures)
+    svg = (ROOT / "docs/recording.svg").read_text()
+    assert not re.search(r"href|url\(|@import|<script|<image", svg)
+    assert "prefers-color-scheme: dark" in svg
+    assert 15 < max(map(float, re.findall(r"animation-delay:([\d.]+)s", svg))) < 22
+    for command in ("bridle proxy", "bridle run -- python", "bridle sessions", "bridle audit"):
+        assert f"$ {command}" in svg
+
+
 @pytest.mark.loop
 def test_the_walkthrough_works_as_typed(tmp_path: Path, without_torch: Path) -> None:
     ports = {"8000": str(free_port()), "8484": str(free_port())}

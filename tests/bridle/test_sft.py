@@ -62,7 +62,7 @@ def test_what_was_recorded_is_learned_from_any_source(
     assert [path.name for path in out.parent.glob(".*.tmp")] == []
 
 
-OTHERS = set(EXPORTS.names()) - {*READABLE, "preference", "preference-labels"}
+OTHERS = set(EXPORTS.names()) - {*READABLE, "preference", "preference-labels", "replay"}
 
 
 @pytest.mark.parametrize("form", sorted(OTHERS))

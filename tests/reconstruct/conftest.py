@@ -41,6 +41,7 @@ class Recording:
         finish: str = "stop",
         headers: Any = (),
         conversation: Mapping[str, Any] | None = None,
+        replayed_call_id: str | None = None,
         message: Mapping[str, Any] = MappingProxyType({"content": "yes"}),
         **fields: Any,
     ) -> str:
@@ -61,6 +62,7 @@ class Recording:
             request_body=repr(list(prompt)).encode(),
             parent_call_id=parent,
             headers=dict(headers),
+            replayed_call_id=replayed_call_id,
             conversation=self._conversation(conversation),
         )
         if begun.conversation is not None:

@@ -21,9 +21,9 @@ from bridle.store.reward import Reward
 JSON_LINES = [
     name
     for name in EXPORTS.names()
-    if format_of(name).suffix == ".jsonl" and not name.startswith("preference")
+    if format_of(name).suffix == ".jsonl" and not name.startswith(("preference", "replay"))
 ]
-"""The formats of single sessions; preferences compare those of a group."""
+"""The formats of single sessions that are trained on; preferences compare those of a group."""
 TOOLS = [
     {
         "type": "function",
@@ -345,6 +345,29 @@ def test_atif_lines_meet_its_schema_and_carry_the_tokens_exactly(talk, written, 
     ]
     assert first.steps[2].observation.results[1].content == "43"
     assert first.trajectory_id == session.call_ids[1]
+
+
+def test_a_trace_has_every_call_as_a_timed_request(talk, record, written, writer):
+    """A call that was answered from the record reached no engine, so the trace leaves it out."""
+    session = talk()
+    record().call(
+        [9], [11], conversation=tail(user("later")), message=said("L"), replayed_call_id="call_x"
+    )
+    record().call([9], [11], message=said("no conversation was recorded"))
+    lines, report = written("replay")
+    assert [line["output_length"] for line in lines] == [3, 2, 1, 1]
+    assert {line["session_id"] for line in lines} == {session.id}
+    at = [line["timestamp"] for line in lines]
+    assert at == sorted(at)
+    assert at[0] >= 0
+    first, second, _third, side = lines
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert first["tools"] == TOOLS
+    assert [message["role"] for message in second["messages"]][2:] == ["assistant", "tool", "tool"]
+    assert side["messages"] == [user("t")]
+    assert "tools" not in side
+    assert (report.rows, report.tokens) == (4, 0)
+    assert report.left_out == {"answered_from_the_record": 1, "call_without_reply": 1}
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from support.parquet import read_samples
 JSON_LINES = [
     name
     for name in EXPORTS.names()
-    if format_of(name).suffix == ".jsonl" and not name.startswith("preference")
+    if format_of(name).suffix == ".jsonl" and not name.startswith(("preference", "replay"))
 ]
-"""The formats of single sessions; preferences compare those of a group."""
+"""The formats of single sessions that are trained on; preferences compare those of a group."""
 
 MAIN = frozenset({CallKind.MAIN})
 

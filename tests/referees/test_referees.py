@@ -160,9 +160,9 @@ def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
         TAILS["write"](file, MATERIAL)
     if judge == "harbor":
         CORNERS["write"](file)
-    if judge == "atif":
+    if (form := {"atif": "atif", "trace": "replay"}.get(judge)) is not None:
         with Reader(proxy.store) as reader:
-            export(reader, file.with_suffix(".jsonl"), "atif", Selection())
+            export(reader, file.with_suffix(".jsonl"), form, Selection())
         return file.with_suffix(".jsonl")
     return file
 

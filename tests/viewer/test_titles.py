@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bridle.bench.gallery import EPOCH, stories
+from bridle.diagnosis.notes import sentence
 from bridle.diagnosis.pages import session_lines
 from bridle.diagnosis.titles import LONGEST, title
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
-from bridle.store.records import Message, RunRecord
+from bridle.store.records import Message, Note, RunRecord
 from bridle.viewer.app import number_of
 
+BODIES = Path(__file__).parents[1] / "dialects" / "fixtures"
 REMINDER = f"<system-reminder>\nAs you answer, use this:\n{'x' * 500}\n</system-reminder>"
 CODEX = "<environment_context>\n  <cwd>/tmp</cwd>\n  <shell>bash</shell>\n</environment_context>"
 AGENTS = f"# AGENTS.md instructions for /tmp\n\n<INSTRUCTIONS>\n{'be brief' * 99}\n</INSTRUCTIONS>"
@@ -35,6 +38,26 @@ AGENTS = f"# AGENTS.md instructions for /tmp\n\n<INSTRUCTIONS>\n{'be brief' * 99
 )
 def test_a_title_leaves_out_what_the_harness_wrote(texts: list[str], expected: str) -> None:
     assert title(texts) == expected
+
+
+@pytest.mark.parametrize("file", sorted(BODIES.glob("*.json")), ids=lambda file: file.stem)
+def test_a_title_is_what_the_user_asked_in_a_recorded_request_of_each_harness(file: Path) -> None:
+    body = json.loads(file.read_text())
+    (asked,) = (body[name] for name in ("messages", "input", "contents") if name in body)
+    texts = [
+        part.get("text", "") if isinstance(part, dict) else part
+        for message in reversed(asked)
+        if message.get("role") == "user"
+        for part in (message.get("content") or message["parts"])
+    ]
+    assert title(texts) == "say hi"
+
+
+def test_a_note_is_a_sentence_or_its_name_in_words() -> None:
+    dropped = sentence(Note("tool_dropped", "web_search"))
+    assert dropped == "web_search is not a function, so it was not offered to the model"
+    assert sentence(Note("new_note", "x")) == "new note: x"
+    assert sentence(Note("new_note")) == "new note"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bridle.reconstruct.tree import BrokenTree
 from bridle.run.attempts import attempt_figures, attempts_as_data
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
+from bridle.store.records import RunRecord
 
 mpl.use("Agg")
 
@@ -174,9 +176,17 @@ def write_report(reader: Reader, run_id: str, directory: Path) -> dict[str, Any]
     """Write ``report.json`` and ``reward.png`` of a run into ``directory``; return the report."""
     report = training_figures(reader, run_id) | {"evaluations": evaluations(reader, run_id)}
     report |= attempts_as_data(attempt_figures(reader, run_id))
+    report["run"] = _run_as_data(reader.run(run_id))
     (directory / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     plot_training(report, directory / "reward.png")
     return report
+
+
+def _run_as_data(run: RunRecord) -> dict[str, Any]:
+    """Return which run a report is about, and the configuration that it began with."""
+    begun = datetime.fromtimestamp(run.started_at, UTC).isoformat(timespec="seconds")
+    config = run.config or {}
+    return {"id": run.id, "name": run.name, "kind": run.kind, "started_at": begun, "config": config}
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
@@ -231,10 +241,26 @@ def plot_training(report: Mapping[str, Any], path: Path) -> None:
             capsize=4,
             label="held-out tasks",
         )
-    axes.set(xlabel="step", ylabel="reward")
-    axes.legend(loc="lower right", frameon=False)
+    axes.set(xlabel="step", ylabel="reward", title=_title(report))
+    _from_zero_to_one(axes)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    measured = report["evaluations"]
+    named = [str(report["run"]["name"] or report["run"]["id"])] if "run" in report else []
+    if measured:
+        before, after = measured[0]["reward"], measured[-1]["reward"]
+        named.append(f"held-out reward {before:.2f} → {after:.2f}")
+    return ": ".join(named)
+
+
+def _from_zero_to_one(axes: Axes) -> None:
+    """Show the whole range from 0 to 1, and more where the data leaves it."""
+    low, high = axes.dataLim.intervaly
+    axes.set_ylim(min(0.0, 1.03 * low), max(1.03, 1.03 * high))
 
 
 def plot_evaluations(parts: Mapping[str, Evaluation], path: Path) -> None:
@@ -251,7 +277,7 @@ def plot_evaluations(parts: Mapping[str, Evaluation], path: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)
 

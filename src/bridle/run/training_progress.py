@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from bridle.diagnosis.findings import CollapseWatch
+from bridle.diagnosis.transcript import lasted
 from bridle.run.local import TrainingBegin
 from bridle.store.reading.queries import Reader
 
@@ -19,8 +20,8 @@ class TrainingProgress:
     """The progress of a run.
 
     It prints where the run is recorded, and then how many sessions of the step have ended, with
-    their mean reward. A step that shows a collapse of the policy prints a warning, once for each
-    kind. Sessions end in another thread than steps.
+    their mean reward and the time that is left. A step that shows a collapse of the policy prints a
+    warning, once for each kind. Sessions end in another thread than steps.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class TrainingProgress:
         self._step = 0
         self._ended = 0
         self._rewards: list[float] = []
-        self._began = self._printed = clock()
+        self._began = self._printed = self._run_began = clock()
+        self._trained = 0
         self._watch = CollapseWatch()
 
     def begin(self, begin: TrainingBegin) -> None:
@@ -68,7 +70,7 @@ class TrainingProgress:
         self._print_line(line)
 
     def step_ended(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Look at the numbers of a step, and begin the next.
+        """Look at the numbers of a step, print the time that is left, and begin the next.
 
         Sessions that end from now on count for the next step.
         """
@@ -80,11 +82,18 @@ class TrainingProgress:
             self._ended = 0
             self._rewards.clear()
             self._began = self._printed = self._clock()
+            self._trained += 1
+            spent, left = self._began - self._run_began, self._steps - self._step
+        if left > 0:
+            estimate = lasted(left * spent / self._trained)
+            self._print_line(f"about {estimate} left for the rest of {self._steps} steps")
 
     def _line(self, now: float) -> str:
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
         reward = "no reward yet" if mean is None else f"reward so far {mean:.3f}"
+        spent = now - self._began
+        left = max(0, self._per_step - self._ended) * spent / self._ended
         return (
             f"step {self._step + 1}: {self._ended} of {self._per_step} sessions, {reward} "
-            f"({now - self._began:.0f} s)"
+            f"({spent:.0f} s, about {left:.0f} s left)"
         )

@@ -14,6 +14,7 @@ from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
 from bridle.cli.terminal import counted, fail, out, print_json, print_table
+from bridle.diagnosis.notes import sentence
 from bridle.diagnosis.transcript import ShownMessage, Turn, lasted, turns_of
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import CallRow
@@ -73,7 +74,7 @@ def show(
     else:
         _print_turns(turns, rows, full)
     if turn is None:
-        _print_totals(about, record.continuation, rows)
+        _print_totals(about, record.continuation, rows, loaded.calls)
     elif not table:
         _print_rewards(rows)
 
@@ -149,7 +150,8 @@ def _print_message(message: ShownMessage, label: str, full: bool) -> None:
     out.print(Text(named, style=_ROLES.get(message.role, "bold")), soft_wrap=True)
     parts = []
     if message.reasoning:
-        parts.append(Text(_indented(message.reasoning), style="italic dim"))
+        parts.append(Text("  thinking", style="dim"))
+        parts.append(Text(indent(_indented(message.reasoning), "  "), style="italic dim"))
     if message.folded and not full:
         beginning = " ".join(message.text.split())[:_BEGINNING]
         length = len(message.text)
@@ -166,15 +168,19 @@ def _indented(text: str) -> str:
     return indent(text.strip("\n"), "  ")
 
 
-def _print_totals(about: dict[str, Any], mode: str | None, rows: Sequence[dict[str, Any]]) -> None:
+def _print_totals(
+    about: dict[str, Any],
+    mode: str | None,
+    rows: Sequence[dict[str, Any]],
+    calls: Sequence[CallRow],
+) -> None:
     breaks = Counter(reason for row in rows for reason in row["break_reasons"])
     if breaks:
         each = ", ".join(f"{count} {reason}" for reason, count in breaks.most_common())
         out.print(f"breaks on ({mode} mode): {each}", highlight=False)
-    noted = Counter(name for row in rows for name in row["notes"])
-    if noted:
-        each = ", ".join(f"{count} {name}" for name, count in noted.most_common())
-        out.print(f"noted: {each}", highlight=False)
+    noted = Counter(sentence(note) for call in calls for note in call.notes)
+    for text, count in noted.most_common():
+        out.print(Text(f"noted in {counted(count, 'call')}: {text}"), soft_wrap=True)
     for name, value in about["rewards"].items():
         out.print(f"reward {name} = {value:g}")
     for role, named in about["role_rewards"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -43,6 +44,10 @@ def train(
     It starts an engine and a proxy, or uses those of --engine-url and --proxy-url. --from-store
     trains recorded sessions: it needs neither an agent nor an engine.
     """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # not one of several processes
+        where = f"inside {config.agent.name}" if config.agent.name else "on recorded sessions"
+        begun = f"training {config.policy.model} {where}, into {output}"
+        _print_line(f"{begun}; PyTorch is loaded first")
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
         from bridle.diagnosis.findings import findings_of_run
