@@ -99,6 +99,11 @@ class Family:
     one."""
     call_ids: CallIds = "openai"
     """The form of the tool-call ids that the engine makes for the family."""
+    renumbered: bool = False
+    """Whether the copy of the template numbers the calls anew, which is undone here.
+
+    Such a copy changes a list, which the sandbox of Transformers and vLLM refuses.
+    """
     token_suffix: str | None = None
     """The ``token_suffix`` in the tokenizer's configuration, which vLLM's parsers need."""
 
@@ -113,9 +118,14 @@ _PYTHON: Final = ("<|python_tag|>",)
 reserved token."""
 _LLAMA_EOS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _DEEPSEEK_EOS = ("<｜end▁of▁sentence｜>",)
+_DEEPSEEK_TASKS = tuple(
+    f"<｜{name}｜>"
+    for name in ("latest_reminder", "action", "authority", "domain", "query", "read_url", "title")
+)
 _QWEN_EOS = ("<|im_end|>", "<|endoftext|>")
 _GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>")
 _GEMMA4_CALL = ("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+_GEMMA4_MEDIA = ("<|image>", "<|image|>", "<image|>")
 _HUNYUAN_SUFFIX = ":opensource"
 _HUNYUAN_TURNS = tuple(
     f"<｜{name}{_HUNYUAN_SUFFIX}｜>"
@@ -167,6 +177,17 @@ _kimi = partial(
     eos=("<|im_end|>", "[EOS]"),
     bos="[BOS]",
     call_ids="counted",
+    renumbered=True,
+)
+_nemotron3 = partial(
+    _borrowed, tokenizer="tekken", model_type="nemotron_h", bos="<s>", added=(*_THINK, *_CALL)
+)
+_laguna = partial(
+    _borrowed,
+    tokenizer="llama3_1",
+    model_type="laguna",
+    eos=("</assistant>", "〈|EOS|〉"),
+    added=(*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
 )
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -175,6 +196,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3-2507": _qwen("trl/qwen3_instruct_2507"),
     "qwen3-coder": _qwen("llama.cpp/Qwen3-Coder", model_type="qwen3_moe"),
     "qwen3.5": _qwen("trl/qwen3_5_think", model_type="qwen3_5", stand_in=True),
+    "qwen3-vl": _qwen("trl/qwen3_vl", model_type="qwen3_vl"),
+    "qwen3.6": _qwen("trl/qwen3_6", model_type="qwen3_5_moe", stand_in=True),
+    "qwen3.8": _qwen("trl/qwen3_8", model_type="qwen3_5", stand_in=True),
     "qwq": _qwen("llama.cpp/Qwen-QwQ-32B", model_type="qwen2"),
     "llama3.1": _llama("llama.cpp/meta-llama-Llama-3.1-8B-Instruct"),
     "llama3.2": _llama("llama.cpp/meta-llama-Llama-3.2-3B-Instruct", added=_PYTHON),
@@ -186,6 +210,12 @@ FAMILIES: Final[dict[str, Family]] = {
         model_type="deepseek_v32",
         added=(*_THINK, "｜DSML｜"),
     ),
+    "deepseek-v4": _deepseek(
+        "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731",
+        model_type="deepseek_v4",
+        added=(*_THINK, "｜DSML｜", *_DEEPSEEK_TASKS),
+        stand_in=True,
+    ),
     "deepseek-r1": _deepseek("llama.cpp/llama-cpp-deepseek-r1", added=_THINK),
     "deepseek-r1-distill": _deepseek(
         "trl/deepseek_r1_distill", model_type="llama", added=_THINK, stand_in=True
@@ -196,7 +226,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "trl/gemma4_v5",
         model_type="gemma4",
         eos=("<turn|>", "<eos>", "<|tool_response>"),
-        added=(*_GEMMA4, *_GEMMA4_CALL),
+        added=(*_GEMMA4, *_GEMMA4_CALL, *_GEMMA4_MEDIA),
         stand_in=True,
         call_end="<|tool_response>",
     ),
@@ -242,9 +272,10 @@ FAMILIES: Final[dict[str, Family]] = {
         bos="<s>",
         added=("<SPECIAL_10>", "<SPECIAL_11>", *_THINK, "<TOOLCALL>", "</TOOLCALL>"),
     ),
-    "nemotron3": _borrowed(
-        "trl/nemotron_3_nano", "tekken", "nemotron_h", bos="<s>", added=(*_THINK, *_CALL)
-    ),
+    "nemotron3": _nemotron3("trl/nemotron_3_nano"),
+    "nemotron3-super": _nemotron3("trl/nemotron_3_super"),
+    "nemotron3-ultra": _nemotron3("trl/nemotron_3_ultra"),
+    "nemotron3.5": _nemotron3("trl/nemotron_3_5_lightning"),
     "mistral-nemo": _mistral("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407"),
     "mistral-small-3.2": _mistral(
         "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506", model_type="mistral3"
@@ -253,7 +284,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512", model_type="mistral3"
     ),
     "devstral": _mistral("llama.cpp/unsloth-mistral-Devstral-Small-2507"),
-    "kimi-k2": _kimi("llama.cpp/moonshotai-Kimi-K2"),
+    "kimi-k2": _kimi("llama.cpp/Kimi-K2-Instruct"),
     "kimi-k2-thinking": _kimi("llama.cpp/Kimi-K2-Thinking", added=_THINK),
     "minimax-m2": _borrowed(
         "llama.cpp/MiniMax-M2",
@@ -317,13 +348,8 @@ FAMILIES: Final[dict[str, Family]] = {
         added=(*_HUNYUAN_TURNS, *_HUNYUAN_SHOWN),
         token_suffix=_HUNYUAN_SUFFIX,
     ),
-    "laguna": _borrowed(
-        "llama.cpp/poolside-Laguna-XS.2",
-        "llama3_1",
-        "laguna",
-        eos=("</assistant>",),
-        added=(*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
-    ),
+    "laguna": _laguna("llama.cpp/poolside-Laguna-XS.2"),
+    "laguna-s-2.1": _laguna("llama.cpp/poolside-Laguna-S-2.1"),
     "functionary3.1": _llama("llama.cpp/meetkai-functionary-medium-v3.1"),
 }
 """The families by the name that benchmarks and tests use."""
@@ -360,6 +386,8 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
         template = (source / "chat_template.jinja").read_text()
     if family.template != "own":
         template = _template(family.template, root)
+    if family.renumbered:
+        template = _with_own_call_ids(template)
     backend = BackendTokenizer.from_file(str(source / "tokenizer.json"))
     wanted = [*family.eos, *([family.bos] if family.bos else []), *family.added]
     wanted += sorted(set(_DELIMITER.findall(template)))
@@ -481,6 +509,26 @@ def _template(name: str, root: Path) -> str:
         with zipfile.ZipFile(fetch(_TRL, root)) as archive:
             return archive.read(f"trl/chat_templates/{template}.jinja").decode()
     return _llama_cpp_templates(root)[template]
+
+
+_RENUMBERED: Final = {
+    re.compile(pattern, re.DOTALL): own
+    for pattern, own in (
+        (r"'functions\.' \+ tool_call\['function'\]\['name'\][^%]*", "tool_call['id'] -"),
+        (r"\{%- set (tool_call_counter\.value|_ = tool_response_queue)[^%]*%\}\s*", ""),
+        (
+            r"\{%- if tool_response_queue\.ids -%\}.*?\{%- endif -%\}",
+            "{%- set tool_call_id = message.tool_call_id -%}",
+        ),
+    )
+}
+"""The code by which llama.cpp's copies number the calls anew, and the code that it replaces."""
+
+
+def _with_own_call_ids(template: str) -> str:
+    for pattern, own in _RENUMBERED.items():
+        template = pattern.sub(own, template)
+    return template
 
 
 @cache

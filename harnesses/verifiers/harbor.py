@@ -202,7 +202,9 @@ def rewards_in(folder: Path) -> Scores:
     if not data.strip():
         raise NoVerdict(f"the tests left an empty {file.name}")
     try:
-        found: Any = msgspec.json.decode(data) if file is table else {"reward": float(data)}
+        found: Any = (
+            msgspec.json.decode(data) if file is table else {"reward": float(data.decode())}
+        )
     except (ValueError, RecursionError) as error:
         raise NoVerdict(f"{file.name} cannot be read: {error}") from error
     if not isinstance(found, dict):

@@ -21,9 +21,12 @@ from typing import Any
 import pytest
 
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
+from bridle.engine.vllm import VllmOptions, VllmServer
+from bridle.engine.vllm.installation import VllmError, find_installation
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.packages import cache_directory
+from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
@@ -42,6 +45,15 @@ FILES = {
     for file in sorted(JUDGES.glob(f"{folder}/judge_*.*"))
 }
 TAILS = runpy.run_path(str(HERE / "tails.py"))
+CORNERS = runpy.run_path(str(HERE / "harbor_corners.py"))
+INTERPRETER = runpy.run_path(str(HERE.parent / "pythons.py"))["interpreter"]
+PYTHONS = {
+    judge: needed.read_text().strip()
+    for judge, file in FILES.items()
+    if (needed := file.with_name("python")).exists()
+}
+MISSING = {judge: version for judge, version in PYTHONS.items() if INTERPRETER(version) is None}
+"""The Python that a judge needs and this machine lacks."""
 JUDGED = tomllib.loads((HERE / "verdicts.toml").read_text())
 VERDICTS, REWORDS = JUDGED["theirs"], JUDGED["rewords"]
 MATERIAL = cache_directory()
@@ -130,7 +142,9 @@ def command(file: Path, report: Path) -> list[str | Path]:
         reporter = f"--test-reporter={file.parent / 'report.mjs'}"
         return [node, reporter, f"--test-reporter-destination={report}", file]
     alone = ["-c", os.devnull, f"--rootdir={JUDGES}", f"--confcutdir={JUDGES}"]
-    rules = ["-q", "--timeout=60", "-p", "no:cacheprovider"]
+    # The first test of each format that llm-comply knows runs all of its tests.
+    limit_s = 600 if file.stem == "judge_comply" else 60
+    rules = ["-q", f"--timeout={limit_s}", "-p", "no:cacheprovider"]
     if file.parent.name == "rules":
         rules += ["-W", "error"]  # Warnings of the official SDKs; frameworks warn of themselves.
     waiting = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
@@ -144,6 +158,8 @@ def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
         return proxy.model
     if judge == "renderers":
         TAILS["write"](file, MATERIAL)
+    if judge == "harbor":
+        CORNERS["write"](file)
     if (form := {"atif": "atif", "trace": "replay"}.get(judge)) is not None:
         with Reader(proxy.store) as reader:
             export(reader, file.with_suffix(".jsonl"), form, Selection())
@@ -151,15 +167,23 @@ def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
     return file
 
 
-def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
-    """Run a judge; return the message of each test, empty for one that passed."""
+def failures(
+    judge: str, proxy: Proxy, report: Path, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Run a judge, with ``more`` in its environment.
+
+    Return the message of each test, empty for one that passed.
+    """
     file = FILES[judge]
+    if judge in MISSING:
+        pytest.skip(f"{judge} needs Python {MISSING[judge]}, which is not installed here")
     if not any(file.parent.glob("*/.installed")):
         pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
+    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*", **(more or {})}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
     environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
+    environment["TIKTOKEN_ENCODINGS_BASE"] = str(report.parent)
     ran = subprocess.run(
         command(file, report),
         env=environment,
@@ -173,14 +197,14 @@ def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in report.read_text().splitlines())
 
 
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("judge", FILES)
-def test_the_judge_fails_nothing_but_what_is_its_own_fault(
-    judge: str, proxy: Proxy, tmp_path: Path
-) -> None:
-    verdicts = [verdict for verdict in VERDICTS if verdict["judge"] == judge]
+def assert_judged(judge: str, messages: Mapping[str, str], engine: str = "scripted") -> None:
+    """Check that verdicts explain every failure on an engine, and that each verdict is needed."""
+    verdicts = [
+        verdict
+        for verdict in VERDICTS
+        if verdict["judge"] == judge and engine in verdict.get("engines", ["scripted"])
+    ]
     needed, ours = set(), []
-    messages = failures(judge, proxy, tmp_path / "report.jsonl")
     assert messages, "the judge has no tests"
     for test, message in messages.items():
         for line in filter(None, message.splitlines()):
@@ -197,3 +221,30 @@ def test_the_judge_fails_nothing_but_what_is_its_own_fault(
     assert not ours, "\n".join(ours)
     stale = [verdict for number, verdict in enumerate(verdicts) if number not in needed]
     assert not stale, f"these pass, so remove their verdicts: {stale}"
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("judge", FILES)
+def test_the_judge_fails_nothing_but_what_is_its_own_fault(
+    judge: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    assert_judged(judge, failures(judge, proxy, tmp_path / "report.jsonl"))
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.skipif("comply" not in FILES, reason="BRIDLE_REFEREES leaves llm-comply out")
+def test_replies_of_a_real_vllm_follow_the_providers_rules(tmp_path: Path) -> None:
+    try:
+        find_installation()
+    except VllmError as error:
+        pytest.skip(str(error))
+    model = smollm2_directory(MATERIAL)
+    options = VllmOptions(cpu_kv_cache_gib=1, version=0)
+    store = f"sqlite:///{tmp_path}/bridle.db"
+    with VllmServer(model, tmp_path / "vllm", options=options) as engine:
+        settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
+        with ProxyServer(settings) as server:
+            proxy = Proxy(server.base_url, store, model)
+            formats = {"BRIDLE_REFEREES_FORMATS": "openai-chat"}
+            messages = failures("comply", proxy, tmp_path / "report.jsonl", formats)
+    assert_judged("comply", messages, "vllm")

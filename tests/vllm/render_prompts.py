@@ -15,7 +15,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-OWN_TOKENIZERS = ("deepseek_v32",)
+OWN_TOKENIZERS = ("deepseek_v32", "deepseek_v4")
 """Model types for which vLLM takes a tokenizer mode of its own (``ModelConfig``)."""
 
 
@@ -23,6 +23,7 @@ class Prompts:
     """The prompts of one model directory."""
 
     def __init__(self, directory: str, model_type: str) -> None:
+        from vllm.renderers.deepseek_v4 import DeepseekV4Renderer
         from vllm.renderers.deepseek_v32 import DeepseekV32Renderer
         from vllm.renderers.hf import HfRenderer
         from vllm.tokenizers.registry import get_tokenizer
@@ -44,7 +45,8 @@ class Prompts:
             allowed_local_media_path="",
             allowed_media_domains=None,
         )
-        self.renderer_class = DeepseekV32Renderer if own else HfRenderer
+        renderers = {"deepseek_v32": DeepseekV32Renderer, "deepseek_v4": DeepseekV4Renderer}
+        self.renderer_class = renderers.get(model_type, HfRenderer)
         self.renderer = SimpleNamespace(
             model_config=self.model_config,
             get_tokenizer=lambda: self.tokenizer,
