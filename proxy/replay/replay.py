@@ -131,6 +131,11 @@ class Replay:
             detail = f"no recorded call follows {self._latest(echoes)} and asks this"
             return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
 
+    @property
+    def model(self) -> str | None:
+        """The model that live calls ask instead of the one that the harness names."""
+        return self._rules.model
+
     def answered(self, call: RecordedCall, call_id: str) -> None:
         """Record that the call ``call_id`` of the session has the place of a recorded one."""
         self._names[call.id] = call_id

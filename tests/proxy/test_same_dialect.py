@@ -473,6 +473,53 @@ def test_the_upstreams_name_of_the_model_is_all_that_changes(
         assert asked.body == body.replace(b'"model" : "the-model"', renamed, 1)
 
 
+@pytest.mark.parametrize("names_its_session", [True, False], ids=["named", "anonymous"])
+@pytest.mark.parametrize("sub_agents", ["native", "frozen"])
+@pytest.mark.parametrize("dialect", ["messages"])
+def test_a_sub_agents_calls_go_to_its_own_upstream_in_that_ones_form(
+    stage: Any,
+    start_proxy: Any,
+    provider: NativeProvider,
+    dialect: str,
+    sub_agents: str,
+    names_its_session: bool,
+) -> None:
+    """The engine is asked in chat, and the client gets 400 for what only the provider can read."""
+    other = OtherModel((provider.base_url,), None, KEY, external=True, dialects=(dialect,))
+    bench = start_proxy(
+        stage.engine.base_url,
+        other_models={"native": other, "frozen": OtherModel((stage.engine.base_url,))},
+        role_models={"subagent": sub_agents},
+    )
+    parent = {"native": "frozen", "frozen": "native"}[sub_agents]
+    headers = {"anthropic-version": "2023-06-01"}
+    if names_its_session:
+        headers["x-claude-code-session-id"] = "s"
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjcK"}
+    document = [{"type": "document", "source": pdf}]
+
+    def ask(to: str, agent: dict[str, str]) -> None:
+        body: Any = {"model": parent, "max_tokens": 9, "temperature": 1}
+        body["messages"] = [{"role": "user", "content": f"{to}, go"}]
+        url, given = f"{bench.url}/v1/messages", headers | agent
+        asked, sent = len(provider.asked), len(stage.requests)
+        reply = httpx.post(url, json=body, headers=given, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        native = to == "native"
+        assert (len(provider.asked) - asked, len(stage.requests) - sent) == (native, not native)
+        if native:
+            assert json.loads(provider.asked[-1].body) == body
+        body |= {"mcp_servers": [{"type": "url", "url": "x"}]}
+        body["messages"] = [{"role": "user", "content": document}]
+        reply = httpx.post(url, json=body, headers=given, trust_env=False)
+        assert reply.status_code == (200 if native else 400), reply.text
+
+    ask(parent, {})
+    ask(sub_agents, {"x-claude-code-agent-id": "explorer"})
+    agents = {call.role for call in bench.calls()}
+    assert agents == {None, "explorer"}
+
+
 @pytest.mark.parametrize("dialect", ["messages"])
 def test_another_dialect_of_the_same_upstream_is_translated(
     bench: Any, provider: NativeProvider
