@@ -30,7 +30,7 @@ from bridle.proxy.engines.request import EngineRequest, engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.replay.aliases import aliased
-from bridle.proxy.replay.replay import Step
+from bridle.proxy.replay.replay import UNREAD, Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.harness_identity import Identity, identify
 from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
@@ -150,7 +150,7 @@ class DataPlane:
         overruled: tuple[Note, ...] = ()
         if passes:
             form = passed_form(to, request)
-            ask = passed_request(dialect, route, client, request, body)
+            ask = passed_request(dialect, route, client, request, step.body or body)
         else:
             form = await services.templates[to].form(session, link, request, step.prompt)
             ask, overruled = self._asked(form, session)
@@ -254,7 +254,7 @@ class DataPlane:
                     dialect=route.dialect.name,
                     model=model,
                     stream=asks_for_stream(body),
-                    notes=(Note("request_unread", error.message[:200]),),
+                    notes=(Note(UNREAD, error.message[:200]),),
                 )
             try:
                 request = await self._whole(route, caller, request, body)
@@ -319,7 +319,9 @@ class DataPlane:
         await memory.load(session)
         arrived = await self._for_model(route, client, arrived, replay.model)
         parse = partial(self._parsed_again, route, client, caller, arrived.passes)
-        step = await replay.step(session, arrived.parsed.request, body, role, parse)
+        native = route.dialect.native if arrived.passes else None
+        wording = None if native is None else native.wording
+        step = await replay.step(session, arrived.parsed.request, body, role, parse, wording)
         return session, await memory.find(session, step.request, role), step, arrived
 
     async def _for_model(

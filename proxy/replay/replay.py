@@ -15,13 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
+from bridle.proxy.dialects.wording import Wording
 from bridle.proxy.replay.aliases import Aliases
+from bridle.proxy.replay.grafted_body import GraftedBodies
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
 from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
 from bridle.proxy.session.rules import ReplayRules
@@ -39,6 +41,10 @@ DIVERGED: Final = "replay_diverged"
 """Name of the note on a call whose request differs from the recorded one; the detail shows it."""
 HANDLE: Final = "replay_handle"
 """Name of the note on a call whose request has other names of what runs in the background."""
+UNREAD: Final = "request_unread"
+"""Name of the note on a request that only its upstream can read."""
+REWORDED: Final = "replay_reworded"
+"""Name of the note on a call whose upstream got the recorded words in the client's JSON."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -61,6 +67,13 @@ class Step:
     """The names that the reply must have, if any differ from the recorded ones."""
     refusal: ApiError | None = None
     """The error for a request that differs from the record."""
+    body: bytes | None = None
+    """The body for an upstream of the client's own dialect; ``None`` if it gets the client's."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether an engine or another upstream is asked."""
+        return self.replayed is None and self.refusal is None
 
 
 class Replay:
@@ -96,6 +109,7 @@ class Replay:
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self._bodies = GraftedBodies()
         self.aliases = Aliases()
         """The names of what runs in the background."""
         self._began: float | None = None
@@ -110,26 +124,54 @@ class Replay:
         body: bytes,
         agent: str | None,
         parse: ParseRecorded,
+        wording: Wording | None = None,
     ) -> Step:
-        """Return the answer to one request. Raise ``ValueError`` if the record is damaged."""
+        """Return the answer to one request.
+
+        ``wording`` is that of an upstream of the client's own dialect. Raise ``ValueError`` if the
+        record is damaged.
+        """
         async with self._one_at_a_time:
-            all_echoed = echoed(body)
-            known = session.calls | session.running | self._own
-            if not self._read or not all_echoed <= known:
-                await self._catch_up(session.id, request.dialect, parse)
-            if self._stopped is not None:
-                return Step(request, refusal=self._stopped)
-            own = all_echoed & (known | self._own)
-            if self._ended or not own <= self._recorded_of.keys():
-                return self._live(request)
-            echoes = frozenset(self._recorded_of[one] for one in own)
-            found = await self._match(request, agent, echoes, parse)
-            if found is not None:
-                return self._matched(request, *found)
-            if self._prefix <= self._used:
-                return self._live(request)
-            detail = f"no recorded call follows {self._latest(echoes)} and asks this"
-            return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
+            step = await self._step(session, request, body, agent, parse, wording)
+            if wording is None or not step.asks or _unread(request) is not None:
+                return step
+            worded = self._bodies.body(body, self.aliases, wording)
+            if worded is None:
+                return step
+            return replace(step, body=worded, notes=(*step.notes, Note(REWORDED)))
+
+    async def _step(
+        self,
+        session: Session,
+        request: Request,
+        body: bytes,
+        agent: str | None,
+        parse: ParseRecorded,
+        wording: Wording | None,
+    ) -> Step:
+        all_echoed = echoed(body)
+        known = session.calls | session.running | self._own
+        if not self._read or not all_echoed <= known:
+            await self._catch_up(session.id, request.dialect, parse, wording)
+        if self._stopped is not None:
+            return Step(request, refusal=self._stopped)
+        if (unread := _unread(request)) is not None:
+            return self._diverged(request, Verdict(Likeness.DIVERGED, unread))
+        own = all_echoed & (known | self._own)
+        if self._ended or not own <= self._recorded_of.keys():
+            return self._live(request)
+        echoes = frozenset(self._recorded_of[one] for one in own)
+        found = await self._match(request, agent, echoes, parse)
+        if found is not None:
+            step = self._matched(request, *found)
+            if wording is not None and step.refusal is None:
+                then = await asyncio.to_thread(self.recorded.request, found[0], self._names)
+                self._bodies.learn(body, then, wording)
+            return step
+        if self._prefix <= self._used:
+            return self._live(request)
+        detail = f"no recorded call follows {self._latest(echoes)} and asks this"
+        return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
 
     @property
     def model(self) -> str | None:
@@ -166,7 +208,9 @@ class Replay:
         """The id of the new call in place of each recorded one."""
         return self._names
 
-    async def _catch_up(self, session_id: str, dialect: str, parse: ParseRecorded) -> None:
+    async def _catch_up(
+        self, session_id: str, dialect: str, parse: ParseRecorded, wording: Wording | None
+    ) -> None:
         """Take up the session's calls in the store that this process has not processed."""
         self._read = True
         ids = await asyncio.to_thread(self._reader.call_ids, session_id)
@@ -174,14 +218,16 @@ class Replay:
             return
         for row in await asyncio.to_thread(self._reader.calls, session_id):
             if row.id not in self._own and row.id not in self._recorded_of:
-                self._take_up(row)
-                recorded = self.recorded.by_id.get(self._recorded_of.get(row.id, ""))
+                recorded = self.recorded.by_id.get(self._take_up(row) or "")
                 if recorded is not None and row.dialect == dialect:
-                    await self._graft_again(row.id, recorded, parse)
+                    await self._graft_again(row.id, recorded, parse, wording)
             self._own.add(row.id)
 
-    def _take_up(self, row: CallRow) -> None:
-        """Take up what a call's columns and notes record about the re-entry."""
+    def _take_up(self, row: CallRow) -> str | None:
+        """Take up what a call's columns and notes record about the re-entry.
+
+        Return the id of the recorded call in whose place it came.
+        """
         noted = {note.name: note.detail for note in row.notes}
         place = row.replayed_call_id or noted.get(LIVE)
         if place is not None:
@@ -193,9 +239,10 @@ class Replay:
             self._ended = True
         elif DIVERGED in noted and self._stopped is None:
             self._stopped = _stop(noted[DIVERGED])
+        return place
 
     async def _graft_again(
-        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded
+        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded, wording: Wording | None
     ) -> None:
         sent, then = await asyncio.to_thread(
             lambda: (
@@ -207,6 +254,8 @@ class Replay:
             came, was = await parse(sent), await parse(then)
             self._learned(came, was)
             self._graft(came, was)
+            if wording is not None:
+                self._bodies.learn(sent, then, wording)
 
     async def _match(
         self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
@@ -267,9 +316,10 @@ class Replay:
 
     def _live(self, request: Request) -> Step:
         messages = request.messages
-        if self._messages:
-            messages = tuple(self._messages.get(_KEY(one), one) for one in messages)
-        messages = tuple(map(self.aliases.recorded, messages))
+        if self._messages or self.aliases:
+            messages = tuple(
+                self._messages.get(_KEY(one)) or self.aliases.recorded(one) for one in messages
+            )
         tools = self._tools.get(_KEY(request.tools), request.tools)
         live = self._asking(structs.replace(request, messages=messages, tools=tools))
         return Step(live, aliases=self.aliases)
@@ -369,6 +419,11 @@ class Replays:
         known = [(was, now) for was, now in places if was is not None and now is not None]
         judging = judge(rules.noise, known)
         return Replay(recorded, record.origin_call_id, rules, judging, self._reader)
+
+
+def _unread(request: Request) -> str | None:
+    """Return the reason why the request was not read, if it was not."""
+    return next((note.detail for note in request.notes if note.name == UNREAD), None)
 
 
 def _stop(detail: str) -> ApiError:
