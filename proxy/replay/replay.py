@@ -25,8 +25,8 @@ from bridle.proxy.dialects.wording import Wording
 from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.grafted_body import GraftedBodies
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
-from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
-from bridle.proxy.session.rules import ReplayRules
+from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed, renamed
+from bridle.proxy.session.rules import Edits, ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.store.call import CallRow
@@ -45,6 +45,8 @@ UNREAD: Final = "request_unread"
 """Name of the note on a request that only its upstream can read."""
 REWORDED: Final = "replay_reworded"
 """Name of the note on a call whose upstream got the recorded words in the client's JSON."""
+EDITED: Final = "replay_edited"
+"""Name of the note on the first live call for each edit; the detail is the call's id or role."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -94,7 +96,10 @@ class Replay:
         order = [call.id for call in recorded.calls]
         if branch is not None and branch not in order:
             raise ValueError(f"call {branch} is no complete call of the recorded session")
+        if rules.edit != Edits() and branch is None:
+            raise ValueError("an edit needs the call at which the session goes on")
         self.recorded = recorded
+        self._edited_call = None if rules.edit == Edits() else branch
         self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
         self._rules = rules
         self._judge = judge
@@ -163,6 +168,8 @@ class Replay:
         echoes = frozenset(self._recorded_of[one] for one in own)
         found = await self._match(request, agent, echoes, parse)
         if found is not None:
+            if wording is not None and found[0].id == self._edited_call:
+                return Step(request, refusal=_no_edit("its service gets the agent's own requests"))
             step = self._matched(request, *found)
             if wording is not None and step.refusal is None:
                 then = await asyncio.to_thread(self.recorded.request, found[0], self._names)
@@ -253,7 +260,8 @@ class Replay:
         if sent != then:
             came, was = await parse(sent), await parse(then)
             self._learned(came, was)
-            self._graft(came, was)
+            edited, _ = self._edited(recorded, was)
+            self._graft(came, edited or was)
             if wording is not None:
                 self._bodies.learn(sent, then, wording)
 
@@ -299,6 +307,10 @@ class Replay:
         if not (verdict.follows or named):
             return self._diverged(request, verdict, call)
         self._used.add(call.id)
+        edited, notes = self._edited(call, then)
+        if edited is None:
+            return Step(request, refusal=_no_edit("its request has not all that is edited"))
+        then = edited
         self._graft(request, then)
         grafted = structs.replace(
             request,
@@ -308,11 +320,36 @@ class Replay:
             instructions=then.instructions,
             notes=then.notes,
         )
-        notes = _notes(verdict)
         if call.id in self._prefix:
-            return Step(grafted, notes, replayed=call, aliases=self.aliases)
-        live, noted = self._asking(grafted), (*notes, Note(LIVE, call.id))
-        return Step(live, noted, prompt=call.prompt, aliases=self.aliases)
+            return Step(grafted, _notes(verdict), replayed=call, aliases=self.aliases)
+        prompt = None if notes else call.prompt
+        notes = (*_notes(verdict), *notes, Note(LIVE, call.id))
+        return Step(self._asking(grafted), notes, prompt=prompt, aliases=self.aliases)
+
+    def _edited(self, call: RecordedCall, then: Request) -> tuple[Request | None, tuple[Note, ...]]:
+        """Return the recorded request with the edits at this call, and a note on each.
+
+        The request is ``None`` if it lacks a text that is edited.
+        """
+        if call.id != self._edited_call:
+            return then, ()
+        edit, notes = self._rules.edit, []
+        results = {
+            renamed(name.encode(), self._names).decode(): text
+            for name, text in edit.tool_results.items()
+        }
+        system, messages = edit.system, list(then.messages)
+        for place, message in enumerate(messages):
+            text = None
+            if message.role == "system":
+                text, system = system, None
+            elif message.role == "tool":
+                text = results.pop(message.tool_call_id or "", None)
+            if text is not None:
+                messages[place] = structs.replace(message, content=text)
+                notes.append(Note(EDITED, message.tool_call_id or message.role))
+        missing = bool(results) or system is not None
+        return None if missing else structs.replace(then, messages=tuple(messages)), tuple(notes)
 
     def _live(self, request: Request) -> Step:
         messages = request.messages
@@ -424,6 +461,14 @@ class Replays:
 def _unread(request: Request) -> str | None:
     """Return the reason why the request was not read, if it was not."""
     return next((note.detail for note in request.notes if note.name == UNREAD), None)
+
+
+def _no_edit(problem: str) -> ApiError:
+    message = (
+        f"the turn at which the session goes on cannot be edited: {problem}; name texts of that "
+        "turn, and with --model a model that an engine serves"
+    )
+    return ApiError("invalid_request", message, status=400)
 
 
 def _stop(detail: str) -> ApiError:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 from tests.support.native_providers import KEY, SERVE, TURNS, NativeProvider
@@ -149,3 +150,16 @@ def test_a_request_that_only_the_upstream_reads_follows_no_record(
     assert (
         "messages: must not be empty" in {n.name: n.detail for n in call.notes}["replay_diverged"]
     )
+
+
+@pytest.mark.parametrize(("dialect", "ask"), WAYS[:1])
+def test_a_turn_whose_service_gets_the_agents_own_requests_is_not_edited(
+    stage: Any, start_proxy: Any, provider: Any, others: Any, dialect: str, ask: Ask
+) -> None:
+    bench = start_proxy(stage.engine.base_url, other_models=others)
+    ask(loop_of(f"{bench.url}/s/first", dialect, False, "done"))
+    asked = len(provider.asked)
+    url = re_entered(bench, bench.calls()[BRANCH], edit={"tool_results": {"toolu_01Abc2XyZ": "x"}})
+    with pytest.raises(anthropic.BadRequestError, match="service gets the agent's own requests"):
+        ask(loop_of(url, dialect, False, "done"))
+    assert len(provider.asked) == asked

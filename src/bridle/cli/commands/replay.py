@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import typer
@@ -28,13 +30,14 @@ from bridle.run.siblings.jobs import JobSiblings
 _NOTES: Final[Mapping[str, str]] = {
     "replay_noise": "noise",
     "replay_handle": "handle",
+    "replay_edited": "edited",
     "replay_live": "live",
     "replay_diverged": "diverged",
 }
 """The words for a turn, by the name of the note on its call."""
 
 
-_DETAILED: Final = ("replay_noise", "replay_handle", "replay_diverged")
+_DETAILED: Final = ("replay_noise", "replay_handle", "replay_edited", "replay_diverged")
 _PARALLEL: Final = 4
 """Siblings of a command at a time."""
 
@@ -103,6 +106,13 @@ def replay(
         list[str] | None,
         typer.Option(help="NAME=REGEX of text that may differ. Repeatable."),
     ] = None,
+    edit: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file of text that the live turns see in place of recorded text: `system`, "
+            "and `tool_results` by the ids of their calls."
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -122,6 +132,8 @@ def replay(
         "noise": dict(map(_rule, noise or ())),
         "pace": pace.value,
     }
+    if edit is not None:
+        rules["edit"] = _edits(edit)
     entry = Entry(
         Origin(recording.id, branch_call["id"]),
         rules if model is None else {**rules, "model": model},
@@ -267,6 +279,16 @@ def _branch(recording: Recording, wanted: str) -> Mapping[str, Any]:
     if not wanted.isdigit() or int(wanted) not in able:
         fail(f"--from {wanted!r} is no complete turn; there are {', '.join(map(str, able))}", 2)
     return able[int(wanted)]
+
+
+def _edits(file: Path) -> dict[str, Any]:
+    try:
+        edits = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        fail(f"--edit {file} is no readable JSON file: {error}", 2)
+    if not isinstance(edits, dict):
+        fail(f"--edit {file} is no JSON object with 'system' or 'tool_results'", 2)
+    return edits
 
 
 def _rule(text: str) -> tuple[str, str]:
