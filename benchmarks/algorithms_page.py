@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bridle.recipes.learning.gradients import POINTS, Compared, GradientFigures, GradientSettings
+from bridle.recipes.learning.region import RegionFigures, bench_region
 from bridle.recipes.learning.tree import TREE, enumerated
 
 
@@ -30,14 +31,42 @@ def page(found: Sequence[Compared], settings: GradientSettings) -> str:
         "",
         "- *sampler*: the policy is the one that sampled, and it is the first update of a step.",
         "- *lag*: the policy is three updates ahead of the sampler, straight along the gradient",
-        "  and further than a trust region allows. A region of PPO's form then leaves only the",
-        "  tokens that would lead back, so that its gradient points away from the exact one.",
+        "  and further than a trust region allows.",
         "- *update*: the third update of a step; the policy is two updates ahead.",
+        "",
+        *_region(bench_region(settings.seed)),
     ]
     for part in dict.fromkeys(one.method.part for one in found):
         own = [one for one in found if one.method.part == part]
         lines += ["", f"## {part}", "", *_table(own), "", *map(_text, own)]
     return "\n".join([*lines, ""])
+
+
+def _region(found: Sequence[RegionFigures]) -> Iterator[str]:
+    yield from (
+        "## Why the default points away at lag",
+        "",
+        "The region of PPO's form leaves out a token that is likelier than when it was sampled,",
+        "if its advantage is positive. The advantage of a session is that of a choice plus the",
+        "luck of all other choices. So of a good choice that has risen, the lucky sessions are",
+        "left out and the unlucky ones stay, and what stays pushes it down. This is a property of",
+        "the method and no error of a sign or a weight: the table below has no sampling, and",
+        "every session counts with its probability. With the advantage of the choice itself,",
+        "which has the same mean without the luck, nothing points away: what is left is still",
+        "ahead, or nothing is left (0). Only tokens outside the region are concerned.",
+        "",
+        "The pull back to the sampler costs speed ([Lag](learning.md#lag)), and keeps lagging runs",
+        "from collapsing: a mask of both sides, which has no such pull, does not",
+        "([training](training.md)).",
+        "",
+        "| ahead of the sampler, nats of a logit | outside | cosine: no region "
+        "| clip, session's advantage | clip, choice's advantage |",
+        "| ---: | ---: | ---: | ---: | ---: |",
+    )
+    for one in found:
+        cosines = (one.without, one.by_session, one.by_choice)
+        cells = " | ".join(f"{value:.3f}" for value in cosines)
+        yield f"| {one.distance:g} | {one.outside:.0%} | {cells} |"
 
 
 def _table(found: Sequence[Compared]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""A benchmark of the slots that sessions occupy while a policy trains, at each staleness bound.
+"""A benchmark of the slot time that sessions use, and training uses, at each staleness bound.
 
 Sessions sleep for lognormal times (σ = 1), roughly as those of agents: a few take far longer than
-the others. The collector with its capacity rule and the trainer's preparation are the real ones; a
-training step sleeps.
+the others. Their tokens are sampled evenly over that time. The collector with its capacity rule and
+the trainer's preparation are the real ones; a training step sleeps.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
-from bridle.trainer.batch.prepare import prepare
-from bridle.trainer.collection.collector import Collector
+from bridle.trainer.batch.prepare import PreparedStep, prepare
+from bridle.trainer.collection.sessions import collector_of
 from bridle.trainer.config import FilterConfig, GrpoConfig
 
+TOKENS = 8
+"""Number of tokens of a session."""
 ENDLESS = 1_000_000
 """The configured number of steps, more than a run takes: the last steps of a run that ends would
 leave slots free."""
@@ -36,7 +39,7 @@ class CollectSettings:
     group_size: int = 8
     groups_per_step: int = 8
     steps: int = 40
-    """Number of measured steps."""
+    """Number of measured steps, after a fifth as many that fill the slots."""
     median_s: float = 0.2
     """The median duration of a session."""
     train_s: float = 0.05
@@ -46,6 +49,8 @@ class CollectSettings:
     """The ``refill`` setting of the step's filters."""
     half_degenerate: bool = False
     """Whether every other group has equal rewards."""
+    collection: Literal["groups", "sessions"] = "groups"
+    """The unit that a step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,14 @@ class CollectFigures:
     max_staleness: int
     slot_use: float
     """Share of slot seconds in which a session ran."""
+    useful: float
+    """Share of slot seconds whose tokens were trained."""
+    deciles: tuple[float, ...]
+    """Share of the tokens that were trained, of the collected sessions by decile of duration."""
+    mean_lag: float
+    """The mean number of versions by which a trained token lagged behind."""
     staleness: int
-    """The largest number of versions by which a trained token lagged behind."""
+    """The largest such number."""
     trained: float
     """Share of the collected sessions that were trained; the others were too old or taught
     nothing."""
@@ -82,7 +93,9 @@ class SleepingSessions:
         self._lock = threading.Lock()
         self._began: dict[str, float] = {}
         self._busy = 0.0
-        self._versions: dict[str, int] = {}
+        self._versions: dict[str, list[int]] = {}
+        self.seconds: dict[str, float] = {}
+        """The duration of each session that ended, by its name."""
 
     def __enter__(self) -> SleepingSessions:
         self._thread.start()
@@ -100,31 +113,49 @@ class SleepingSessions:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def start(self, number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+    def start(
+        self, number: int, begun: Callable[[], None], ended: Callable[[str], None]
+    ) -> Future[Sequence[str]]:
         seconds = [
             self._settings.median_s * self._times.lognormvariate(0, 1)
             for _ in range(self._settings.group_size)
         ]
-        return asyncio.run_coroutine_threadsafe(self._group(number, seconds, begun), self._loop)
+        return asyncio.run_coroutine_threadsafe(
+            self._group(number, seconds, begun, ended), self._loop
+        )
 
     async def _group(
-        self, number: int, seconds: Sequence[float], begun: Callable[[], None]
+        self,
+        number: int,
+        seconds: Sequence[float],
+        begun: Callable[[], None],
+        ended: Callable[[str], None],
     ) -> list[str]:
         names = [f"{number:06}-{member:03}" for member in range(len(seconds))]
         sessions = zip(names, seconds, strict=True)
-        await asyncio.gather(*(self._session(name, each, begun) for name, each in sessions))
+        await asyncio.gather(*(self._session(name, each, begun, ended) for name, each in sessions))
         return names
 
-    async def _session(self, name: str, seconds: float, begun: Callable[[], None]) -> None:
+    async def _session(
+        self,
+        name: str,
+        seconds: float,
+        begun: Callable[[], None],
+        ended: Callable[[str], None],
+    ) -> None:
         async with self._slots:
             begun()
             with self._lock:
-                # All of a session's tokens count as sampled at its start, the worst case.
-                self._versions[name] = self._version()
                 self._began[name] = time.perf_counter()
-            await asyncio.sleep(seconds)
+            versions = []
+            for _ in range(TOKENS):
+                versions.append(self._version())
+                await asyncio.sleep(seconds / TOKENS)
             with self._lock:
-                self._busy += time.perf_counter() - self._began.pop(name)
+                self.seconds[name] = time.perf_counter() - self._began.pop(name)
+                self._busy += self.seconds[name]
+                self._versions[name] = versions
+        ended(name)
 
     def busy_seconds(self) -> float:
         """Return the slot seconds in which a session has run so far."""
@@ -139,11 +170,11 @@ class SleepingSessions:
             leaf_call_id=name,
             kind=CallKind.MAIN,
             role=None,
-            token_ids=np.arange(2, dtype=np.uint32),
-            mask=np.asarray([False, True]),
-            logprobs=np.zeros(2, np.float32),
-            versions=np.asarray([-1, self._versions[name]]),
-            calls=np.asarray([-1, 0], np.int32),
+            token_ids=np.arange(TOKENS + 1, dtype=np.uint32),
+            mask=np.arange(TOKENS + 1) > 0,
+            logprobs=np.zeros(TOKENS + 1, np.float32),
+            versions=np.asarray([-1, *self._versions[name]]),
+            calls=np.asarray([-1, *[0] * TOKENS], np.int32),
             call_ids=(name,),
             weight=1.0,
         )
@@ -151,40 +182,72 @@ class SleepingSessions:
         value = 0.0 if equal else float(member)
         reward = Reward(name, "reward", value, 0.0, source=RewardSource.VERIFIER)
         session = SessionRecord(name, 0.0, group_id=number, outcome="completed")
-        return Episode(session, (sample,), (reward,), Conservation(captured=1, trained=1))
+        return Episode(session, (sample,), (reward,), Conservation(captured=TOKENS, trained=TOKENS))
 
 
 def bench_collect(settings: CollectSettings, max_staleness: int) -> CollectFigures:
-    """Run ``settings.steps`` steps at one staleness bound."""
+    """Run ``settings.steps`` steps at one staleness bound, after some that fill the slots."""
     config = GrpoConfig(
-        steps=ENDLESS, max_staleness=max_staleness, filters=FilterConfig(refill=settings.refill)
+        steps=ENDLESS,
+        max_staleness=max_staleness,
+        collection=settings.collection,
+        filters=FilterConfig(refill=settings.refill),
     )
     version = 0
-    staleness, taken, trained, live = 0, 0, 0, 0
+    taken = _Taken()
     with (
         SleepingSessions(settings, lambda: version) as sessions,
-        Collector(
-            sessions.start, sessions.load, config, per_step=settings.groups_per_step
+        collector_of(
+            sessions.start,
+            sessions.load,
+            config,
+            per_step=settings.groups_per_step,
+            group_size=settings.group_size,
         ) as collect,
     ):
-        started = time.perf_counter()
-        for step in range(settings.steps):
-            episodes = collect(step, version)
-            prepared = prepare(episodes, version, config)
-            taken += len(episodes)
-            trained += len({item.session for item in prepared.items})
-            live += len({item.group for item in prepared.items})
-            staleness = max(staleness, int(prepared.staleness.max(initial=0)))
+        started, busy = time.perf_counter(), 0.0
+        for step in range(-(settings.steps // 5), settings.steps):
+            if step == 0:
+                started, busy = time.perf_counter(), sessions.busy_seconds()
+            episodes = collect(max(step, 0), version)
+            prepared = prepare(episodes, version, config, earlier=collect.earlier())
+            if step >= 0:
+                taken.add(prepared, [sessions.seconds[one.session.id] for one in episodes])
             time.sleep(settings.train_s)
             version += 1
             collect.published(version)
         elapsed = time.perf_counter() - started
-        busy = sessions.busy_seconds()
+        busy = sessions.busy_seconds() - busy
+    seconds, shares = np.asarray(taken.seconds), np.asarray(taken.shares)
+    lags = np.concatenate(taken.lags)
+    by_length = np.array_split(shares[np.argsort(seconds)], 10)
     return CollectFigures(
         max_staleness=max_staleness,
         slot_use=busy / (elapsed * settings.slots),
-        staleness=staleness,
-        trained=trained / taken,
+        useful=float(seconds @ shares) / (elapsed * settings.slots),
+        deciles=tuple(float(np.mean(part)) for part in by_length),
+        mean_lag=float(lags.mean()),
+        staleness=int(lags.max()),
+        trained=taken.trained / len(seconds),
         seconds_per_step=elapsed / settings.steps,
-        live=live / (settings.steps * settings.groups_per_step),
+        live=taken.live / (settings.steps * settings.groups_per_step),
     )
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The sessions that the measured steps took."""
+
+    seconds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    """Share of each session's tokens that were trained."""
+    lags: list[NDArray[np.int64]] = field(default_factory=list)
+    trained: int = 0
+    live: int = 0
+
+    def add(self, prepared: PreparedStep, seconds: Sequence[float]) -> None:
+        self.seconds += seconds
+        self.shares += [account.trained / account.captured for account in prepared.accounts]
+        self.lags.append(prepared.staleness)
+        self.trained += len({item.session for item in prepared.items})
+        self.live += len({item.group for item in prepared.items})

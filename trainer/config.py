@@ -108,7 +108,7 @@ class AdvantageConfig:
 
     baseline: PartName = "grpo"
     """The advantage estimator: ``grpo``, ``leave_one_out``, ``mean``, ``lite_ppo``, ``gated``,
-    ``per_role``, ``gigpo``, ``turn_returns``, ``critic``, ``spiral``, ``none``
+    ``per_role``, ``gigpo``, ``turn_returns``, ``critic``, ``spiral``, ``aem``, ``igpo``, ``none``
     (:mod:`bridle.trainer.credit`), or one registered with ``register_advantage``."""
     deviation: Literal["sample", "population"] = "sample"
     """The standard deviation used by estimators that divide by one: that of the sample (``G - 1``)
@@ -261,7 +261,7 @@ class LossConfig:
     """The policy-gradient loss. Its formulas are in :mod:`bridle.trainer.losses.losses`."""
 
     name: PartName = "clip"
-    """The loss: ``clip``, ``gspo``, ``cispo``, ``aepo``, or one registered with
+    """The loss: ``clip``, ``gspo``, ``cispo``, ``aepo``, ``epo``, or one registered with
     ``register_loss``."""
     clip_low: Share = 0.2
     """The lower clip bound ε. In a step with several updates, a token with a negative advantage
@@ -363,7 +363,13 @@ class GrpoConfig:
     """Maximum number of policy versions that a trained token may lag behind. With 0 the run
     collects, trains and publishes in turn. With n the groups of up to n steps run ahead of training
     (:mod:`bridle.trainer.collection`). Tokens that lag more are masked and counted. Replayed
-    sessions have a limit of their own."""
+    sessions have a limit of their own. With ``collection = "sessions"`` it is the mean lag."""
+    collection: Literal["groups", "sessions"] = "groups"
+    """The unit that a step takes: whole ``groups``, or single ``sessions`` as soon as siblings with
+    other rewards have ended (:mod:`bridle.trainer.collection.sessions`)."""
+    max_age: Count = 16
+    """Maximum number of policy versions that a trained token may lag behind with ``collection =
+    "sessions"``. Tokens that lag more are masked and counted."""
     seed: Natural = 0
     """The random seed of the order of tasks, minibatches, replay, ``resample_on_correct`` and new
     adapters."""
@@ -382,6 +388,11 @@ class GrpoConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     checkpoints: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()
+
+    @property
+    def oldest_lag(self) -> int:
+        """Maximum number of policy versions that a trained token may lag behind."""
+        return self.max_age if self.collection == "sessions" else self.max_staleness
 
 
 @dataclass(frozen=True, slots=True)

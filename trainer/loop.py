@@ -18,8 +18,9 @@ from typing import Any
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.fates import StepFates, step_fates
-from bridle.trainer.batch.prepare import TrainItem
-from bridle.trainer.collection.collector import Collect
+from bridle.trainer.batch.prepare import PreparedStep, TrainItem
+from bridle.trainer.collection.background import Collect, GroupSource
+from bridle.trainer.collection.mixture import ORIGIN, Mixed, Mixture, learn_baselines
 from bridle.trainer.collection.renumbering import Renumbering
 from bridle.trainer.collection.replay import Replay, ReplayBuffer
 from bridle.trainer.config import GrpoConfig
@@ -56,11 +57,11 @@ class GrpoLoop:
         *,
         version: int = 0,
         sinks: RunSink | None = None,
-        groups: Callable[[], Mapping[str, Any]] = dict,
+        source: GroupSource | None = None,
         teacher: AskTeacher | None = None,
         load: Callable[[str], Episode] | None = None,
     ) -> None:
-        """Create the loop. ``groups`` returns what checkpoints keep of the groups that were taken.
+        """Create the loop. ``source`` knows the groups that ``collect`` takes.
 
         ``teacher`` adds to the credit of tokens as ``config.distillation`` says. ``load`` returns a
         session of an earlier step by its id, for success replay.
@@ -86,7 +87,7 @@ class GrpoLoop:
         """Policy version after the last completed step."""
         self._collect = collect
         self._sinks = sinks
-        self._groups = groups
+        self._source = source
         self._teacher = teacher
         self._fates: list[StepFates] = []
         """The token fates of the steps since the last checkpoint."""
@@ -97,6 +98,8 @@ class GrpoLoop:
         """The mapping of versions that earlier attempts recorded to present numbers."""
         self.replay_buffer = ReplayBuffer()
         """The replay buffer as of the last completed step."""
+        self.mixture: Mixture | None = None
+        """The recorded sessions that steps train beside their own; for one policy."""
         self._seconds: dict[str, float] = {}
         self._updating = False
         """Whether the weights may be between two versions."""
@@ -160,14 +163,21 @@ class GrpoLoop:
             episodes = self._collect(step, version)
         with self._timed("prepare"):
             prepared = [
-                each.prepared(episodes, version, each.configured(self.config), self._teacher)
+                each.prepared(
+                    episodes,
+                    version,
+                    each.configured(self.config),
+                    self._teacher,
+                    self._source.earlier() if self._source is not None else (),
+                )
                 for each in self.policies
             ]
             replay = self._replay(len(episodes))
-        # Success replay is for one policy.
-        replayed = replay.items if replay else ()
+            # Success replay and recordings are for one policy.
+            replayed = replay.items if replay else ()
+            mixed = self._mixed(episodes, prepared[0], replayed)
         updates = [
-            self._update(each, (*ready.items, *replayed), rate)
+            self._update(each, (*ready.items, *replayed, *mixed.items), rate)
             for each, ready in zip(self.policies, prepared, strict=True)
         ]
         published: list[PolicyRecord | None] = [None] * len(updates)
@@ -179,7 +189,8 @@ class GrpoLoop:
                     for each in self.policies
                 ]
         self.step, self.version, self._updating = step + 1, version, False
-        self._trained_groups = self._groups()
+        if self._source is not None:
+            self._trained_groups = self._source.groups()
         self._fates += step_fates(
             episodes,
             [
@@ -190,6 +201,15 @@ class GrpoLoop:
             version=version,
             at=time.time(),
         )
+        if updates[0] is not None:
+            self._fates += step_fates(
+                mixed.episodes,
+                [(mixed.accounts, updates[0].changed_weights)],
+                step=step,
+                version=version,
+                at=time.time(),
+                origin=ORIGIN,
+            )
         for each in self.policies:
             each.kept_memory = dict(each.memory)
         if replay is not None:
@@ -207,6 +227,7 @@ class GrpoLoop:
         report = replace(
             reports.pop(self.policies[0].name),
             replay=replay,
+            mixed=mixed if self.mixture else None,
             seconds=dict(self._seconds),
             others=reports,
         )
@@ -246,6 +267,19 @@ class GrpoLoop:
             return None
         return self.replay_buffer.draw(
             self._load, self.config, step=self.step, version=self.version, sessions=sessions
+        )
+
+    def _mixed(
+        self, own: Sequence[Episode], prepared: PreparedStep, replayed: Sequence[TrainItem]
+    ) -> Mixed:
+        """Draw the recorded sessions of a step with the sessions ``own``."""
+        if self.mixture is None:
+            return Mixed()
+        first = self.policies[0]
+        learn_baselines(own, prepared, first.memory)
+        taken = {item.sample.session_id for item in replayed}
+        return self.mixture.draw(
+            own, taken, self.config, first.memory, step=self.step, policy=first.name
         )
 
     def _steps_in_all(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from bridle.store.records import PolicyRecord
 from bridle.trainer.batch.prepare import PreparedStep
+from bridle.trainer.collection.mixture import Mixed
 from bridle.trainer.collection.replay import Replay
 from bridle.trainer.learner.update import UpdateStats
 
@@ -40,6 +41,8 @@ class StepReport:
     learning_rate: float
     replay: Replay | None = None
     """The replayed sessions, or ``None`` if success replay is off."""
+    mixed: Mixed | None = None
+    """The recorded sessions beside its own, or ``None`` if the run has no share of them."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs),
     ``update``, ``publish``."""
@@ -102,6 +105,7 @@ class StepReport:
             **self._reward_metrics(),
             **self._policy_metrics(),
             **(self.replay.metrics() if self.replay else {}),
+            **(self.mixed.metrics() if self.mixed else {}),
             **{f"seconds/{phase}": value for phase, value in self.seconds.items()},
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,17 +10,23 @@ from bridle.cli.options import JsonOption
 from bridle.cli.terminal import err, out, print_json
 from bridle.extras import require
 
+BOUNDS = {"groups": (0, 1, 2, 4, 8), "sessions": (1, 2, 4, 8)}
+"""The bounds that are measured if none is named, by the unit that a step takes."""
+
 
 def collect(
     max_staleness: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="A bound to measure. Repeatable; default: 0, 1, 2, 4, 8."),
+        typer.Option(min=0, help="A bound to measure. Repeatable; default: up to 8."),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,
     groups: Annotated[int, typer.Option(min=1, help="Groups per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=1, help="Sessions per group.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 40,
     median: Annotated[float, typer.Option(min=0.001, help="Seconds of a middling session.")] = 0.2,
+    collection: Annotated[
+        Literal["groups", "sessions"], typer.Option(help="The unit that a step takes.")
+    ] = "groups",
     train: Annotated[float, typer.Option(min=0, help="Seconds of an update.")] = 0.05,
     json: JsonOption = False,
 ) -> None:
@@ -29,10 +35,16 @@ def collect(
     from bridle.bench.collect import CollectSettings, bench_collect
 
     settings = CollectSettings(
-        slots, group_size, groups, steps=steps, median_s=median, train_s=train
+        slots,
+        group_size,
+        groups,
+        steps=steps,
+        median_s=median,
+        train_s=train,
+        collection=collection,
     )
     found = []
-    for bound in max_staleness or (0, 1, 2, 4, 8):
+    for bound in max_staleness or BOUNDS[collection]:
         err.print(f"{steps} steps at staleness {bound}", highlight=False)
         found.append(bench_collect(settings, bound))
     if json:
@@ -40,8 +52,9 @@ def collect(
         return
     for figures in found:
         out.print(
-            f"staleness {figures.max_staleness} (seen {figures.staleness}): slots "
-            f"{figures.slot_use:.2f} used, {figures.trained:.2f} of sessions trained, "
+            f"staleness {figures.max_staleness} (mean {figures.mean_lag:.1f}, at most "
+            f"{figures.staleness}): slots {figures.slot_use:.2f} used, {figures.useful:.2f} "
+            f"useful; of the least trained decile of durations {min(figures.deciles):.2f}; "
             f"{figures.seconds_per_step:.2f} s a step",
             highlight=False,
         )

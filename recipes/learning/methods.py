@@ -243,6 +243,23 @@ METHODS: Final = (
         steps=True,
     ),
     Method(
+        "aem",
+        "Estimators",
+        _credit("aem"),
+        "AEM, arXiv 2605.00425",
+        "A reply of which the policy was sure says more about its reward.",
+        "Long sessions with one reward, whose entropy should fall late.",
+    ),
+    Method(
+        "igpo",
+        "Estimators",
+        _credit("igpo"),
+        "IGPO, arXiv 2510.14967",
+        "Each task has one right answer, and a turn is good if it makes the answer likelier.",
+        "Search and other tools that find out something, with one reward at the end.",
+        not_compared="the enumerated tasks have no answer that could be scored",
+    ),
+    Method(
         "none",
         "Estimators",
         _credit("none"),
@@ -300,6 +317,14 @@ METHODS: Final = (
         "AEPO, arXiv 2510.14545, section 3.3",
         "Tokens of high entropy are where a session is decided.",
         "Several updates a step, and tools whose results leave the policy unsure.",
+    ),
+    Method(
+        "epo",
+        "Losses",
+        _loss(name="epo"),
+        "EPO, arXiv 2509.22576, with a corridor that has a gradient",
+        "Entropy should stay near that of the policy that sampled.",
+        "Long sessions with one reward, whose entropy swings.",
     ),
     Method(
         "importance truncate",

@@ -73,6 +73,8 @@ class Judged:
 
 
 SETTINGS: Final = LearningSettings()
+CHOICE: Final = 5
+"""Number of seeds, after those that are measured, on which a method's rate is chosen."""
 
 
 def bench_learning(
@@ -83,10 +85,27 @@ def bench_learning(
     for name in names:
         report(f"{world.name}: {name}")
         config = method(name).configured(GrpoConfig())
+        own = replace(world, rate=best_rate(world, config, settings))
         needed[name] = [
-            sessions_to_goal(world, config, seed, settings) for seed in settings.every_seed
+            sessions_to_goal(own, config, seed, settings) for seed in settings.every_seed
         ]
     return compared(world.name, needed)
+
+
+def best_rate(world: World, config: GrpoConfig, settings: LearningSettings) -> float:
+    """Return the rate at which a method needs the fewest sessions, in the median of other seeds.
+
+    It is one of ``world.rates``, or ``world.rate`` if there are none.
+    """
+    first = settings.first_seed + settings.seeds
+    choice = range(first, first + CHOICE)
+
+    def needed(rate: float) -> float:
+        one = replace(world, rate=rate)
+        found = [sessions_to_goal(one, config, seed, settings) for seed in choice]
+        return inf if (middle := _median(found)) is None else middle
+
+    return min(world.rates, key=needed) if world.rates else world.rate
 
 
 def compared(scenario: str, needed: Mapping[str, Sequence[int | None]]) -> list[LearningFigures]:

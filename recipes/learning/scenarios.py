@@ -3,8 +3,9 @@
 Every scenario is a :class:`.world.World` in which some methods should differ from the default. An
 expectation was written before its run. It is reported as met or missed, and never adjusted.
 
-All scenarios have one learning rate, at which the default learns without forgetting. Where a method
+The scenarios have one learning rate, at which the default learns without forgetting. Where a method
 gains speed alone, and the default is limited by the rate and not by noise, the gain does not show.
+In "roles, own rates" each method has its own.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ SCENARIOS: Final = (
         roles=True,
         history=True,
         rate=RATE,
+    ),
+    World(
+        "roles, own rates",
+        "The roles again; each method learns at the best of four rates, chosen on five more seeds.",
+        places=8,
+        ways=8,
+        steps=2,
+        quiz=True,
+        roles=True,
+        history=True,
+        rates=(0.3, 0.45, 0.7, 1.0),
     ),
     World(
         "wordy",
@@ -130,6 +142,7 @@ EXPECTATIONS: Final = (
         at_least=1.0,
         against="gigpo",
     ),
+    Expectation("aem", "long", "AEM: no slower than GRPO", at_most=1.0),
     Expectation("critic", "long", "ArCHer, VL-DAC: values of turns pay in long ones", at_most=0.5),
     Expectation(
         "turn_returns with step rewards",
@@ -152,6 +165,12 @@ EXPECTATIONS: Final = (
     Expectation("gated", "long, step rewards", "G-RA: no slower than without them", at_most=1.0),
     Expectation("per_role", "roles", "Dr. MAS: a role is compared with itself", at_most=0.7),
     Expectation("spiral", "roles", "SPIRAL: a role has a baseline of its own", at_most=0.7),
+    Expectation(
+        "per_role", "roles, own rates", "Dr. MAS: a role is compared with itself", at_most=0.7
+    ),
+    Expectation(
+        "spiral", "roles, own rates", "SPIRAL: a role has a baseline of its own", at_most=0.7
+    ),
     Expectation("weighting token", "wordy", "DAPO: a mean over tokens", at_most=1.0),
     Expectation("weighting constant", "wordy", "Dr. GRPO: no bias from length", at_most=1.0),
     Expectation("filter truncated", "wordy", "DAPO: overlong filtering", at_most=1.0),
@@ -175,6 +194,7 @@ EXPECTATIONS: Final = (
     Expectation("importance mask", "noise", "IcePop: no slower than truncation", at_most=1.0),
     Expectation("gspo", "updates", "GSPO: more efficient than GRPO", at_most=1.0),
     Expectation("aepo", "updates", "AEPO: no slower than GRPO", at_most=1.0),
+    Expectation("epo", "updates", "EPO: no slower than GRPO", at_most=1.0),
     Expectation("cispo", "updates", "MiniMax-M1: half of the steps", at_most=0.5),
 )
 

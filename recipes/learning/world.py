@@ -71,6 +71,9 @@ class World:
     groups: int = 2
     group_size: int = 8
     rate: float = 0.1
+    rates: tuple[float, ...] = ()
+    """Rates of which each method learns at its own best one, in place of ``rate``; none if all
+    methods learn at ``rate``."""
     most: int = 150
     """Number of steps of training after which a run counts as not having reached the goal."""
 

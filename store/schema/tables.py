@@ -269,7 +269,8 @@ token_fates = Table(
     Index(None, "run_id", "session_id"),
 )
 """The fates of a session's sampled tokens. Rows with a ``run_id`` are a training run's account of
-the session, written once the step is durable: ``trained`` (with an empty reason), ``masked`` or
+the session, written once the step is durable: ``trained`` (the reason is empty, or ``recording``
+for a session of another run that was trained beside the run's own), ``masked`` or
 ``dropped``, the step from 0 and the policy version after it. Rows with an empty ``run_id`` are the
 account by the rules of the session's run, which ``bridle audit`` writes; they have ``trainable`` in
 place of ``trained``. The view ``token_accounts`` has the one account that counts

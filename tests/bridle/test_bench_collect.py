@@ -24,4 +24,15 @@ def test_slots_stay_busy_within_the_bound_of_staleness(bridle: Callable[..., Res
     assert 0 < ahead["staleness"] <= 4
     assert ahead["seconds_per_step"] < in_turn["seconds_per_step"] / 2
     words = bridle("bench", "collect", *small, "--max-staleness", "4")
-    assert words.stdout.startswith("staleness 4 (seen ")
+    assert words.stdout.startswith("staleness 4 (mean ")
+
+
+def test_by_sessions_long_ones_are_trained_too(bridle: Callable[..., Result]) -> None:
+    small = ("--steps", "12", "--median", "0.3", "--train", "0.05", "--max-staleness", "1")
+    groups, sessions = (
+        json.loads(bridle("bench", "collect", *small, "--collection", unit, "--json").stdout)[0]
+        for unit in ("groups", "sessions")
+    )
+    assert sessions["useful"] > groups["useful"] + 0.2
+    assert sessions["mean_lag"] < 2.5
+    assert min(sessions["deciles"]) >= 0.9

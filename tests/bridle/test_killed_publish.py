@@ -28,7 +28,7 @@ from bridle.run.training import TrainingPlan, train
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.collection.collector import StartGroup
+from bridle.trainer.collection.background import StartGroup
 from bridle.trainer.config import GrpoConfig
 
 pytestmark = pytest.mark.loop
@@ -68,7 +68,9 @@ with stack.engine() as engine:
 def in_a_step(sessions: Callable[[int], Sequence[str]]) -> StartGroup:
     """Steps of one group each, whose sessions are there at once."""
 
-    def start(number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
+    def start(
+        number: int, begun: Callable[[], None], _ended: Callable[[str], None]
+    ) -> Future[Sequence[str]]:
         begun()
         found: Future[Sequence[str]] = Future()
         found.set_result(sessions(number))

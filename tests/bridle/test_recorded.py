@@ -188,6 +188,18 @@ def test_sessions_of_other_weights_are_refused_unless_they_are_asked_for(
     ("options", "reason"),
     [
         (("--set", "recordings.where=1"), "settings of recordings are for --from-store"),
+        (
+            ("--set", "recordings.share=0.5", "--set", "recordings.version=3"),
+            "recordings.version is for --from-store without recordings.share",
+        ),
+        (
+            ("--set", "recordings.share=0.5", "--set", "training.loss.importance=none"),
+            "recordings.share needs importance weights",
+        ),
+        (
+            ("--set", "recordings.share=0.5", "--set", 'policies.worker={model = "m"}'),
+            "recordings.share is for one policy",
+        ),
         ((), "name --agent and --tasks, or --from-store"),
         (("--from-store", "nowhere.db"), "there is no store at nowhere.db"),
         (
@@ -205,3 +217,44 @@ def test_a_run_without_sessions_to_train_is_refused(
     assert refused.stderr.startswith(f"bridle: {reason}")
     assert refused.stderr.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_share_of_recordings_trains_beside_the_agent_s_own_sessions(
+    training_arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """The second run trains successes of the first, which its store has too."""
+    arguments = training_arguments()
+    done = bridle(*arguments, "--steps", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = tmp_path / "again" / "bridle.db"
+    again.parent.mkdir()
+    with sqlite3.connect(tmp_path / "out" / "bridle.db") as source, sqlite3.connect(again) as copy:
+        source.backup(copy)
+        copy.execute("UPDATE runs SET kind = 'eval'")
+    (tmp_path / "verifier.py").write_text("async def check(delivery): return 0.0\n")
+    successes = "id IN (SELECT session_id FROM rewards WHERE value > 0)"
+    chosen = ("--set", "recordings.share=0.25", "--set", f"recordings.where={successes}")
+    arguments[arguments.index("--out") + 1] = str(again.parent)
+    done = bridle(*arguments, "--steps", "1", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Reader(str(again)) as reader:
+        (run,) = reader.runs("train")
+        figures = {one.name: one.value for one in reader.metrics(run.id)}
+        (other,) = reader.runs("eval")
+        successful = {
+            one.id for one in reader.sessions(run=other.id) if reader.rewards(one.id)[0].value > 0
+        }
+    with sqlite3.connect(again) as store:
+        trained = dict(
+            store.execute(
+                "SELECT session_id, tokens FROM token_fates WHERE run_id = ? AND fate = 'trained'"
+                " AND reason = 'recording'",
+                (run.id,),
+            ).fetchall()
+        )
+    assert figures["tokens/trained"] == 0, "the verifier gives 0"
+    assert len(trained) == figures["recordings/sessions"] == min(3, len(successful)) > 0
+    assert trained.keys() <= successful
+    assert sum(trained.values()) == figures["recordings/tokens"] > 0
+    assert figures["recordings/advantage"] == 1.0
+    assert figures["update/grad_norm"] > 0

@@ -50,6 +50,21 @@ def settled(tmp_path: Path) -> Callable[..., Any]:
     return settle
 
 
+@pytest.mark.parametrize(
+    ("options", "alone", "shared"),
+    [
+        (("--from-store s.db",), True, "s.db"),
+        (("--from-store s.db", "--set recordings.share=0.5"), False, None),
+        (("--set recordings.share=0.5",), False, None),
+    ],
+)
+def test_a_run_has_a_store_of_its_own_unless_it_trains_recordings_alone(
+    settled: Callable[..., Any], options: tuple[str, ...], alone: bool, shared: str | None
+) -> None:
+    config = settled(None, *options)
+    assert (config.recordings.alone, config.shared_store) == (alone, shared)
+
+
 def test_without_a_file_the_options_defaults_hold(settled: Callable[..., Any]) -> None:
     assert settled(None).training.optimizer.learning_rate == 1e-6
     tuned = settled(None, kind=SftConfig)

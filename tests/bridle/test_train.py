@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -168,6 +169,28 @@ def test_sessions_have_the_horizon_of_their_step(arguments: list[str], tmp_path:
 
 
 @pytest.mark.loop
+def test_by_sessions_a_step_takes_those_that_have_siblings_and_goes_on_with_them(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    by_session = (
+        *("--set", "training.collection=sessions", "--set", "training.max_staleness=1"),
+        *("--set", "training.advantages.baseline=leave_one_out"),
+        *("--set", "training.publish.pause_mode=keep"),
+    )
+    first = bridle(*arguments, "--steps", "2", *by_session)
+    assert first.returncode == 0, first.stdout + first.stderr
+    again = bridle(*arguments, "--steps", "3", *by_session)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "step 3: reward 0." in again.stdout
+    store = str(tmp_path / "out" / "bridle.db")
+    with Reader(store) as reader:
+        (run,) = reader.runs("train")
+        groups = Counter(session.group_id for session in reader.sessions(run=run.id))
+    assert set(groups.values()) == {6}, "a group goes on with the sessions that it has"
+    assert bridle("audit", "--store", store).returncode == 0
+
+
+@pytest.mark.loop
 def test_it_ends_when_its_time_is_over_and_not_before_the_first_step(
     arguments: list[str], tmp_path: Path
 ) -> None:
@@ -210,6 +233,8 @@ def test_a_settings_file_reaches_the_model_the_loss_and_the_store(
         *arguments,
         *("--config", str(tmp_path / "settings.toml"), "--set", "training.minibatches=2"),
         *("--set", "training.lora.rank=4"),
+        # A step that outlasts bfloat16's rounding, and more live groups than one.
+        *("--set", "training.optimizer.learning_rate=0.05", "--set", "groups.per_step=4"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "after 1 of 1 steps" in done.stdout

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.errors import UsageError
 from bridle.reconstruct.samples.sample import Turn
 from bridle.store.records import CallKind, CallStatus
 from bridle.store.reward import Reward, RewardSource
@@ -220,3 +221,96 @@ def test_lite_ppo_divides_by_the_deviation_of_the_whole_step():
     deviation = math.sqrt(sum((value - mean) ** 2 for value in [*own, *others]) / 4)
     expected = [(value - sum(own) / 3) / (deviation + 1e-6) for value in own]
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_aem_modulates_a_base_by_the_entropy_of_replies(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 4, 4).tolist()
+    episodes = []
+    for number, count in enumerate(counts):
+        plain = steps(str(number), *[([call], None) for call in range(count)])
+        (sample,) = plain.samples
+        logprobs = -rng.exponential(1.0, len(sample.mask)).astype(np.float32)
+        episodes.append(replace(plain, samples=(replace(sample, logprobs=logprobs),)))
+    values = rng.integers(0, 3, 4) / 2
+    found = credit_of("aem", episodes, values, base="mean", sharpness=0.7)
+    surprise = [
+        [-float(one) for one in each.samples[0].logprobs[each.samples[0].mask]] for each in episodes
+    ]
+    every = [one for own in surprise for one in own]
+    low, high = min(every), max(every)
+    weights = [[math.exp(-0.7 * (one - low) / (high - low + 1e-6)) for one in o] for o in surprise]
+    mean = math.fsum(one for own in weights for one in own) / len(every)
+    centre = math.fsum(values) / len(values)
+    for own, credit, value in zip(weights, found, values, strict=True):
+        expected = [(value - centre) * one / mean for one in own]
+        assert credit == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("base", ["aem", "gigpo"])
+def test_aem_refuses_a_base_of_single_steps(base):
+    with pytest.raises(UsageError, match=r"options\.aem\.base"):
+        credit_of("aem", [steps("a", ([1], None))], [1.0], base=base)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_igpo_compares_the_gain_of_each_turn_and_discounts_what_follows(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 5, 3).tolist()
+    answers = ["Oslo", None, "Bern"]
+    episodes = [
+        replace(
+            steps(str(n), *[([10 * n + call], None) for call in range(count)]),
+            payload={} if answer is None else {"answer": answer},
+        )
+        for n, (count, answer) in enumerate(zip(counts, answers, strict=True))
+    ]
+    logprobs = {}
+    lengths = {"Oslo": 2, "Bern": 3}
+
+    def likelihoods(asked):
+        for pair in asked:
+            logprobs[pair] = -rng.exponential(1.0, lengths[pair[1]]).astype(np.float32)
+        return [logprobs[pair] for pair in asked]
+
+    values = rng.integers(0, 3, 3).astype(np.float64)
+    config = AdvantageConfig("igpo", options={"igpo": {"discount": 0.8}})
+    group = CreditGroup(episodes, values, config, likelihoods=likelihoods)
+    credit = estimated(group)
+    rewards = []
+    for number, (count, answer) in enumerate(zip(counts, answers, strict=True)):
+        # The prompt of a later call has the tokens of the earlier ones before its own.
+        prompts = [
+            np.asarray(
+                [t for c in range(call) for t in (10 * number + c, 90 + c)] + [10 * number + call],
+                np.uint32,
+            ).tobytes()
+            for call in range(count)
+        ]
+        likely = [0.0] * count
+        if answer is not None and count > 1:
+            likely = [
+                math.exp(math.fsum(s) / len(s)) for s in (logprobs[p, answer] for p in prompts)
+            ]
+        gains = [likely[at + 1] - likely[at] for at in range(count - 1)]
+        rewards.append([*gains, values[number]])
+    every = [one for own in rewards for one in own]
+    mean = math.fsum(every) / len(every)
+    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in every) / max(len(every) - 1, 1))
+    for own, parts, episode in zip(rewards, credit, episodes, strict=True):
+        (sample,) = episode.samples
+        expected = [
+            math.fsum(
+                0.8 ** (later - at) * (own[later] - mean) / (deviation + 1e-6)
+                for later in range(at, len(own))
+            )
+            for at in range(len(own))
+        ]
+        assert parts[0][sample.mask].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_an_estimator_that_scores_texts_needs_a_policy():
+    session = replace(steps("a", ([1], None), ([2], None)), payload={"answer": "x"})
+    with pytest.raises(UsageError, match="bridle train"):
+        credit_of("igpo", [session], [1.0])

@@ -17,6 +17,12 @@ from bridle.recipes.learning.gradients import (
     tables,
 )
 from bridle.recipes.learning.methods import METHODS, PLAIN, method
+from bridle.recipes.learning.region import (
+    bench_region,
+    choice_advantages,
+    expected_gradient,
+    session_advantages,
+)
 from bridle.recipes.learning.tree import RIGHT, TREE, enumerated, record, recorded
 from bridle.recipes.learning.world import play
 from bridle.registry import Registry
@@ -94,6 +100,21 @@ def test_known_biases_show(compared: dict[str, dict[str, GradientFigures]]) -> N
     assert mean / whole == pytest.approx(7 / 8, rel=1e-4)
     assert compared["weighting session"]["sampler"].length < 0.7
     assert compared["none"] == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_region_points_away_because_of_the_luck_in_a_session_s_advantage(seed: int) -> None:
+    exact = enumerated()
+    sampler = tables(exact, seed)["sampler"]
+    here = exact.gradient(sampler, with_steps=False)
+    for advantages in (session_advantages(exact, sampler), choice_advantages(exact, sampler)):
+        found = expected_gradient(exact, sampler, sampler, advantages, "clip")
+        assert torch.allclose(found, here, atol=1e-12)
+    far = bench_region(seed)[-1]
+    assert far.outside > 0.4
+    assert far.without > 0.95
+    assert far.by_session < -0.5
+    assert far.by_choice >= 0
 
 
 def test_the_page_has_a_row_for_each_method_and_a_reason_for_those_without_figures() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bridle.bench import learning_page
 from bridle.bench.collect import CollectSettings
 from bridle.bench.commands import app
+from bridle.recipes.learning import runs
 from bridle.recipes.learning.methods import METHODS
 from bridle.recipes.learning.runs import (
     LearningFigures,
@@ -134,6 +135,26 @@ def test_methods_are_compared_with_the_first_by_medians() -> None:
         ("grpo", 200, 1.0),
     ]
     assert differing(found) == {"gigpo": True, "mean": True, "grpo": False}
+
+
+def test_a_method_learns_at_the_rate_that_is_best_on_other_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def needed(world: World, config: GrpoConfig, seed: int, settings: LearningSettings) -> int:
+        asked.append((world.rate, seed))
+        return {0.5: 100, 0.7: 50, 0.2: 70}[world.rate] + seed
+
+    monkeypatch.setattr(runs, "sessions_to_goal", needed)
+    settings = LearningSettings(seeds=2, first_seed=3)
+    world = replace(SCENARIOS[0], rates=(0.5, 0.7))
+    (one,) = runs.bench_learning(world, [DEFAULT], settings, lambda _line: None)
+    assert one.by_seed == [53, 54]
+    assert {seed for rate, seed in asked if rate == 0.5} == {5, 6, 7, 8, 9}
+    asked.clear()
+    runs.bench_learning(SCENARIOS[0], [DEFAULT], settings, lambda _line: None)
+    assert asked == [(0.2, 3), (0.2, 4)]
 
 
 def test_an_expectation_can_be_missed() -> None:

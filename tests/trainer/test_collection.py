@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from bridle.errors import UsageError
 from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.book import GroupBook
 from bridle.trainer.collection.collector import Collector
 from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.collection.renumbering import Renumbering
-from bridle.trainer.config import DistillationConfig, FilterConfig, GrpoConfig
+from bridle.trainer.collection.session_book import SessionBook
+from bridle.trainer.collection.sessions import collector_of
+from bridle.trainer.config import AdvantageConfig, DistillationConfig, FilterConfig, GrpoConfig
 
 
 def begin_all(book, version, steps_left=99):
@@ -118,15 +122,17 @@ class Sessions:
         self.make_sample, self.make_episode, self.size = make_sample, make_episode, size
         self.begun: list[int] = []
         self.futures: dict[int, Future] = {}
+        self.ended: dict[int, object] = {}
         self.changed = threading.Condition()
         self.version = 0
         self.equal: set[int] = set()
 
-    def start(self, number, begun):
+    def start(self, number, begun, ended):
         begun()
         with self.changed:
             self.begun.append(number)
             self.futures[number] = Future()
+            self.ended[number] = ended
             self.changed.notify_all()
         return self.futures[number]
 
@@ -233,10 +239,16 @@ def test_groups_of_equal_rewards_are_replaced_until_the_step_is_full(sessions):
         assert sessions.begun == [0, 1, 2, 3]
 
 
-def test_groups_of_equal_rewards_are_not_replaced_where_a_teacher_teaches_them(sessions):
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"distillation": DistillationConfig(url="http://teacher:8000")},
+        {"advantages": AdvantageConfig("igpo")},
+    ],
+)
+def test_groups_of_equal_rewards_are_not_replaced_where_something_else_teaches(sessions, more):
     sessions.equal = {0, 1}
-    teacher = DistillationConfig(url="http://teacher:8000")
-    with collector(sessions, filters=FilterConfig(refill=4), distillation=teacher) as collect:
+    with collector(sessions, filters=FilterConfig(refill=4), **more) as collect:
         step = asked(collect, 0, 0)
         for number in range(2):
             sessions.until_begun(number)
@@ -279,6 +291,134 @@ def test_where_half_of_the_tasks_teach_nothing_nearly_every_group_is_live(sessio
             live += prepared.groups - prepared.degenerate_groups
             assert prepared.degenerate_groups > 0, "half of what was run taught nothing"
     assert live / (steps * per_step) >= 0.95
+
+
+# -- by sessions ------------------------------------------------------------------------------
+
+
+def by_sessions(sessions, per_step=2, max_staleness=1, **config):
+    config = GrpoConfig(steps=9, collection="sessions", max_staleness=max_staleness, **config)
+    return collector_of(
+        sessions.start, sessions.load, config, per_step=per_step, group_size=sessions.size
+    )
+
+
+def ids(episodes):
+    return sorted(episode.session.id for episode in episodes)
+
+
+def test_as_many_sessions_run_or_wait_as_their_mean_lag_allows():
+    book = SessionBook(per_step=8, group_size=4, lag=2, limit=8)
+    begun = []
+    while (number := book.begin(99)) is not None:
+        begun.append(number)
+    assert begun == [*range(6)]
+    assert book.begin(1) is None
+    for member in "abcd":
+        book.end(3, member)
+    book.judge(3, (), live=True, version=0)
+    assert book.ready() is None, "four of eight"
+    book.end(5, "e")
+    book.judge(5, (), live=False, version=0)
+    assert book.ready() is None, "the fifth has no sibling yet"
+    for member in "fgh":
+        book.end(5, member)
+    book.judge(5, (), live=True, version=0)
+    assert book.ready() == {3: [*"abcd"], 5: [*"efgh"]}
+    book.take({3: ["a", "b"], 5: [*"efgh"]})
+    assert book.begin(99) == 6
+    assert book.begin(99) is None
+
+
+def test_a_session_is_trained_before_its_slow_sibling_ends_and_counts_in_its_baseline(sessions):
+    with by_sessions(sessions, per_step=1) as collect:
+        first = asked(collect, 0, 0)
+        sessions.size = 3
+        sessions.until_begun(0, 1)
+        sessions.ended[0]("s000-0@0")
+        sessions.ended[1]("s001-1@0")
+        assert not first.done(), "neither has a sibling"
+        sessions.ended[0]("s000-1@0")
+        assert ids(first.result(10)) == ["s000-0@0", "s000-1@0"]
+        assert collect.earlier() == []
+        assert collect.groups() == {
+            "first": 0,
+            "taken": [],
+            "partial": {"0": ["s000-0@0", "s000-1@0"]},
+        }
+        collect.published(1)
+        second = asked(collect, 1, 1)
+        sessions.ended[0]("s000-2@1")
+        sessions.end(0)
+        sessions.ended[1]("s001-0@0")
+        # By member: rewards of 0, 1 and 2, of which the last is trained now.
+        taken = second.result(10)
+        assert ids(taken) == ["s000-2@1", "s001-1@0"]
+        assert ids(collect.earlier()) == ["s000-0@0", "s000-1@0"]
+        mean = GrpoConfig(
+            collection="sessions", max_staleness=1, advantages=AdvantageConfig("leave_one_out")
+        )
+        prepared = prepare(taken, 1, mean, earlier=collect.earlier())
+        late = next(i for i, one in enumerate(taken) if one.session.id == "s000-2@1")
+        credit = [item.credit for item in prepared.items if item.session == late]
+        assert credit[0][2] == pytest.approx(2 - 0.5)
+        assert prepared.session_rewards == {late: 2.0, 1 - late: 1.0}
+        assert len(prepared.accounts) == 2
+        assert collect.groups()["first"] == 1
+
+
+def test_equal_rewards_wait_for_a_sibling_and_are_taken_once_none_is_left(sessions):
+    sessions.equal = {0}
+    with by_sessions(sessions, per_step=1) as collect:
+        step = asked(collect, 0, 0)
+        sessions.until_begun(0, 1)
+        sessions.ended[0]("s000-0@0")
+        sessions.ended[0]("s000-1@0")
+        sessions.ended[1]("s001-0@0")
+        time.sleep(0.05)
+        assert not step.done()
+        sessions.end(0)
+        assert ids(step.result(10)) == ["s000-0@0", "s000-1@0"]
+
+
+def test_a_session_of_which_all_is_too_old_is_left_out_and_costs_no_other(sessions):
+    with by_sessions(sessions, per_step=1, max_age=1) as collect:
+        first = asked(collect, 0, 0)
+        sessions.until_begun(0, 1)
+        sessions.ended[1]("s001-0@0")
+        sessions.ended[1]("s001-1@0")
+        first.result(10)
+        for version in (1, 2):
+            collect.published(version)
+        step = asked(collect, 1, 2)
+        sessions.ended[0]("s000-0@0")
+        sessions.until_begun(2)
+        sessions.ended[2]("s002-0@2")
+        sessions.ended[2]("s002-1@2")
+        taken = step.result(10)
+        assert ids(taken) == ["s000-0@0", "s002-0@2", "s002-1@2"]
+        config = GrpoConfig(collection="sessions", max_staleness=1, max_age=1)
+        assert prepare(taken, 2, config).sessions_dropped == {"stale": 1}
+
+
+def test_sessions_that_an_earlier_attempt_took_are_not_taken_again(sessions):
+    with by_sessions(sessions, per_step=1) as collect:
+        collect.restore({"first": 4, "taken": [5], "partial": {"4": ["s004-0@0"]}}, 3)
+        assert collect.groups()["partial"] == {"4": ["s004-0@0"]}
+        step = asked(collect, 3, 3)
+        sessions.until_begun(4, 6)
+        assert sessions.begun == [4, 6]
+        sessions.ended[4]("s004-0@0")
+        sessions.ended[4]("s004-1@3")
+        sessions.ended[6]("s006-0@3")
+        sessions.ended[6]("s006-1@3")
+        assert ids(step.result(10)) == ["s004-1@3", "s006-0@3"]
+        assert ids(collect.earlier()) == ["s004-0@0"]
+
+
+def test_on_policy_whole_groups_are_taken(sessions):
+    with pytest.raises(UsageError, match="set max_staleness to 1 or more"):
+        by_sessions(sessions, max_staleness=0)
 
 
 # -- which task -----------------------------------------------------------------------------------

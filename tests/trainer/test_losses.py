@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 import torch
@@ -303,6 +304,42 @@ def test_aepo_is_the_papers_loss_computed_token_by_token():
     assert loss == pytest.approx(total, abs=1e-9)
     with pytest.raises(ValueError, match="entropy"):
         policy_loss(dataclasses.replace(given, entropies=None), config)
+
+
+def test_epo_adds_entropy_and_a_corridor_around_the_sampler_s():
+    rng = random.Random(0)
+    size, options = 24, {"bonus": 0.3, "smoothing": 0.5, "penalty": 2.0, "low": 0.8, "high": 1.1}
+    old = [-2 * rng.random() for _ in range(size)]
+    behaviour = [one + 0.2 * rng.gauss(0, 1) - 0.2 for one in old]
+    given = [2 * rng.random() for _ in range(size)]
+    entropies = torch.tensor(given, dtype=torch.float64, requires_grad=True)
+    batch = dataclasses.replace(
+        terms([1.1] * size, [rng.gauss(0, 1) for _ in old], branches=[t % 3 for t in range(size)]),
+        behaviour_logprobs=torch.tensor(behaviour, dtype=torch.float64),
+        entropies=entropies,
+    )
+    config = dataclasses.replace(PLAIN, name="epo", options={"epo": options})
+    assert needs_entropy_gradient(config)
+    loss, slopes, stats = gradient(batch, config)
+    plain, plain_slopes, _ = gradient(
+        dataclasses.replace(batch, logprobs=batch.logprobs.detach().requires_grad_()), PLAIN
+    )
+    assert slopes == pytest.approx(plain_slopes, abs=1e-12)
+    expected, outside = plain, 0.0
+    assert entropies.grad is not None
+    for token in range(size):
+        own = [-behaviour[other] for other in range(size) if other % 3 == token % 3]
+        history = math.fsum(own) / len(own)
+        low, high = 0.8 * history, 1.1 * history
+        below, above = max(low - given[token], 0.0), max(given[token] - high, 0.0)
+        expected -= 0.3 * (given[token] - 0.5 * 2.0 * (below + above))
+        outside += below + above
+        side = (below > 0) - (above > 0)
+        assert float(entropies.grad[token]) == pytest.approx(-0.3 * (1 + side), abs=1e-12)
+    assert loss == pytest.approx(expected, abs=1e-9)
+    assert stats["corridor"] == pytest.approx(outside, abs=1e-9)
+    with pytest.raises(ValueError, match="entropy"):
+        policy_loss(dataclasses.replace(batch, entropies=None), config)
 
 
 def test_a_loss_gets_the_gradient_of_entropies_only_if_it_is_marked():

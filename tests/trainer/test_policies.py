@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.store.records import DEFAULT_POLICY, PolicyRecord
+from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.fates import merged
 from bridle.trainer.batch.filters import account_of
 from bridle.trainer.batch.own_tokens import of_policy
@@ -23,6 +25,7 @@ from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import ON_CPU, trainable_policy
+from support.episodes import one_branch
 
 WORKER = "worker"
 CONFIG = GrpoConfig(
@@ -30,6 +33,44 @@ CONFIG = GrpoConfig(
     optimizer=OptimizerConfig(learning_rate=1e-2),
     packing=PackingConfig(max_tokens=128, block_tokens=16),
 )
+
+
+def test_texts_are_scored_after_prompts_by_the_policy_in_training(chat_directory, tmp_path):
+    learner = Learner(trainable_policy(chat_directory, ON_CPU, CONFIG.lora), CONFIG)
+    policy = TrainedPolicy(learner, tmp_path, tokenizer_from=chat_directory)
+    prompts = [np.asarray(ids, np.uint32) for ids in ([5, 6, 7], [8])]
+    found = policy.likelihoods([(one.tobytes(), "Norway? 12") for one in prompts])
+    text = Tokenizer(chat_directory).encode("Norway? 12")
+    assert len(text) > 1
+    for prompt, scores in zip(prompts, found, strict=True):
+        ids = torch.tensor([[*prompt.tolist(), *text]])
+        with torch.no_grad():
+            logprobs = learner.model(input_ids=ids).logits[0].log_softmax(-1)
+        ours = [logprobs[len(prompt) - 1 + at, one].item() for at, one in enumerate(text)]
+        assert scores.tolist() == pytest.approx(ours, abs=1e-4)
+
+
+def test_igpo_scores_answers_with_the_policy_in_training(chat_directory, tmp_path):
+    learner = Learner(trainable_policy(chat_directory, ON_CPU, CONFIG.lora), CONFIG)
+    policy = TrainedPolicy(learner, tmp_path, tokenizer_from=chat_directory)
+    config = dataclasses.replace(CONFIG, advantages=AdvantageConfig("igpo"))
+    episodes = []
+    for name, first in (("a", 5), ("b", 9)):
+        given = (Reward(name, "reward", 1.0, 0.0, source=RewardSource.VERIFIER),)
+        one = one_branch(name, [([first], None), ([7], None)], given, "completed")
+        episodes.append(dataclasses.replace(one, payload={"answer": "Oslo"}))
+    prepared = policy.prepared(episodes, 0, config, None)
+    assert len(prepared.items) == 2, "equal rewards, and turns of their own gain"
+    rewards = []
+    for first in (5, 9):
+        prompts = [np.asarray(ids, np.uint32).tobytes() for ids in ([first], [first, 90, 7])]
+        before, after = policy.likelihoods([(one, "Oslo") for one in prompts])
+        rewards.append([np.exp(after.mean()) - np.exp(before.mean()), 1.0])
+    normed = (np.asarray(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+    for item, (turn, last) in zip(prepared.items, normed, strict=True):
+        assert item.credit[item.sample.mask].tolist() == pytest.approx(
+            [turn + last, last], abs=1e-4
+        )
 
 
 class TwoBandits:

@@ -31,6 +31,7 @@ BUILT_IN = (
     "spiral",
     "lite_ppo",
     "critic",
+    "aem",
     "none",
 )
 ROLES = (None, "planner", "worker")

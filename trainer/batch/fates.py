@@ -50,11 +50,12 @@ def step_fates(
     step: int,
     version: int,
     at: float,
+    origin: str = "",
 ) -> list[StepFates]:
     """Return the fates of a step's sessions.
 
     ``policies`` has, for each policy that the step trains, the account of each session and whether
-    an update was taken.
+    an update was taken. ``origin`` is the reason of trained tokens.
     """
     found = []
     for index, episode in enumerate(episodes):
@@ -62,7 +63,7 @@ def step_fates(
             accounts[index] if updated else _not_updated(accounts[index])
             for accounts, updated in policies
         ]
-        tokens = _by_fate(merged(episode, own))
+        tokens = _by_fate(merged(episode, own), origin)
         found.append(StepFates(episode.session.id, step, version, at, tokens))
     return found
 
@@ -90,8 +91,8 @@ def _not_updated(account: TokenAccount) -> TokenAccount:
     return TokenAccount(account.captured, 0, account.masked, dropped)
 
 
-def _by_fate(account: TokenAccount) -> dict[tuple[str, str], int]:
-    counted = {("trained", ""): account.trained}
+def _by_fate(account: TokenAccount, origin: str) -> dict[tuple[str, str], int]:
+    counted = {("trained", origin): account.trained}
     counted |= {("masked", str(reason)): tokens for reason, tokens in account.masked.items()}
     counted |= {("dropped", str(reason)): tokens for reason, tokens in account.dropped.items()}
     return {fate: tokens for fate, tokens in counted.items() if tokens}

@@ -28,7 +28,14 @@ from bridle.trainer.batch.filters import (
 )
 from bridle.trainer.batch.signal import signal
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
-from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup, estimated, is_stepwise
+from bridle.trainer.credit import (
+    ADVANTAGES,
+    Credit,
+    CreditGroup,
+    Likelihoods,
+    estimated,
+    is_stepwise,
+)
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
 from bridle.trainer.credit.privileged import Attempt, Inform, plain
 from bridle.trainer.credit.rewards import numbers_of
@@ -99,14 +106,19 @@ def prepare(
     memory: dict[str, float] | None = None,
     teacher: AskTeacher | None = None,
     inform: Inform = plain,
+    earlier: Sequence[Episode] = (),
+    likelihoods: Likelihoods | None = None,
 ) -> PreparedStep:
     """Decide for every session whether and with which advantage it is trained at ``version``.
 
+    ``earlier`` are siblings that earlier steps have trained; they count in a baseline only.
     ``memory`` is the state that estimators keep over the steps of a run; they change it.
     ``teacher`` scores every session that is not left out for its own sake, whatever its group's
-    rewards, with the context that ``inform`` puts into its prompt. Their errors are raised.
+    rewards, with the context that ``inform`` puts into its prompt. ``likelihoods`` scores texts for
+    the estimators that need it. Their errors are raised.
     """
-
+    own = range(len(episodes))
+    episodes = [*episodes, *earlier]
     judgement = cache(lambda index: filtered(episodes[index], config.filters))
 
     def fate(index: int, degenerate_group: bool) -> str | None:
@@ -114,7 +126,7 @@ def prepare(
             episodes[index],
             degenerate_group=degenerate_group,
             version=version,
-            max_staleness=config.max_staleness,
+            max_staleness=config.oldest_lag,
             config=config.filters,
         )
         return judgement(index).reason if reason is None else reason
@@ -144,10 +156,10 @@ def prepare(
     members = _members(episodes, compared)
     credit: dict[int, list[NDArray[np.float32]]] = {}
     for indices in members.values():
-        credit |= _credit(episodes, punished, indices, config, memory)
+        credit |= _credit(episodes, punished, indices, config, (memory, likelihoods))
     teacher_gap, without_context = None, list[int]()
     if teacher is not None:
-        asked = [index for index in compared if fate(index, degenerate_group=False) is None]
+        asked = [i for i in compared if i in own and fate(i, degenerate_group=False) is None]
         attempts = {index: _attempt(episodes, compared, members, index) for index in asked}
         teacher_gap, without_context = _add_teacher(credit, attempts, config, teacher, inform)
     degenerate = {
@@ -163,7 +175,7 @@ def prepare(
     for index in compared:
         equal = group_of(episodes[index]) in degenerate
         reasons[index] = untaught.get(index) or fate(index, degenerate_group=equal)
-    oldest = version - config.max_staleness
+    oldest = version - config.oldest_lag
     judged = list(episodes)
     for index, reason in enumerate(reasons):
         if reason is None:
@@ -173,6 +185,9 @@ def prepare(
             judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
             for name, tokens in judgement(index).tokens.items():
                 judged[index] = masked(judged[index], tokens, name)
+    judged, reasons, punished = (part[: len(own)] for part in (judged, reasons, punished))
+    compared = {index: reward for index, reward in compared.items() if index in own}
+    members = _members(episodes, compared)
     accounts = tuple(map(account_of, judged, reasons))
     dropped = [str(reason) for reason in reasons if reason is not None]
     items = [
@@ -189,12 +204,12 @@ def prepare(
         group_rewards=tuple(
             float(np.mean([compared[index] for index in indices])) for indices in members.values()
         ),
-        degenerate_groups=len(degenerate),
+        degenerate_groups=len(degenerate & members.keys()),
         punished_sessions=sum(less < 0 for less in punished),
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
-        unplaced_rewards=sum(len(one.unplaced) for one in numbers),
-        signal=signal(episodes, compared, tuple(members.values())),
+        unplaced_rewards=sum(len(one.unplaced) for one in numbers[: len(own)]),
+        signal=signal(episodes[: len(own)], compared, tuple(members.values())),
         teacher_gap=teacher_gap,
     )
 
@@ -255,7 +270,7 @@ def _credit(
     punished: Sequence[float],
     indices: Sequence[int],
     config: GrpoConfig,
-    memory: dict[str, float],
+    sources: tuple[dict[str, float], Likelihoods | None],
 ) -> dict[int, list[NDArray[np.float32]]]:
     """Return the credit of the samples of one group's sessions, by session index.
 
@@ -265,12 +280,13 @@ def _credit(
     """
     own = [episodes[index] for index in indices]
     less = [punished[index] for index in indices]
+    memory, likelihoods = sources
     before = dict(memory)
-    credit = _estimated(own, less, config, memory, episodes)
+    credit = _estimated(own, less, config, sources, episodes)
     taken = [place for place, episode in enumerate(own) if zeroed(episode.rewards)]
     if taken:
         plain = [replace(one, rewards=without_findings(one.rewards)) for one in own]
-        otherwise = _estimated(plain, less, config, before, episodes)
+        otherwise = _estimated(plain, less, config, (before, likelihoods), episodes)
         for place in taken:
             pairs = zip(credit[place], otherwise[place], strict=True)
             credit[place] = [np.minimum(part, other) for part, other in pairs]
@@ -281,13 +297,14 @@ def _estimated(
     episodes: Sequence[Episode],
     less: Sequence[float],
     config: GrpoConfig,
-    memory: dict[str, float],
+    sources: tuple[dict[str, float], Likelihoods | None],
     batch: Sequence[Episode],
 ) -> Credit:
     stated = config.advantages
     values = [numbers_of(episode, stated).value or 0.0 for episode in episodes]
     rewards = np.asarray(values, np.float64) + np.asarray(less, np.float64)
-    group = CreditGroup(episodes, rewards, stated, memory, batch)
+    memory, likelihoods = sources
+    group = CreditGroup(episodes, rewards, stated, memory, batch, likelihoods)
     return estimated(group)
 
 

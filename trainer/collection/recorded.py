@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import SessionRecord
 from bridle.trainer.batch.filters import MaskReason, masked
-from bridle.trainer.collection.collector import began, in_order
+from bridle.trainer.collection.background import began, in_order
 
 POLL_S: Final = 2.0
 
@@ -83,6 +83,10 @@ class RecordedGroups:
     def groups(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps for :meth:`restore`."""
         return {"recorded": sorted(self.trained)}
+
+    def earlier(self) -> Sequence[Episode]:
+        """Return nothing: a group is taken as a whole."""
+        return ()
 
     def _ready(self) -> dict[str, list[str]]:
         """Return session ids by the key of their group.

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.errors import UsageError
 from bridle.reconstruct.rewards import Numbers
 from bridle.reconstruct.samples.sample import Episode, Sample, Turn
 from bridle.registry import Registry
@@ -29,6 +30,13 @@ STD_EPSILON: Final = 1e-6
 Credit = list[list[NDArray[np.float32]]]
 """Credit by episode and sample, ``float32[T]``. NaN marks a token that has nothing to be compared
 with; it is masked as ``no_baseline``."""
+
+
+Likelihoods = Callable[[Sequence[tuple[bytes, str]]], list[NDArray[np.float32]]]
+"""A function that scores texts under the policy in training.
+
+It takes pairs of a prompt, as :attr:`CreditStep.prompt`, and a text, and returns the logprobs of
+the text's tokens after the prompt, ``float32[L]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class CreditGroup:
     """State that an estimator keeps from group to group of a run, by a key of its own."""
     batch: Sequence[Episode] = ()
     """All sessions that the step collected, those of other groups included."""
+    likelihoods: Likelihoods | None = None
+    """Scores under the policy in training; estimators marked by :func:`scoring` have it."""
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:
@@ -92,6 +102,27 @@ class CreditGroup:
                         step = _step(sample, place, int(here[0]), turns.get(call_id))
                         found[number, call_id] = CreditStep(number, call_id, *step)
         return tuple(found.values())
+
+    def score(self, asked: Sequence[tuple[bytes, str]]) -> list[NDArray[np.float32]]:
+        """Return the logprobs of the tokens of texts after prompts (:data:`Likelihoods`).
+
+        Raise :class:`UsageError` if the program that computes the credit has no policy.
+        """
+        if self.likelihoods is None:
+            raise UsageError(
+                f"{self.config.baseline} scores texts with the policy in training, and there is "
+                "none here: choose another advantages.baseline, or run it with bridle train"
+            )
+        return self.likelihoods(asked)
+
+    def logprobs(self, step: CreditStep) -> NDArray[np.float32]:
+        """Return the recorded logprobs of a step's trained tokens, ``float32[M]``."""
+        found = [
+            sample.logprobs[sample.mask & (sample.calls == sample.call_ids.index(step.call_id))]
+            for sample in self.episodes[step.episode].samples
+            if step.call_id in sample.call_ids
+        ]
+        return np.concatenate(found)
 
     def steps_of(self, episode: int) -> list[CreditStep]:
         """Return the steps of one session, in the order in which its calls started."""
@@ -281,6 +312,20 @@ def stepwise(advantage: Advantage) -> Advantage:
 def is_stepwise(advantage: Advantage) -> bool:
     """Return whether the estimator is marked by :func:`stepwise`."""
     return bool(getattr(advantage, STEPWISE, False))
+
+
+SCORING: Final = "scores_texts"
+
+
+def scoring(advantage: Advantage) -> Advantage:
+    """Mark an estimator that calls :meth:`CreditGroup.score`."""
+    setattr(advantage, SCORING, True)
+    return advantage
+
+
+def is_scoring(advantage: Advantage) -> bool:
+    """Return whether the estimator is marked by :func:`scoring`."""
+    return bool(getattr(advantage, SCORING, False))
 
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage", "bridle.advantages")

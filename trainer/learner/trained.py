@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.records import DEFAULT_POLICY, PolicyRecord
 from bridle.trainer.batch.own_tokens import of_policy
@@ -44,6 +48,7 @@ class TrainedPolicy:
     """The insertion of a context into the prompts of a teacher."""
     kept_memory: Mapping[str, float] = field(default_factory=dict)
     """The value of ``memory`` as of the last completed step."""
+    _tokenizer: Tokenizer | None = None
 
     def configured(self, config: GrpoConfig) -> GrpoConfig:
         """Return ``config`` with the packing that is exact for its model."""
@@ -55,16 +60,35 @@ class TrainedPolicy:
         version: int,
         config: GrpoConfig,
         teacher: AskTeacher | None,
+        earlier: Sequence[Episode] = (),
     ) -> PreparedStep:
         """Prepare the policy's part of a step's sessions.
 
         See :func:`bridle.trainer.batch.prepare.prepare`. A policy with an average is its own
         teacher.
         """
-        own = [of_policy(episode, self.name) for episode in episodes]
+        own, before = (
+            [of_policy(episode, self.name) for episode in part] for part in (episodes, earlier)
+        )
         if (average := self.learner.average) is not None:
             teacher = average.gaps
-        return prepare(own, version, config, self.memory, teacher, self.inform)
+        return prepare(
+            own, version, config, self.memory, teacher, self.inform, before, self.likelihoods
+        )
+
+    def likelihoods(self, asked: Sequence[tuple[bytes, str]]) -> list[NDArray[np.float32]]:
+        """Score texts after prompts under the present weights.
+
+        See :data:`bridle.trainer.credit.Likelihoods`. Raise
+        :class:`bridle.engine.contract.tokenizer.TokenizerNotRead` if the policy has no tokenizer.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.tokenizer_from or self.directory)
+        prompts = [np.frombuffer(prompt, np.uint32).astype(np.int64) for prompt, _ in asked]
+        texts = [np.asarray(self._tokenizer.encode(text), np.int64) for _, text in asked]
+        pairs = [np.concatenate(pair) for pair in zip(prompts, texts, strict=True)]
+        scores = self.learner.scores(pairs)
+        return [one[len(one) - len(text) :] for one, text in zip(scores, texts, strict=True)]
 
     def load_checkpoint(self, name: str) -> Progress:
         """Load the checkpoint ``name``.

@@ -183,7 +183,10 @@ def _update(
         stats += UpdateStats(loss=sums, entropy=float(scores.entropies.detach().sum()))
         if version is not None:
             old = terms.old_logprobs.detach()
-            drift = Drift.of(old, terms.behaviour_logprobs, version - pack.versions)
+            ours = pack.versions >= 0  # not those that another run sampled
+            drift = Drift.of(
+                old[ours], terms.behaviour_logprobs[ours], version - pack.versions[ours]
+            )
             stats += UpdateStats(gap=_gap(pack, old, version), drift=drift)
     norm, stepped = clip_and_step(model, optimizer, config.optimizer.grad_clip)
     return stats + UpdateStats(grad_norms=(norm,), skipped_updates=0 if stepped else 1)

@@ -12,6 +12,7 @@ distribution that the engine reports, ``r = π / π_old`` and ``A`` the advantag
            ``s = exp(mean over the branch of log r)``
 ``cispo``  ``-sg(min(r, 1 + ε_high)) A log π``                        MiniMax-M1, arXiv 2506.13585
 ``aepo``   ``clip`` balanced by entropy (:mod:`.aepo`)                arXiv 2510.14545
+``epo``    ``clip`` with an entropy bonus (:mod:`.epo`)               arXiv 2509.22576
 =========  =========================================================  ==========================
 
 Each token's loss is multiplied by its importance weight
@@ -54,7 +55,9 @@ class Surrogate:
 Loss = Callable[[TokenTerms, LossConfig], Surrogate]
 
 LOSSES: Registry[Loss] = Registry(
-    "loss", "bridle.losses", {"aepo": "bridle.trainer.losses.aepo:aepo"}
+    "loss",
+    "bridle.losses",
+    {"aepo": "bridle.trainer.losses.aepo:aepo", "epo": "bridle.trainer.losses.epo:epo"},
 )
 
 

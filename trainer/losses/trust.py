@@ -19,10 +19,13 @@ advantage, a token outside the region adds nothing to the gradient of the loss:
 
 ``clip`` is one-sided for every token: it leaves out a good token that has become likelier already,
 and a bad one that has become rarer. The tokens that the policy would move back towards ``μ`` keep
-their gradient, which a two-sided mask would drop as well. ``bridle bench staleness`` compares the
-three. Where engine and trainer agree, as they do on-policy, nothing is outside and the
-gradient is unchanged. Each token is decided by itself, so a long session is not lost because of
-some of its tokens, as it is with the product of its ratios (TRL's ``sequence_mask``).
+their gradient, which a two-sided mask would drop as well. Some of them are good choices of unlucky
+sessions, so that outside the region the mean gradient leads back to ``μ`` where advantages are
+those of whole sessions (:mod:`bridle.recipes.learning.region` has the exact figures). ``bridle
+bench staleness`` compares the three. Where engine and trainer agree, as they do on-policy, nothing
+is outside and the gradient is unchanged. Each token is decided by itself, so a long session is not
+lost because of some of its tokens, as it is with the product of its ratios (TRL's
+``sequence_mask``).
 
 A token outside the region counts as trained in the account of tokens: whether it is outside depends
 on the weights at the moment of the update, and with several updates a step it may be inside in one

@@ -243,10 +243,16 @@ class ServicesConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecordingsConfig:
-    """The recorded sessions that a run trains instead of running an agent."""
+    """The recorded sessions that a run trains, instead of running an agent or beside that."""
 
     store: str | None = None
-    """Train the sessions that this store (a path or a database URL) holds, and run no agent."""
+    """Train the sessions that this store (a path or a database URL) holds, and run no agent unless
+    ``share`` is set. With ``share`` and no store, they are those of the run's own store."""
+    share: Share = 0.0
+    """Number of recorded sessions in a step beside those of the agent, as a fraction of them,
+    rounded (:mod:`bridle.trainer.collection.mixture`)."""
+    per_task: Count = 64
+    """Number of latest sessions of each task that ``share`` is drawn from."""
     run: str | None = None
     """The id of the run whose sessions are trained; ``None`` stands for all sessions."""
     where: str | None = None
@@ -262,6 +268,11 @@ class RecordingsConfig:
     bound the effect of that."""
     policy: Named = DEFAULT_POLICY
     """The name of the policy to train, for sessions that were recorded with several."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether recorded sessions are trained and no agent runs."""
+        return self.store is not None and not self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +295,12 @@ class RunConfig:
 
     @property
     def shared_store(self) -> str | None:
-        """The store of the recordings, or else of the running services.
+        """The store of the recordings that are trained alone, or else of the running services.
 
         ``None`` for a run that starts its own proxy, which has a store of its own.
         """
-        if self.recordings.store is not None or not self.services.engine_urls:
-            return self.recordings.store
+        if self.recordings.alone or not self.services.engine_urls:
+            return self.recordings.store if self.recordings.alone else None
         return self.services.store or default_store()
 
     @property

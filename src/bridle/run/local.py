@@ -138,7 +138,7 @@ def train(
     """
     directory, training, recordings = Path(output), config.training, config.recordings
     require_training(config)
-    work = _work_of(config) if recordings.store is None else None
+    work = None if recordings.alone else _work_of(config)
     policy = model_directory(config.policy.model)
     others = {
         name: model_directory(one.model or config.policy.model)
@@ -178,8 +178,10 @@ def train(
             run_id=run_id,
             config=training,
             groups_per_step=config.groups.per_step,
+            group_size=config.groups.size,
             others=others,
             name=recordings.policy,
+            recordings=recordings if recordings.share else None,
             work={
                 **{name: asdict(getattr(config, name)) for name in parts},
                 "folder": os.getcwd(),
@@ -373,23 +375,46 @@ def require_training(config: RunConfig) -> None:
     """Raise :class:`bridle.errors.UsageError` if parts of ``config`` are missing or conflict."""
     services, recordings = config.services, config.recordings
     _require_urls(services)
-    if recordings.store is None:
-        if recordings != RecordingsConfig():
-            raise UsageError("settings of recordings are for --from-store: name the store")
+    if not recordings.alone:
+        if recordings != RecordingsConfig() and not recordings.share:
+            raise UsageError(
+                "settings of recordings are for --from-store, or for recordings.share: set one"
+            )
+        if recordings.share:
+            _require_mixture(config)
         if not (config.agent.name and config.tasks.source):
             raise UsageError("name --agent and --tasks, or --from-store")
     elif config.evaluation.every:
         raise UsageError("evaluation.every runs an agent, and --from-store has none")
-    if config.policies and (services.engine_urls or recordings.store is not None):
+    if config.policies and (services.engine_urls or recordings.alone):
         raise UsageError(
             "several policies are trained with engines that the run starts: set no policies, or "
             "leave out --engine-url and --from-store"
         )
-    starts_engine = recordings.store is None and not services.engine_urls
+    starts_engine = not recordings.alone and not services.engine_urls
     transfers = config.training.publish.through == "transfer"
     if starts_engine and transfers and config.policy.engine != "vllm":
         raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
     _require_roles(config)
+
+
+def _require_mixture(config: RunConfig) -> None:
+    if config.policies:
+        raise UsageError("recordings.share is for one policy: set no policies, or a share of 0")
+    if config.training.loss.importance == "none":
+        raise UsageError(
+            "recordings.share needs importance weights: set training.loss.importance, such as to "
+            "truncate"
+        )
+    alone = [name for name in ("version", "wait_for", "other_policy") if _is_set(config, name)]
+    if alone:
+        raise UsageError(
+            f"recordings.{alone[0]} is for --from-store without recordings.share: leave one out"
+        )
+
+
+def _is_set(config: RunConfig, name: str) -> bool:
+    return bool(getattr(config.recordings, name) != getattr(RecordingsConfig(), name))
 
 
 def _require_urls(services: ServicesConfig) -> None:

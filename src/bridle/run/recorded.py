@@ -115,7 +115,7 @@ def train_recorded(
             groups,
             version=recordings.version,
             sinks=opened.enter_context(sinks_of(plan, writer)),
-            groups=groups.groups,
+            source=groups,
             teacher=teacher,
             load=lambda session_id: groups.episode(session_id, loop.version),
         )

@@ -51,7 +51,7 @@ from bridle.store.records import new_id
 from bridle.store.schema.accounts import EVALUATION
 
 if TYPE_CHECKING:
-    from bridle.trainer.collection.collector import StartGroup
+    from bridle.trainer.collection.background import StartGroup
 
 log = logging.getLogger(__name__)
 
@@ -243,27 +243,34 @@ class Rollouts:
         self._clients.append(client)
         rollout = self._rollout(client, adapter, settings)
 
-        async def run(number: int, begun: Callable[[], None]) -> list[str]:
+        async def run(
+            number: int, begun: Callable[[], None], ended: Callable[[str], None]
+        ) -> list[str]:
             planned = plan(number)
             if not planned.jobs:
                 begun()
             found = list(planned.finished)
+            for session_id in found:
+                ended(session_id)
             running = [asyncio.ensure_future(rollout.one(job, begun)) for job in planned.jobs]
             try:
-                for ended in asyncio.as_completed(running):
-                    result = await ended
+                for finished in asyncio.as_completed(running):
+                    result = await finished
                     if progress is not None:
                         progress(result)
                     if result.session_id is None:
                         # Without the proxy nothing ends well; the group is finished another time.
                         raise ProxyUnreachable(result.error)
                     found.append(result.session_id)
+                    ended(result.session_id)
             finally:
                 await _cancelled(running)
             return found
 
-        def start(number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
-            return self._submit(run(number, begun))
+        def start(
+            number: int, begun: Callable[[], None], ended: Callable[[str], None]
+        ) -> Future[Sequence[str]]:
+            return self._submit(run(number, begun, ended))
 
         return start
 

@@ -25,6 +25,7 @@ from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.registry import require_parts as require_named
+from bridle.run.config import RecordingsConfig
 from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
@@ -34,7 +35,9 @@ from bridle.run.stack import Stack
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
-from bridle.trainer.collection.collector import Collector, StartGroup
+from bridle.trainer.collection.background import BackgroundCollector, StartGroup
+from bridle.trainer.collection.mixture import Mixture
+from bridle.trainer.collection.sessions import collector_of
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.credit.anchors import ANCHORS
@@ -76,10 +79,13 @@ class TrainingPlan:
     """The id of the run in the store under which sessions, metrics and policies are kept."""
     config: GrpoConfig
     groups_per_step: int = 8
+    group_size: int = 8
     others: Mapping[str, Path] = field(default_factory=dict)
     """The model directories of the policies that are trained beside it, by name."""
     name: str = DEFAULT_POLICY
     """The name of ``policy``."""
+    recordings: RecordingsConfig | None = None
+    """The recorded sessions that each step trains beside its own, if it does."""
     work: Mapping[str, Any] = field(default_factory=dict)
     """Further parts of the run's ``config`` in the store: tasks, agent, groups, policy."""
 
@@ -205,11 +211,12 @@ def train(
         Writer(plan.store) as writer,
         ExitStack() as opened,
         sinks_of(plan, writer) as sinks,
-        Collector(
+        collector_of(
             groups,
             load,
             plan.config,
             per_step=plan.groups_per_step,
+            group_size=plan.group_size,
         ) as collector,
     ):
         stacks = {plan.name: stack, **further}
@@ -224,10 +231,11 @@ def train(
             attempt.collect,
             version=0,
             sinks=sinks,
-            groups=collector.groups,
+            source=collector,
             teacher=teacher,
             load=load,
         )
+        loop.mixture = opened.enter_context(_mixture(plan, rules))
         attempt.begin(loop)
 
         def after_step(report: StepReport) -> bool | None:
@@ -244,7 +252,7 @@ class _Attempt:
 
     plan: TrainingPlan
     served: Sequence[_Served]
-    collector: Collector
+    collector: BackgroundCollector
     reader: Reader
     writer: Writer
     held_out: HeldOut | None
@@ -353,6 +361,26 @@ def _serving(plan: TrainingPlan, stack: Stack, writer: Writer) -> Iterator[_Serv
             inform=informer(plan.config.distillation, plan.policy),
         )
         yield _Served(plan, stack, trained, publisher)
+
+
+@contextmanager
+def _mixture(plan: TrainingPlan, rules: SampleRules) -> Iterator[Mixture | None]:
+    """Yield the selection of recorded sessions beside the run's own, or ``None`` without one."""
+    stated = plan.recordings
+    if stated is None:
+        yield None
+        return
+    with Reader(stated.store or plan.store) as reader:
+        yield Mixture(
+            lambda: (
+                one
+                for one in reader.sessions(run=stated.run, where=stated.where, sealed=True)
+                if one.run_id != plan.run_id
+            ),
+            lambda session_id: loaded_episode(reader, session_id, rules),
+            stated.share,
+            stated.per_task,
+        )
 
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def train(
         from bridle.run.training_progress import TrainingProgress
 
     local.require_training(config)
-    if config.shared_store is not None:
-        with reader(config.shared_store) as source:
+    if (named := config.recordings.store or config.shared_store) is not None:
+        with reader(named) as source:
             require_run(source, config.recordings.run)
     run_on_each_device(config.training.compute.device)
     leave_on_sigterm()
