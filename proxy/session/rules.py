@@ -96,7 +96,7 @@ class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
     """The model that live calls ask instead of the one that the harness names."""
     edit: Edits = Edits()
-    """What the first live call and those after it see otherwise than it was recorded."""
+    """Text that the first live call and those after it see in place of recorded text."""
     pace: Literal["instant", "recorded"] = "instant"
     """``recorded`` sends each reply as long after the first request as it was recorded, so that
     work in the background ends at the same turn."""
