@@ -74,7 +74,7 @@ test-harnesses: $(READY) $(VERIFIERS_READY)  ## Installed coding agents and agen
 	harnesses/python/install
 	BRIDLE_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python $(PAIRED) -m harness
 
-test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (BRIDLE_REPLAY_PROGRAMS=all: of all)
+test-replay: $(READY)  ## Sessions of installed programs, re-entered at a turn (a sample of `bridle bench re-entry`)
 	$(BWRAP)
 	harnesses/node/install --all
 	harnesses/python/install

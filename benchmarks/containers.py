@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -60,15 +60,7 @@ class Speeds:
         }
 
     def as_data(self) -> dict[str, Any]:
-        return {
-            "harness": self.harness,
-            "sessions": self.sessions,
-            "parallel": self.parallel,
-            "per_s": self.per_s,
-            "ratios": self.ratios,
-            "ran": self.ran,
-            "left_behind": self.left_behind,
-        }
+        return asdict(self) | {"ratios": self.ratios}
 
 
 async def bench_containers(

@@ -8,15 +8,15 @@ one sentence and calls a tool.
 
 from __future__ import annotations
 
-import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import httptools
 import orjson
 import uvloop
 
+from bridle.bench.upstream import Upstream, serve
 from bridle.engine.contract.tokenizer import Tokenizer
 
 MODEL: Final = "policy"
@@ -94,40 +94,18 @@ def _answer(body: bytes, kind: bytes) -> bytes:
     return head % (kind, len(body)) + body
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Upstream):
     """One connection."""
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
-        self._parser = httptools.HttpRequestParser(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_message_begin(self) -> None:
-        self._body: list[bytes] = []
-
     def on_url(self, url: bytes) -> None:
         self._path = url.decode()
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
 
     def on_message_complete(self) -> None:
         self._transport.write(self._engine.reply(self._path, b"".join(self._body)))
 
 
-async def _serve(model: Path) -> None:
-    engine = _Engine(model)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(engine), "127.0.0.1", 0
-    )
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
 if __name__ == "__main__":
-    uvloop.run(_serve(Path(sys.argv[1])))
+    uvloop.run(serve(partial(_Connection, _Engine(Path(sys.argv[1])))))

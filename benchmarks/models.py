@@ -25,7 +25,6 @@ from bridle.bench.model_conversation import (
     result,
     steps_for,
 )
-from bridle.bench.packages import PackageNotFetched
 from bridle.bench.played_engine import app_of
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
@@ -34,6 +33,7 @@ from bridle.engine.vllm.parsers import choose_parsers
 from bridle.proxy.continuation.continuation import Continuer, TemplateReport
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.packages import PackageNotFetched
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
 from bridle.store.records import BreakReason, Continuation

@@ -135,7 +135,7 @@ def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:
     session, run, group = (
         _linked(client, *of)
         for of in (
-            ("/sessions?order=oldest", "/sessions/"),
+            ("/sessions?order=newest&reverse=true", "/sessions/"),
             ("/runs", "/runs/"),
             ("/groups", "/group?id="),
         )
@@ -165,8 +165,14 @@ def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:
         "groups of the run": f"/groups?run={of.rpartition('/')[2]}",
         "sessions of the run": f"/sessions?run={of.rpartition('/')[2]}",
         **{f"by {order}": f"/sessions?order={order}" for order in
-           ("oldest", "reward", "lowest", "calls", "tokens", "duration")},
+           ("task", "harness", "outcome", "reward", "calls", "breaks", "tokens", "version",
+            "duration", "newest&reverse=true", "reward&reverse=true", "calls&reverse=true")},
         "page 400": "/sessions?page=400",
+        "model filter": "/sessions?model=policy",
+        "model nowhere": "/sessions?model=a-model",
+        "cost filter": "/sessions?sampled_least=100&sampled_most=2000",
+        "cost nowhere": "/sessions?sampled_least=1000000000",
+        "days": "/sessions?since=2026-09-01&until=2026-09-30",
         "break filter": "/sessions?broke=any",
         "reason of a break": "/sessions?broke=edited",
         "kind filter": "/sessions?kind=compaction",
@@ -179,7 +185,7 @@ def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:
     }  # fmt: skip
     searches = {f"search {text!r}": f"/sessions?text={text}" for text in SEARCHES}
     searches |= {
-        "search, oldest": "/sessions?text=lamp&order=oldest",
+        "search, oldest": "/sessions?text=lamp&order=newest&reverse=true",
         "search, by tokens": "/sessions?text=return&order=tokens",
         "search in a run": f"/sessions?text=the&run={of.rpartition('/')[2]}",
         "audit of a text": "/audit?text=lamp",

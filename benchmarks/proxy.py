@@ -22,7 +22,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -165,17 +165,16 @@ def measure(
 
 def added_meanwhile(
     store: Path, case: Case, runs: int, seconds: float, meanwhile: Callable[[str], object]
-) -> tuple[float | None, float | None]:
+) -> dict[str, tuple[float | None, float | None]]:
     """Return the milliseconds that a recording proxy adds to p50 and p99 of ``case``.
 
-    The proxy records into ``store``.
-
-    Meanwhile ``meanwhile`` is called again and again with the proxy's URL, below which its viewer
-    is. The engine alone is measured in between, undisturbed. Raise ``RuntimeError`` if a call
-    fails.
+    The proxy records into ``store``. ``meanwhile`` is called again and again with its URL, below
+    which its viewer is. The engine alone and the proxy without ``meanwhile`` are measured in
+    between. ``to_engine`` is added to calls of the engine, ``to_proxy`` to those of the undisturbed
+    proxy. Raise ``RuntimeError`` if a call fails.
     """
     proxy_core, load_core = _cores()
-    direct, proxied = Figures(), Figures()
+    direct, alone, proxied = Figures(), Figures(), Figures()
     with (
         upstream_process(load_core) as engine,
         proxy_process(engine, [*recording_proxy(store), "--viewer"], core=proxy_core) as (_, url),
@@ -183,13 +182,22 @@ def added_meanwhile(
         for run in range(runs):
             name = f"{case.name}-{run}"
             direct.take(case.name, _ask(_load(case, f"{engine}/v1", seconds, name), load_core))
-            load = _load(case, f"{url}/s/{{session}}/v1", seconds, f"{name}-{time.time_ns()}")
-            with _repeated(partial(meanwhile, url)):
-                measured = _ask(load, load_core)
-            if measured.failed:
-                raise RuntimeError(f"{measured.failed} calls of {case.name} failed")
-            proxied.take(case.name, measured)
-    return _added(proxied.whole_ms[case.name], direct.whole_ms[case.name])
+            for figures, beside in (
+                (alone, nullcontext()),
+                (proxied, _repeated(partial(meanwhile, url))),
+            ):
+                unique = f"{name}-{time.time_ns()}"
+                load = _load(case, f"{url}/s/{{session}}/v1", seconds, unique)
+                with beside:
+                    measured = _ask(load, load_core)
+                if measured.failed:
+                    raise RuntimeError(f"{measured.failed} calls of {case.name} failed")
+                figures.take(case.name, measured)
+    own = proxied.whole_ms[case.name]
+    return {
+        "to_engine": _added(own, direct.whole_ms[case.name]),
+        "to_proxy": _added(own, alone.whole_ms[case.name]),
+    }
 
 
 @contextmanager

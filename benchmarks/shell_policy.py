@@ -51,10 +51,10 @@ class ShellPolicy:
     turns: int
 
     def __call__(self, request: ScriptedRequest) -> ScriptedReply:
-        shell = next((name for name in SHELLS if name in _tool_names(request)), None)
+        shell = next((name for name in SHELLS if name in tool_names(request)), None)
         if shell is None:
             return ScriptedReply("A side remark.", reasoning="This asks for no work.")
-        outputs = [_text(message) for message in request.messages if message["role"] == "tool"]
+        outputs = [text_of(message) for message in request.messages if message["role"] == "tool"]
         turn = len(outputs) // PARALLEL
         if turn < self.turns:
             return _asking(shell, turn + 1, _commands(turn + 1))
@@ -65,7 +65,7 @@ class ShellPolicy:
             return _asking(shell, turn + 1, ("tail -n 1 a.txt", "tail -n 1 b.txt"))
         if last is None:
             answer = "The commands said nothing."
-        if any(SUBMIT in _text(message) for message in request.messages):
+        if any(SUBMIT in text_of(message) for message in request.messages):
             command = f"echo {SUBMIT} && echo '{answer}'"
             return ScriptedReply(reasoning="All is done.", tool_calls=(_call(shell, command),))
         return ScriptedReply(answer, reasoning="All is done.")
@@ -132,7 +132,8 @@ def _call(shell: str, command: str) -> ScriptedCall:
     return ScriptedCall(shell, json.dumps(SHELLS[shell](command), separators=(",", ":")))
 
 
-def _tool_names(request: ScriptedRequest) -> set[str]:
+def tool_names(request: ScriptedRequest) -> set[str]:
+    """Return the names of the tools that a request offers."""
     return {tool["function"]["name"] for tool in request.tools}
 
 
@@ -140,7 +141,8 @@ def _says(text: str, line: str) -> bool:
     return re.search(rf"\b{line}\b", text) is not None
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, or the JSON of its parts."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content)
 

@@ -9,6 +9,7 @@ model's name chooses the reply: ``bench-small`` (about 8 KB with ids and logprob
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -154,12 +155,13 @@ class Upstream(asyncio.Protocol):
             loop.call_later(CHUNK_INTERVAL_S, self._next, number + 1)
 
 
-async def _serve() -> None:
+async def serve(connection: Callable[[], asyncio.Protocol]) -> None:
+    """Print a free port and serve on it until the process is ended."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(Upstream, "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(connection, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(serve(Upstream))

@@ -25,10 +25,18 @@ from bridle.diagnosis.titles import title
 from bridle.store.reading.damage import json_value, number_or_none
 from bridle.store.reading.queries import SESSIONS, Reader
 from bridle.store.reading.session_filter import SessionFilter, matching
-from bridle.store.reading.totals import CALLS, OLDEST_VERSION, OWN, SECONDS, TOKENS, total_rows
+from bridle.store.reading.totals import (
+    BREAKS,
+    CALLS,
+    OLDEST_VERSION,
+    OWN,
+    SECONDS,
+    TOKENS,
+    total_rows,
+)
 from bridle.store.records import OBSERVED, CallKind, CallStatus, SessionRecord
 from bridle.store.reward import Reward
-from bridle.store.schema.derived import session_totals
+from bridle.store.schema.derived import session_counts, session_totals
 from bridle.store.schema.tables import (
     call_messages,
     calls,
@@ -41,18 +49,25 @@ none."""
 
 
 class SessionOrder(StrEnum):
-    """The order of a list of sessions."""
+    """The column that orders a list of sessions.
+
+    Texts ascend, and numbers and times descend, unless the order is reversed. Sessions without the
+    value come last.
+    """
 
     NEWEST = "newest"
-    OLDEST = "oldest"
+    TASK = "task"
+    HARNESS = "harness"
+    OUTCOME = "outcome"
     REWARD = "reward"
-    LOWEST = "lowest"
     CALLS = "calls"
+    BREAKS = "breaks"
     TOKENS = "tokens"
+    VERSION = "version"
     DURATION = "duration"
 
 
-BY_REWARD: Final = frozenset({SessionOrder.REWARD, SessionOrder.LOWEST})
+_ASCENDING: Final = frozenset({SessionOrder.TASK, SessionOrder.HARNESS, SessionOrder.OUTCOME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +105,33 @@ class SessionLine:
 
 
 _SUMMED: Final = SESSIONS.outerjoin_from(sessions, session_totals, OWN)
-_ORDERS: Final[Mapping[SessionOrder, tuple[Any, ...]]] = {
-    SessionOrder.NEWEST: (sessions.c.created_at.desc(), sessions.c.id.desc()),
-    SessionOrder.OLDEST: (sessions.c.created_at, sessions.c.id),
-    SessionOrder.CALLS: (CALLS.desc(), sessions.c.id),
-    SessionOrder.TOKENS: (TOKENS.desc(), sessions.c.id),
-    SessionOrder.DURATION: (SECONDS.desc().nulls_last(), sessions.c.id),
+_KEYS: Final[Mapping[SessionOrder, Any]] = {
+    SessionOrder.TASK: sessions.c.task_id,
+    SessionOrder.HARNESS: sessions.c.harness,
+    SessionOrder.OUTCOME: sessions.c.outcome,
+    SessionOrder.CALLS: CALLS,
+    SessionOrder.BREAKS: BREAKS,
+    SessionOrder.TOKENS: TOKENS,
+    SessionOrder.VERSION: OLDEST_VERSION,
+    SessionOrder.DURATION: SECONDS,
 }
+
+
+def is_ascending(order: SessionOrder, *, reverse: bool) -> bool:
+    """Return whether the least value comes first."""
+    return (order in _ASCENDING) != reverse
+
+
+def _ordered(order: SessionOrder, *, ascending: bool) -> tuple[Any, ...]:
+    """Return the terms of an order that is not by reward."""
+    if order is SessionOrder.NEWEST:
+        # Without a place for nulls, so that PostgreSQL reads the index.
+        return tuple(
+            column.asc() if ascending else column.desc()
+            for column in (sessions.c.created_at, sessions.c.id)
+        )
+    key = _KEYS[order]
+    return (key.asc() if ascending else key.desc()).nulls_last(), sessions.c.id
 
 
 def session_lines(
@@ -107,20 +142,22 @@ def session_lines(
     number: SessionNumber,
     limit: int,
     offset: int = 0,
+    reverse: bool = False,
 ) -> list[SessionLine]:
-    """Return a page of the sessions that match.
+    """Return a page of the sessions that match, in an order or its reverse.
 
     ``number`` gives the values that an order by reward compares.
     """
-    if order in BY_REWARD:
+    ascending = is_ascending(order, reverse=reverse)
+    if order is SessionOrder.REWARD:
         placed = placed_sessions(reader, wanted, number, MOST_PLACED)
-        sign = -1 if order is SessionOrder.REWARD else 1
+        sign = 1 if ascending else -1
         placed.sort(key=lambda one: (one.reward is None, sign * (one.reward or 0.0), one.id))
         page = {one.id: place for place, one in enumerate(placed[offset : offset + limit])}
         query = SESSIONS.where(sessions.c.id.in_(page))
     else:
         page = {}
-        query = matching(wanted, _SUMMED).order_by(*_ORDERS[order])
+        query = matching(wanted, _SUMMED).order_by(*_ordered(order, ascending=ascending))
         query = query.limit(limit).offset(offset)
     with reader.engine.connect() as connection:
         records = [reader.session_record(row) for row in connection.execute(query)]
@@ -283,14 +320,17 @@ class Choices:
     outcomes: Sequence[str]
     rewards: Sequence[str]
     runs: Sequence[str]
+    models: Sequence[str]
+    """The models of sealed sessions."""
 
 
 def choices(reader: Reader) -> Choices:
     """Return the values that sessions of the store have."""
     with reader.engine.connect() as connection:
 
-        def known(column: Any) -> list[str]:
-            query = select(column).where(column.is_not(None)).distinct().order_by(column)
+        def known(column: Any, *conditions: Any) -> list[str]:
+            present = select(column).where(column.is_not(None), *conditions)
+            query = present.distinct().order_by(column)
             return list(connection.execute(query).scalars())
 
         return Choices(
@@ -298,6 +338,7 @@ def choices(reader: Reader) -> Choices:
             known(sessions.c.outcome),
             reader.reward_names(),
             known(sessions.c.run_id)[::-1],
+            known(session_counts.c.value, session_counts.c.name == "model"),
         )
 
 

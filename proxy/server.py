@@ -6,7 +6,6 @@ import gc
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 import uvicorn
@@ -95,12 +94,7 @@ class ProxyServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -15,6 +15,7 @@ from bridle.bench.commands import models as bench_models
 from bridle.bench.commands import pages as bench_pages
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
+from bridle.bench.commands import re_entry as bench_re_entry
 from bridle.bench.commands import staleness as bench_staleness
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import train as bench_train
@@ -42,6 +43,7 @@ app.command("models")(bench_models.models)
 app.command("pages")(bench_pages.pages)
 app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
+app.command("re-entry")(bench_re_entry.re_entry)
 app.command("reconstruct")(bench_store.reconstruct)
 app.command("staleness")(bench_staleness.staleness)
 app.command("store")(bench_store.store)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from bridle.cli.options import JsonOption
-from bridle.cli.terminal import err, out, print_json
+from bridle.cli.terminal import err, out, plain_table, print_json
 
 
 def pages(
@@ -33,9 +32,7 @@ def pages(
     if json:
         print_json(report)
     else:
-        table = Table(box=None, pad_edge=False)
-        for name in ("", "CPU ms", "bar ms"):
-            table.add_column(name, justify="right" if name else "left")
+        table = plain_table("", "CPU ms", "bar ms")
         for kind, bar in report["bars"].items():
             for name, ms in report[kind].items():
                 table.add_row(name, f"{ms:g}", f"{bar:g}")

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from bridle.cli.options import JsonOption
-from bridle.cli.terminal import err, out, print_json
+from bridle.cli.terminal import err, out, plain_table, print_json
 
 
 def viewer(
@@ -39,17 +38,16 @@ def viewer(
             record_s=record_seconds,
             record_runs=record_runs,
         )
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "median ms", "largest ms", "bar ms"):
-        table.add_column(name, justify="right" if name else "left")
+    table = plain_table("", "median ms", "largest ms", "bar ms")
     for kind, bar in report["bars_ms"].items():
         for name, times in report[kind].items():
             table.add_row(name, f"{times['median_ms']}", f"{times['largest_ms']}", f"{bar:g}")
-    recording = report["recording"]
-    for key, of in (("added_ms", "a viewer's"), ("added_own_pages_ms", "its own")):
-        for name, value in recording[key].items():
-            bar = recording["bars_ms"][name]
-            table.add_row(f"recording adds, {of} pages read, {name}", f"{value}", "", f"{bar:g}")
+    for what, title in (("recording", "recording adds"), ("neighbour", "readers add")):
+        of = report[what]
+        for key, whose in (("added_ms", "a viewer's"), ("added_own_pages_ms", "its own")):
+            for name, bar in of["bars_ms"].items():
+                row = f"{title}, {whose} pages read, {name}"
+                table.add_row(row, f"{of[key][name]}", "", f"{bar:g}")
     if json:
         print_json(report)
     else:

@@ -68,8 +68,6 @@ COLLECTIVE_RPC: Final = "/collective_rpc"
 PauseMode = Literal["keep", "wait", "abort"]
 """Whether running requests are frozen, waited for, or ended at a pause."""
 
-CONTROL_ROUTES: Final = frozenset({PAUSE, RESUME, IS_PAUSED, COLLECTIVE_RPC, RESET_PREFIX_CACHE})
-
 PROCESSED_LOGPROBS: Final = "processed_logprobs"
 """vLLM's name for the mode in which a token's logprob belongs to the distribution from which the
 token was drawn."""

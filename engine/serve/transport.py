@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import orjson
@@ -165,12 +164,7 @@ class ServerThread:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _run(self) -> None:

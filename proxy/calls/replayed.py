@@ -63,7 +63,7 @@ async def serve_replayed(
     replies = renamed_replies(recorded, replay.names)
     minted = dialect.mint(begun.id, int(begun.started_at), request.model)
     renames = _has_other_names(replies, step)
-    if renames and dialect.native is None:
+    if recorded.row.stream != request.stream or (renames and dialect.native is None):
         reply = _emitted(dialect, request, minted, replies, recorded)
     else:
         reply = await asyncio.to_thread(replay.response, recorded)

@@ -11,6 +11,8 @@ and the prompt has the reason.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -45,6 +47,11 @@ _BEFORE_END: Final = 8
 _TAILS_KEPT: Final = 128
 _LONGEST_KEY: Final = 65_536
 """Bytes of a request's setting and tail at which the tail is no longer remembered."""
+_READ: Final = 200
+"""Characters at the end of a message that are looked for in its prompt."""
+_LATEST: Final = 8
+"""Number of messages of the user and the tools that are looked at."""
+_WORD: Final = re.compile(r"[A-Za-z]{4,}")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -59,6 +66,22 @@ class Continuer:
         self.roles = self.report.roles
         self._latest: dict[bytes, tuple[Tail | None]] = {}
         self._stops = tokenizer.eos_token_ids | self.report.end_of_turn_ids
+
+    def reads(self, prompt: TokenIds, messages: Sequence[Message]) -> bool:
+        """Return whether the text of a prompt's ids has the words that end the latest messages.
+
+        Ids of another tokenizer have another text. One word in ten may be written otherwise by the
+        template. Messages of the system are left out, which a template may move or drop.
+        """
+        texts = [one.content for one in messages if one.role in ("user", "tool")]
+        words = [
+            word
+            for text in texts[-_LATEST:]
+            if isinstance(text, str)
+            for word in _WORD.findall(text[-_READ:])
+        ]
+        text = self.tokenizer.decode(prompt.tolist())
+        return sum(word in text for word in words) >= 0.9 * len(words)
 
     def takes_long(self, link: Link) -> bool:
         """Whether the tail takes so long to tokenise that other streams should not wait for it.

@@ -7,15 +7,21 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from itertools import chain
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from fastapi import APIRouter, FastAPI, Path, Query, Request
 
 from bridle.proxy import __doc__ as description
+from bridle.proxy.control.access import (
+    Admin,
+    Authenticated,
+    Running,
+    ScoredSession,
+    found_session,
+)
+from bridle.proxy.control.errors import add_error_handlers
 from bridle.proxy.control.models import (
     EngineView,
     ErrorReply,
@@ -48,8 +54,6 @@ from bridle.proxy.control.models import (
     start_facts,
     upstream_view,
 )
-from bridle.proxy.dialects.errors import openai_error
-from bridle.proxy.dialects.routes import nothing_at
 from bridle.proxy.engines.addresses import require_engine_address
 from bridle.proxy.engines.pool import Policy
 from bridle.proxy.services import Services
@@ -57,7 +61,6 @@ from bridle.proxy.session.keys import hash_key, new_session_key, new_verifier_ke
 from bridle.proxy.session.registry import (
     SESSION_ID_PREFIX,
     Caller,
-    store_not_read,
     store_unavailable,
 )
 from bridle.proxy.session.rules import check_settings
@@ -69,7 +72,6 @@ from bridle.store.records import (
     AGENTS_OWN,
     CLIENT_DISCONNECTED,
     DEFAULT_POLICY,
-    CallKind,
     CallStatus,
     Continuation,
     RunRecord,
@@ -79,8 +81,6 @@ from bridle.store.records import (
 )
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.schema.database import database_url
-
-_METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -94,117 +94,12 @@ def control_api(running: Callable[[], Services], routers: Sequence[APIRouter] = 
         responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
     )
     api.state.running = running
-    api.add_exception_handler(ApiError, _api_error)
-    api.add_exception_handler(RequestValidationError, _invalid)
-    api.add_exception_handler(StoreUnavailable, _unreadable)
-    api.add_exception_handler(HTTPException, _unrouted)
+    add_error_handlers(api)
     for method, path, endpoint, status in _ROUTES:
-        api.add_api_route(path, endpoint, methods=[method], status_code=status)
+        api.add_api_route(f"/bridle/v1{path}", endpoint, methods=[method], status_code=status)
     for router in routers:
         api.include_router(router)
     return api
-
-
-async def _api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)  # noqa: S101 - registered for nothing else
-    reply = openai_error(error)
-    return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
-
-
-async def _unreadable(_: Request, error: Exception) -> Response:
-    assert isinstance(error, StoreUnavailable)  # noqa: S101 - registered for nothing else
-    return await _api_error(_, store_not_read(error))
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        message = f"the body is not JSON: {first['ctx']['error']}"
-        return await _api_error(_, ApiError("invalid_request", message, status=422))
-    where = ".".join(str(part) for part in first["loc"][1:])
-    return await _api_error(
-        _, ApiError("invalid_request", first["msg"], status=422, param=where or None)
-    )
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    """Return the reply to an error of the framework.
-
-    The error is that there is no such route, or that it does not take the method.
-    """
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
-    path = request.url.path
-    if error.status_code == 404:
-        return await _api_error(request, nothing_at(path))
-    message = str(error.detail)
-    headers = dict(error.headers or {})
-    if error.status_code == 405:
-        message = f"{request.method} is not served at {path}"
-        headers = {"allow": ", ".join(_methods(request))}
-    reply = await _api_error(
-        request, ApiError("invalid_request", message, status=error.status_code)
-    )
-    reply.headers.update(headers)
-    return reply
-
-
-def _methods(request: Request) -> list[str]:
-    """Return all methods of the path; the framework reports only those of its first route."""
-    asked = [(method, {**request.scope, "method": method}) for method in _METHODS]
-    return [
-        method
-        for method, scope in asked
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
-    ]
-
-
-def _services(request: Request) -> Services:
-    return request.app.state.running()  # type: ignore[no-any-return]
-
-
-Running = Annotated[Services, Depends(_services)]
-
-
-async def _caller(request: Request, services: Running) -> Caller:
-    address = request.client.host if request.client else None
-    return await services.sessions.authenticate(request.headers, address)
-
-
-Authenticated = Annotated[Caller, Depends(_caller)]
-
-
-def _admin(caller: Authenticated) -> Caller:
-    if not caller.admin:
-        raise ApiError("permission", "this needs the admin key", status=403)
-    return caller
-
-
-Admin = Annotated[Caller, Depends(_admin)]
-
-
-async def _session(session_id: str, caller: Authenticated, services: Running) -> SessionRecord:
-    """Return the session in the path.
-
-    The caller needs the admin key or the session's verifier key.
-    """
-    if not caller.admin and caller.scores is None:
-        message = "this needs the admin key or the session's verifier key"
-        raise ApiError("permission", message, status=403)
-    session = await _found(session_id, services)
-    if not caller.may_score(session.id):
-        raise ApiError("permission", "this key does not open that session", status=403)
-    return session
-
-
-async def _found(session_id: str, services: Services) -> SessionRecord:
-    session = await services.sessions.find(session_id)
-    if session is None:
-        raise ApiError("not_found", f"there is no session {session_id}", status=404)
-    return (await services.sessions.current(session)).record
-
-
-ScoredSession = Annotated[SessionRecord, Depends(_session)]
 
 
 async def create_session(
@@ -257,15 +152,13 @@ async def create_session(
     await services.sessions.create(record)
     base = settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     root = f"{base.rstrip('/')}/s/{record.id}"
-    environment: dict[str, str] = {}
-    for provider in services.providers:
-        environment |= provider.environment(root, key)
+    environments = [one.environment(root, key).items() for one in services.providers]
     return OpenedSession(
         id=record.id,
         key=key,
         verifier_key=verifier_key,
         base_urls={one.name: one.base_url(root) for one in services.providers},
-        environment=environment,
+        environment=dict(chain.from_iterable(environments)),
     )
 
 
@@ -275,7 +168,7 @@ async def renew_verifier_key(session_id: str, services: Running, _: Admin) -> Ve
     It is for a worker that continues without the key that it was given. The key before it becomes
     invalid. The reply is the only place where the new key appears.
     """
-    session = await _found(session_id, services)
+    session = await found_session(session_id, services)
     return VerifierKey(verifier_key=await services.sessions.renew_verifier_key(session.id))
 
 
@@ -391,9 +284,8 @@ def _source(new: NewReward, caller: Caller) -> RewardSource:
     if new.scorer and caller.admin:
         message = "a scorer's reward is given with the session's verifier key, not the admin key"
         raise ApiError("invalid_request", message, status=422, param="scorer")
-    if new.scorer:
-        return RewardSource.SCORER
-    return RewardSource.OPERATOR if caller.admin else RewardSource.VERIFIER
+    given = RewardSource.SCORER if new.scorer else RewardSource.VERIFIER
+    return RewardSource.OPERATOR if caller.admin else given
 
 
 def _placed(reader: Reader, session_id: str, new: NewReward) -> NewReward:
@@ -426,24 +318,20 @@ async def set_kind(
     call_id: str, new: NewKind, session: ScoredSession, services: Running
 ) -> SetKind:
     """Set the kind of a call. It takes precedence over the kind that was recorded or derived."""
-    await _set_kind(services, session, call_id, new.kind, new.role, new.by)
+    await _set_kind(call_id, new, session, services)
     return SetKind(call_id=call_id, kind=new.kind, role=new.role, by=new.by)
 
 
 async def unset_kind(call_id: str, session: ScoredSession, services: Running) -> SetKind:
     """Remove a kind that was set: the recorded kind is valid again."""
-    await _set_kind(services, session, call_id, None, None, "")
+    await _set_kind(call_id, None, session, services)
     return SetKind(call_id=call_id, kind=None, role=None, by=None)
 
 
 async def _set_kind(
-    services: Services,
-    session: SessionRecord,
-    call_id: str,
-    kind: CallKind | None,
-    role: str | None,
-    by: str,
+    call_id: str, new: NewKind | None, session: SessionRecord, services: Services
 ) -> None:
+    kind, role, by = (None, None, "") if new is None else (new.kind, new.role, new.by)
     try:
         call = await asyncio.to_thread(services.reader.call, call_id)
     except NotFound:
@@ -466,7 +354,7 @@ async def seal_session(
         if seal.seconds:
             fields["labels"] = {**session.labels, "seconds": seal.seconds}
         await services.sessions.seal(session.id, seal.outcome, fields)
-        session = await _found(session.id, services)
+        session = await found_session(session.id, services)
     return await get_session(session, services)
 
 
@@ -586,28 +474,27 @@ async def resume(services: Running, caller: Admin) -> PolicyState:
     return await get_policy(services, caller)
 
 
-_V1 = "/bridle/v1"
 _ROUTES: tuple[tuple[str, str, Callable[..., Any], int], ...] = (
-    ("POST", f"{_V1}/sessions", create_session, 201),
-    ("GET", f"{_V1}/sessions", list_sessions, 200),
-    ("GET", f"{_V1}/sessions/{{session_id}}", get_session, 200),
-    ("GET", f"{_V1}/sessions/{{session_id}}/calls", get_calls, 200),
-    ("GET", f"{_V1}/sessions/{{session_id}}/actions", get_actions, 200),
-    ("POST", f"{_V1}/sessions/{{session_id}}/rewards", add_reward, 201),
-    ("GET", f"{_V1}/sessions/{{session_id}}/rewards", list_rewards, 200),
-    ("POST", f"{_V1}/sessions/{{session_id}}/verifier-key", renew_verifier_key, 201),
-    ("PUT", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", set_kind, 200),
-    ("DELETE", f"{_V1}/sessions/{{session_id}}/calls/{{call_id}}/kind", unset_kind, 200),
-    ("POST", f"{_V1}/sessions/{{session_id}}/seal", seal_session, 200),
-    ("GET", f"{_V1}/private-files", private_files, 200),
-    ("PUT", f"{_V1}/runs/{{run_id}}", put_run, 200),
-    ("GET", f"{_V1}/runs/{{run_id}}", get_run, 200),
-    ("GET", f"{_V1}/policy", get_policy, 200),
-    ("PUT", f"{_V1}/policy", put_policy, 200),
-    ("GET", f"{_V1}/engines", list_engines, 200),
-    ("GET", f"{_V1}/upstreams", list_upstreams, 200),
-    ("POST", f"{_V1}/engines", add_engine, 200),
-    ("DELETE", f"{_V1}/engines/{{name}}", remove_engine, 200),
-    ("POST", f"{_V1}/pause", pause, 200),
-    ("POST", f"{_V1}/resume", resume, 200),
+    ("POST", "/sessions", create_session, 201),
+    ("GET", "/sessions", list_sessions, 200),
+    ("GET", "/sessions/{session_id}", get_session, 200),
+    ("GET", "/sessions/{session_id}/calls", get_calls, 200),
+    ("GET", "/sessions/{session_id}/actions", get_actions, 200),
+    ("POST", "/sessions/{session_id}/rewards", add_reward, 201),
+    ("GET", "/sessions/{session_id}/rewards", list_rewards, 200),
+    ("POST", "/sessions/{session_id}/verifier-key", renew_verifier_key, 201),
+    ("PUT", "/sessions/{session_id}/calls/{call_id}/kind", set_kind, 200),
+    ("DELETE", "/sessions/{session_id}/calls/{call_id}/kind", unset_kind, 200),
+    ("POST", "/sessions/{session_id}/seal", seal_session, 200),
+    ("GET", "/private-files", private_files, 200),
+    ("PUT", "/runs/{run_id}", put_run, 200),
+    ("GET", "/runs/{run_id}", get_run, 200),
+    ("GET", "/policy", get_policy, 200),
+    ("PUT", "/policy", put_policy, 200),
+    ("GET", "/engines", list_engines, 200),
+    ("GET", "/upstreams", list_upstreams, 200),
+    ("POST", "/engines", add_engine, 200),
+    ("DELETE", "/engines/{name}", remove_engine, 200),
+    ("POST", "/pause", pause, 200),
+    ("POST", "/resume", resume, 200),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -355,16 +356,7 @@ def engine_view(state: EngineState) -> EngineView:
 
 
 def run_state(run: RunRecord) -> RunState:
-    return RunState(
-        id=run.id,
-        kind=run.kind,
-        config=dict(run.config),
-        name=run.name,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-        status=run.status,
-        reason=run.reason,
-    )
+    return RunState(**asdict(run))
 
 
 def start_facts(start: SessionStart | None) -> dict[str, Any]:

@@ -94,15 +94,9 @@ def midway(error: ApiError) -> ApiError:
     """
     if not _WORDS.get(error.kind, _OTHER).retry:
         return error
-    return ApiError(
-        "upstream_error" if error.kind == "overloaded" else error.kind,
-        f"{error.message} (server error within a reply; you can retry your request)",
-        status=error.status,
-        param=error.param,
-        retry_after=error.retry_after,
-        details=error.details,
-        overflow=error.overflow,
-    )
+    message = f"{error.message} (server error within a reply; you can retry your request)"
+    kind = "upstream_error" if error.kind == "overloaded" else error.kind
+    return error.worded(message, error.param, kind)
 
 
 def anthropic_stream_error(error: ApiError) -> dict[str, Any]:

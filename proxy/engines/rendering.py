@@ -156,7 +156,7 @@ class PoolTemplate:
             written = written_messages(request.messages, ids, link.written)
         elif ids:
             request = structs.replace(request, messages=with_engine_ids(request.messages, ids))
-        if ids:
+        if ids and link.base is not None:
             link = structs.replace(link, tail=with_engine_ids(link.tail, ids))
         if rules is not None and rules != TAKES_ALL:
             messages, notes = rules.shape(request.messages)
@@ -210,6 +210,14 @@ class PoolTemplate:
             prompt = await asyncio.to_thread(continuer.prompt, link, request, session.prompt)
         else:
             prompt = continuer.prompt(link, request, session.prompt)
+        if (
+            prompt.token_ids is not None
+            and (recorded is not None or _continues_replayed(link))
+            and not continuer.reads(prompt.token_ids, request.messages)
+        ):
+            # The record is of a model with another tokenizer.
+            reason = link.break_reason or BreakReason.TOKENIZER_DIFFERS
+            return CallPrompt(None, reason, notes=(Note(TOKENIZER_DIFFERS),))
         if prompt.token_ids is not None and self.check is not None:
             home = session.homes.get(self._pool)
             if home is None or not home.rendering.agrees:
@@ -255,6 +263,13 @@ class PoolTemplate:
         if await answer(_PLAIN) is None:
             return None
         return rules_from(await asyncio.gather(*map(answer, QUESTIONS)))
+
+
+def _continues_replayed(link: Link) -> bool:
+    """Whether a request continues a call that has its ids from another session's record."""
+    tip = None if link.base is None else link.base.tip(link.choice)
+    # The span of a replayed reply begins within the prompt.
+    return link.base is not None and tip is not None and tip.start < link.base.prompt_length
 
 
 class RenderingCheck:

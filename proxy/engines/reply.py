@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bridle.proxy.engines.errors import error_in, reported
+from bridle.proxy.engines.finish_reasons import FINISH_REASONS, odd_reason
 from bridle.proxy.engines.reasoning import ReasoningCount
 from bridle.proxy.engines.reply_body import (
     SURROGATE,
@@ -59,36 +60,6 @@ from bridle.proxy.wire.cut_ids import (
     cut_prompt_ids,
 )
 from bridle.store.records import MISSING_LOGPROB, Note, TokenIds
-
-_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-    "repetition": "stop",
-}
-_ODD_STOPS: Final = (
-    "complete completed end end_turn eos eos_token finish_reason_stop finished normal "
-    "stop_sequence stop_token word"
-)
-_ODD_LENGTHS: Final = (
-    "finish_reason_max_tokens limit max_length max_new_tokens max_output_tokens max_tokens "
-    "model_context_window_exceeded model_length token_limit"
-)
-_ODD_FILTERS: Final = (
-    "blocklist content_filtered finish_reason_safety guardrail_intervened image_safety language "
-    "prohibited_content recitation refusal safety sensitive spii"
-)
-_ODD_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
-    **dict.fromkeys(_ODD_STOPS.split(), "stop"),
-    **dict.fromkeys(_ODD_LENGTHS.split(), "length"),
-    **dict.fromkeys(_ODD_FILTERS.split(), "content_filter"),
-    "tool_call": "tool_calls",
-    "tool_use": "tool_calls",
-}
-"""The finish reasons of TGI, llama.cpp, Gemini, Anthropic, Mistral, Bedrock and Zhipu, in lower
-case."""
 
 
 class ReplyDecoder:
@@ -427,10 +398,9 @@ class ReplyDecoder:
         :meth:`last_events` raises.
         """
         word, index = choice.finish_reason or "", choice.index
-        reason = _FINISH_REASONS.get(word)
+        reason = FINISH_REASONS.get(word)
         if reason is None:
-            plain = word.lower()
-            reason = _FINISH_REASONS.get(plain) or _ODD_FINISH_REASONS.get(plain)
+            reason = odd_reason(word)
             if reason is None:
                 self._gave_up = word[:64]
                 return []

@@ -4,7 +4,8 @@ A recorded reply asks for ``session ID 8001``, which in the new session is 8007.
 has the recorded names, and the harness knows the new ones. So the new names are put into replies
 that go to the harness, recorded or live, and the recorded ones into the requests that come from it.
 A name is replaced only where its context shows that it is one: behind words such as ``session ID``
-in a text, and in a field of a tool's arguments whose name ends in ``id``, or behind ``kill``.
+in a text, and in a field of a tool's arguments whose name ends in ``id``, or behind ``kill``. A
+name of letters and digits is replaced wherever it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from msgspec import structs
 
 from bridle.proxy.dialects.dialect import Dialect
-from bridle.proxy.replay.judgement import HANDLES
+from bridle.proxy.replay.judgement import DISTINCT, HANDLES, handles
 from bridle.proxy.wire.canonical import (
     ApiError,
     Emitter,
@@ -49,7 +50,7 @@ class Aliases:
 
         Return False if one of them stands for another name already.
         """
-        for was, new in zip(_names(recorded), _names(now), strict=False):
+        for was, new in zip(handles(recorded), handles(now), strict=False):
             if was == new and new not in self._recorded:
                 continue
             known = self._new.get(was, new), self._recorded.get(new, was)
@@ -165,16 +166,16 @@ class _AliasedEmitter:
             yield structs.replace(held, arguments=self._aliases.arguments(held.arguments))
 
 
-def _names(text: str) -> list[str]:
-    return [found[0] for match in HANDLES.findall(text) if (found := _NAME.search(match))]
-
-
 def _in_text(text: str, names: Mapping[str, str]) -> str:
     def renamed(match: re.Match[str]) -> str:
         return _NAME.sub(lambda name: names.get(name[0], name[0]), match[0])
 
-    return HANDLES.sub(renamed, text)
+    return _everywhere(HANDLES.sub(renamed, text), names)
 
 
 def _in_arguments(arguments: str, names: Mapping[str, str]) -> str:
-    return _ARGUMENT.sub(lambda m: m[1] + names.get(m[2], m[2]), arguments)
+    return _everywhere(_ARGUMENT.sub(lambda m: m[1] + names.get(m[2], m[2]), arguments), names)
+
+
+def _everywhere(text: str, names: Mapping[str, str]) -> str:
+    return DISTINCT.sub(lambda name: names.get(name[0], name[0]), text)

@@ -1,10 +1,10 @@
 """The comparison of a request with the recorded one in whose place it came.
 
 A difference gets the name of its worst part: ``same``, ``noise`` (equal by the rules below),
-``place`` (another folder), ``handle`` (the name of something that runs in the background, which
-``aliases`` translates) or ``diverged``. Ids are no difference: both requests have those of the new
-session. A rule of noise always needs the words around a number, because a lone number may be the
-result of a tool.
+``handle`` (the name of something that runs in the background, which ``aliases`` translates),
+``place`` (another folder) or ``diverged``. Ids are no difference: both requests have those of the
+new session. A rule of noise always needs the words around a number, because a lone number may be
+the result of a tool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ NOISE: Final[Mapping[str, str]] = {
     "chunk_id": r"\bChunk ID: [0-9a-f]+",
     "wall_time": r"(?i)\b(?:wall|elapsed|real|user|sys)(?: time)?:?\s+\d[\d.m]*\s*s(?:ec\w*)?\b",
     "process_group": r"\bProcess Group PGID: \d+",
-    "duration": r"(?i)\b(?:in|took|after|duration:?|time:) ~?\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b",
+    "duration": r"(?i)\b(?:in|took|after|duration:?|time:) ~?\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b"
+    r"|\bduration_ms\W{1,4}\d+",
     "timestamp": r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?",
     "date": rf"\b(?:{_DAY},? )?(?:{_MONTH} +\d{{1,2}}|\d{{1,2}} {_MONTH})\b"
     r"(?:,? \d\d:\d\d(?::\d\d)?)?(?: [A-Z]{3,4})?(?:,? \d{4})?",
@@ -37,11 +38,17 @@ NOISE: Final[Mapping[str, str]] = {
 LISTING_ORDER: Final = "listing_order"
 """The rule that the lines of a text may come in another order."""
 
+_RUNS: Final = "agent|job|process|session|shell|task|thread"
 HANDLES: Final = re.compile(
     r"(?i)\b(?:(?:running with )?session ID|(?:background )?process(?: id)?|with ID|shell ID"
-    r"|Background PIDs?):? \(?[\w-]+"
+    r"|Background PIDs?|agentId):? \(?[\w-]+"
+    rf"|\"(?:(?:{_RUNS})_id|nickname)\": ?\"?[\w-]+"
+    rf"|<(?:{_RUNS})(?: id=\"|[-_]id>)[\w-]+"
 )
-"""A text that names something that runs in the background."""
+"""A text that names something that runs in the background, such as a sub-agent."""
+DISTINCT: Final = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8,}")
+"""A name of letters and digits, which is one wherever it is, such as in a path."""
+_NAME: Final = re.compile(r"[\w-]+$")
 _SHOWN: Final = 40
 """Characters of each side of a difference that are shown before and after its beginning."""
 
@@ -51,8 +58,8 @@ class Likeness(IntEnum):
 
     SAME = 0
     NOISE = 1
-    PLACE = 2
-    HANDLE = 3
+    HANDLE = 2
+    PLACE = 3
     DIVERGED = 4
 
 
@@ -98,6 +105,16 @@ class Judge:
         """Compare two texts; ``name`` is what a difference is called."""
         if sent == recorded:
             return SAME
+        if sorted(HANDLES.findall(sent)) != sorted(HANDLES.findall(recorded)):
+            one, other = _without_handles(sent), _without_handles(recorded)
+            rest = SAME if one == other else self._unnamed(name, one, other)
+            if not rest.follows:
+                return rest
+            return Verdict(Likeness.HANDLE, f"{name}: {first_difference(recorded, sent)}")
+        return self._unnamed(name, sent, recorded)
+
+    def _unnamed(self, name: str, sent: str, recorded: str) -> Verdict:
+        """Compare two texts that have no other handles."""
         one, other, rules = sent, recorded, []
         for rule, pattern in self.noise.items():
             if pattern.findall(one) != pattern.findall(other):
@@ -107,15 +124,11 @@ class Judge:
             return Verdict(Likeness.NOISE, f"{name}: {', '.join(rules)}")
         if sorted(one.splitlines()) == sorted(other.splitlines()):
             return Verdict(Likeness.NOISE, f"{name}: {', '.join((*rules, LISTING_ORDER))}")
-        shown = f"{name}: {first_difference(other, one)}"
         moved = other
         for before, now in self.places:
             moved = moved.replace(before, now)
-        if one == moved:
-            return Verdict(Likeness.PLACE, shown)
-        if HANDLES.sub("handle", one) in [HANDLES.sub("handle", text) for text in (other, moved)]:
-            return Verdict(Likeness.HANDLE, shown)
-        return Verdict(Likeness.DIVERGED, shown)
+        likeness = Likeness.PLACE if one == moved else Likeness.DIVERGED
+        return Verdict(likeness, f"{name}: {first_difference(other, one)}")
 
     def _message(self, sent: Message, recorded: Message) -> Verdict:
         name = f"tool result {recorded.tool_call_id}" if recorded.tool_call_id else recorded.role
@@ -154,6 +167,11 @@ def pairs(sent: Request, recorded: Request) -> Iterator[tuple[Message, Message]]
         yield one, results.get(one.tool_call_id, other) if one.tool_call_id else other
 
 
+def handles(text: str) -> list[str]:
+    """Return the names of what runs in the background, in their order."""
+    return [found[0] for match in HANDLES.findall(text) if (found := _NAME.search(match))]
+
+
 def first_difference(recorded: str, now: str) -> str:
     """Return the first difference of two texts, with some text around it."""
     at = next(
@@ -163,6 +181,12 @@ def first_difference(recorded: str, now: str) -> str:
     start = max(0, at - _SHOWN)
     was, new = (text[start : at + _SHOWN] for text in (recorded, now))
     return f"{was!r} was recorded, now {new!r}"
+
+
+def _without_handles(text: str) -> str:
+    for name in filter(DISTINCT.fullmatch, handles(text)):
+        text = text.replace(name, "handle")
+    return HANDLES.sub("handle", text)
 
 
 def _spoken(message: Message) -> str:

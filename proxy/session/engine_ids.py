@@ -9,6 +9,7 @@ engine's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import structs
 
@@ -32,9 +33,18 @@ def written_messages(
 
     ``written`` are the first of them; those that are missing there are added.
     """
-    new = with_engine_ids(messages[written.count :], engine_ids)
-    written.add([message.to_chat() for message in new])
+    written.add([_chat(message, engine_ids) for message in messages[written.count :]])
     return written.pieces()
+
+
+def _chat(message: Message, engine_ids: Mapping[str, str]) -> dict[str, Any]:
+    """Return a message in chat shape, of which no translated copy is made: there may be many."""
+    chat = message.to_chat()
+    for call in chat.get("tool_calls", ()):
+        call["id"] = engine_ids.get(call["id"], call["id"])
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = engine_ids.get(message.tool_call_id, message.tool_call_id)
+    return chat
 
 
 def _translated(message: Message, engine_ids: Mapping[str, str]) -> Message:

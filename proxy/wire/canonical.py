@@ -150,13 +150,16 @@ Detail = Sequence[Mapping[str, Any] | msgspec.Raw]
 """The engine's ``logprobs.content`` entries: JSON objects, mostly in the upstream's own bytes."""
 
 
-def entries_of(detail: Detail, kind: type[Any] = dict[str, Any]) -> list[Any]:
-    """Return the entries for a dialect that shows them in another form.
+def joined(detail: Detail) -> bytes:
+    """Return the entries as one JSON array, in the upstream's own bytes where there are any."""
+    encode = msgspec.json.encode
+    parts = (entry if isinstance(entry, msgspec.Raw) else encode(entry) for entry in detail)
+    return b"[%b]" % b",".join(parts)
 
-    Those in the upstream's bytes are decoded as a ``kind``, the others are mappings.
-    """
-    decode = msgspec.json.Decoder(kind).decode
-    return [decode(entry) if isinstance(entry, msgspec.Raw) else entry for entry in detail]
+
+def entries_of(detail: Detail, kind: type[Any] = dict[str, Any]) -> list[Any]:
+    """Return the entries, each as a ``kind``, for a dialect that shows them in another form."""
+    return msgspec.json.Decoder(list[kind]).decode(joined(detail))  # type: ignore[valid-type]
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
@@ -309,7 +312,7 @@ class ApiError(BridleError):
             return self
         message = _IDENTIFIER.sub(lambda found: names.get(found[0], found[0]), self.message)
         param = None if self.param is None else names.get(self.param, self.param)
-        return self._worded(message, param)
+        return self.worded(message, param)
 
     def hinted(self, hint: str) -> ApiError:
         """Return the error with ``hint`` after its message.
@@ -318,11 +321,12 @@ class ApiError(BridleError):
         """
         if not hint or self.kind != "invalid_request" or self.param not in (None, "messages"):
             return self
-        return self._worded(f"{self.message} {hint}", self.param)
+        return self.worded(f"{self.message} {hint}", self.param)
 
-    def _worded(self, message: str, param: str | None) -> ApiError:
+    def worded(self, message: str, param: str | None, kind: str | None = None) -> ApiError:
+        """Return the error with other words, and of another ``kind`` if one is given."""
         return ApiError(
-            self.kind,
+            kind or self.kind,
             message,
             status=self.status,
             param=param,

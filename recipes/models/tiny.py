@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from bridle.recipes.models.cache import cache_directory
+from bridle.recipes.models.packages import cache_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.model import save_policy

@@ -15,7 +15,8 @@ UNUSABLE: Final = (CallStatus.FAILED, CallStatus.QUARANTINED, CallStatus.INTERRU
 """The statuses of calls without a usable reply."""
 WORKING: Final = (CallKind.MAIN, CallKind.UNKNOWN)
 """The kinds of calls that do the work of a session, for all that is known."""
-_COMPLETE: Final = calls.c.status == CallStatus.COMPLETE
+_COMPLETE: Final = (calls.c.status == CallStatus.COMPLETE) & calls.c.replayed_call_id.is_(None)
+"""The complete calls, without those that have a reply of another session's record."""
 
 
 def judged(column: Column[Any]) -> ColumnElement[Any]:

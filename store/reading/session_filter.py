@@ -12,7 +12,6 @@ from sqlalchemy import (
     Select,
     and_,
     exists,
-    func,
     literal_column,
     or_,
     select,
@@ -20,7 +19,14 @@ from sqlalchemy import (
 
 from bridle.store.reading.call_conditions import judged, kind_of
 from bridle.store.reading.search import says
-from bridle.store.reading.totals import IS_SUMMED, counted, in_versions, trained_by
+from bridle.store.reading.totals import (
+    IS_SUMMED,
+    counted,
+    in_versions,
+    of_model,
+    sampled_between,
+    trained_by,
+)
 from bridle.store.reward import RewardKind
 from bridle.store.schema.accounts import account_rows, evaluation_of, ids_in_account
 from bridle.store.schema.derived import session_fates
@@ -58,6 +64,9 @@ class SessionFilter:
     """A policy version that sampled in the session."""
     model: str | None = None
     """The model that a call in the session asked for or was served by."""
+    sampled_least: float | None = None
+    """Minimum number of tokens that the session sampled, which is what it cost."""
+    sampled_most: float | None = None
     broke: str | None = None
     """The reason of a break in the session; ``any`` for every reason."""
     kind: str | None = None
@@ -147,8 +156,9 @@ def _own_conditions(wanted: SessionFilter) -> list[ColumnElement[bool]]:
     if wanted.until is not None:
         found.append(own.created_at < wanted.until)
     if wanted.model is not None:
-        named = func.coalesce(calls.c.model_served, calls.c.model_requested) == wanted.model
-        found.append(exists().where(_OF, named))
+        found.append(of_model(wanted.model))
+    if (wanted.sampled_least, wanted.sampled_most) != (None, None):
+        found.append(sampled_between(wanted.sampled_least, wanted.sampled_most))
     if wanted.anonymous:
         found += own.name.is_(None), own.key_hash.is_(None)
     if wanted.where is not None:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    or_,
     select,
     union_all,
 )
@@ -52,6 +53,8 @@ def _sum(value: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.coalesce(func.sum(case((_COUNTED, value))), 0)
 
 
+served_or_asked: Final = func.coalesce(calls.c.model_served, calls.c.model_requested)
+"""The model that served a call, or that it asked for."""
 _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "calls": func.count(calls.c.id),
     "sampled_tokens": func.coalesce(func.sum(calls.c.sampled_tokens), 0),
@@ -61,7 +64,7 @@ _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "ended_at": func.max(calls.c.ended_at),
     "failed": func.count(case((calls.c.status.in_(UNUSABLE), 1))),
     "breaks": func.count(calls.c.break_reason),
-    "model": func.max(func.coalesce(calls.c.model_served, calls.c.model_requested)),
+    "model": func.max(served_or_asked),
     "counted": _number(1),
     "continued": _number(calls.c.parent_call_id),
     "waits": _number(_WAIT),
@@ -84,6 +87,8 @@ def _stored_or(stored: ColumnElement[Any], counted: Any) -> ColumnElement[Any]:
 
 CALLS: Final = _total("calls")
 """The number of a session's calls."""
+BREAKS: Final = _total("breaks")
+"""The number of a session's calls that broke."""
 TOKENS: Final = _total("sampled_tokens")
 """The number of tokens that a session sampled."""
 SECONDS: Final = _stored_or(
@@ -104,6 +109,29 @@ def counted(name: str, value: str | None = None) -> ColumnElement[bool]:
     if value is not None:
         query = query.where(session_counts.c.value == value)
     return sessions.c.id.in_(query)
+
+
+def of_model(model: str) -> ColumnElement[bool]:
+    """Return the condition that a call of a session has a model.
+
+    The stored counts show the models of a session, if it was digested since they have them.
+    """
+    stored = session_counts.alias().c
+    has_models = exists().where(stored.session_id == sessions.c.id, stored["name"] == "model")
+    named = exists().where(_OF, served_or_asked == model)
+    return or_(counted("model", model[:LONGEST_VALUE]), and_(~has_models, named))
+
+
+def sampled_between(least: float | None, most: float | None) -> ColumnElement[bool]:
+    """Return the condition that a session sampled so many tokens; ``None`` is no bound."""
+    live = select(_TOTALS["sampled_tokens"]).where(_OF).correlate(sessions).scalar_subquery()
+    summed = select(_sums.c.session_id).where(*_bounds(_sums.c.sampled_tokens, least, most))
+    return or_(sessions.c.id.in_(summed), and_(~IS_SUMMED, *_bounds(live, least, most)))
+
+
+def _bounds(value: Any, least: float | None, most: float | None) -> list[ColumnElement[bool]]:
+    low = [] if least is None else [value >= least]
+    return low if most is None else [*low, value <= most]
 
 
 def in_versions(version: int) -> ColumnElement[bool]:
@@ -136,6 +164,7 @@ _COUNTS: Final[Mapping[str, tuple[ColumnElement[Any], ColumnElement[bool]]]] = {
     "status": (calls.c.status, calls.c.status.is_not(None)),
     "kind": (kind_of(), calls.c.kind.is_not(None)),
     "break": (judged(calls.c.break_reason), calls.c.break_reason.is_not(None)),
+    "model": (served_or_asked, served_or_asked.is_not(None)),
     "failure": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["failed"])),
     "quarantine": (func.coalesce(calls.c.reason, "None"), and_(_COUNTED, NOTED["quarantined"])),
 }

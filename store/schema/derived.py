@@ -87,8 +87,8 @@ session_counts = Table(
     **_CLUSTERED,
 )
 """The numbers of a sealed session's calls by a fact: ``status``, ``kind`` and ``break`` as the view
-``turns`` has them, ``noted`` (what findings count), and the reasons of each ``failure`` and
-``quarantine``."""
+``turns`` has them, ``model``, ``noted`` (what findings count), and the reasons of each ``failure``
+and ``quarantine``."""
 
 session_fates = Table(
     "session_fates",

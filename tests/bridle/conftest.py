@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tests.support.processes import until
 from typer.testing import CliRunner, Result
 
 from bridle.cli.program import app
@@ -109,17 +109,9 @@ def bridle() -> Callable[..., Result]:
     return call
 
 
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < end, "it did not come true"
-            time.sleep(0.05)
-
-    return wait
+@pytest.fixture(name="until")
+def waits_for_a_condition() -> Callable[[Callable[[], bool]], None]:
+    return until
 
 
 TRAINED_AGENT = """

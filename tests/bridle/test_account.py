@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,14 +36,9 @@ from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 def audited(store: str, *more: str) -> dict[str, int]:

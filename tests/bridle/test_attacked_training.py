@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import migrate
+from support.processes import bridle
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
@@ -31,12 +30,7 @@ def test_a_store_that_changes_rewards_ends_the_step_by_name_also_when_resumed(
     with sqlite3.connect(store) as connection:
         connection.executescript(TAMPERING)
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "bridle", *arguments, "--steps", "1"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = bridle(*arguments, "--steps", "1")
         assert done.returncode == 1, done.stdout + done.stderr
         assert "the store has the run's rewards reward=100" in done.stderr
         assert "Traceback" not in done.stderr

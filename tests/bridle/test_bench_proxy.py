@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from bridle.bench.load import Load, percentiles, request_body
 from bridle.bench.upstream import CHUNKS, SMALL, stream_events, whole
 from bridle.cli.program import app
+from support.processes import until
 
 pytestmark = pytest.mark.loop
 
@@ -52,10 +52,8 @@ def test_told_to_end_it_leaves_no_process_behind() -> None:
     command = [sys.executable, "-m", "bridle", "bench", "proxy", "--case", "c1", "--seconds", "60"]
     bench = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    deadline = time.monotonic() + 60
-    while len(started := children(bench.pid)) < 4:
-        assert time.monotonic() < deadline, f"only {len(started)} processes were started"
-        time.sleep(0.1)
+    until(lambda: len(children(bench.pid)) >= 4, 60)
+    started = children(bench.pid)
     bench.terminate()
     bench.wait(60)
     assert not [each for each in started if each.exists()]

@@ -15,6 +15,7 @@ import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -52,12 +53,7 @@ def test_a_copy_of_the_file_alone_has_the_session(tmp_path: Path, first, number)
     copy = tmp_path / "copies" / "bridle.db"
     copy.parent.mkdir()
     shutil.copy(store, copy)
-    listed = subprocess.run(
-        [sys.executable, "-m", "bridle", "sessions", "--json", "--store", str(copy)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    listed = bridle("sessions", "--json", "--store", copy)
     assert [row["name"] for row in json.loads(listed.stdout)] == ["mine"]
 
 

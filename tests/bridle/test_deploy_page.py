@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +12,13 @@ from typing import Any
 import pytest
 
 from bridle.engine.scripted import ScriptedEngine, ScriptedReply
+from support.processes import free_port
 
 pytestmark = pytest.mark.loop
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
 UP = "for _ in $(seq 600); do curl -sf {url}/healthz >/dev/null && break; sleep 0.1; done\n"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

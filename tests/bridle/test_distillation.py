@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from bridle.trainer.config import DistillationConfig, GrpoConfig
 from bridle.trainer.credit.distillation import TeacherUnreachable
 from bridle.trainer.credit.privileged import plain
 from bridle.trainer.policy.model import load_policy, save_policy
+from support.processes import bridle
 
 URL = "http://127.0.0.1:9"
 
@@ -76,13 +75,8 @@ def test_a_teacher_is_asked_for_its_models_first() -> None:
 def test_sessions_are_taught_live_and_from_recordings_alike(
     training_arguments: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bridle(*arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "bridle", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(*arguments: str) -> None:
+        done = bridle(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
 
     monkeypatch.setenv("TEACHER_KEY", "a-key")
@@ -98,12 +92,12 @@ def test_sessions_are_taught_live_and_from_recordings_alike(
             '[training.advantages]\nbaseline = "none"\n'
             f'[training.distillation]\nurl = "{engine.base_url}"\nkey_variable = "TEACHER_KEY"\n'
         )
-        bridle(
+        run(
             *(*live, "--steps", "1", "--set", f"training.distillation.url={engine.base_url}"),
             *("--set", "training.distillation.key_variable=TEACHER_KEY"),
             *("--set", "training.advantages.baseline=none"),
         )
-        bridle(
+        run(
             *("train", "--from-store", str(store), "--policy", str(policy)),
             *(
                 "--config",

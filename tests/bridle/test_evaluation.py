@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import Reader
 from bridle.trainer.learner.checkpoint import checkpoints
+from support.processes import bridle
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
@@ -46,12 +45,6 @@ async def check(delivery):
         counts.write(delivery.task.prompt + "\\n")
     return {"reward": float(sum(map(ord, delivery.answer)) % 2)}
 """
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 def weights(output: Path) -> bytes:

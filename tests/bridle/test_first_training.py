@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.typed import WAIT, console_blocks, free_port
+from support.processes import free_port
+from support.typed import WAIT, console_blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-training.md"
 

@@ -25,7 +25,7 @@ def test_a_group_that_was_begun_keeps_its_task_whatever_is_drawn_now() -> None:
 
 
 def test_a_groups_sessions_have_its_settings() -> None:
-    plan = planned("run", TASKS, 2, settings=lambda number: {"budget": {"calls": number}})
+    plan = planned("run", TASKS, 2, settings=lambda number, _: {"budget": {"calls": number}})
     assert [job.settings for job in plan(4).jobs] == [{"budget": {"calls": 4}}] * 2
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
+from support.processes import bridle
 from support.rollouts import ASK
 
 AGENT = """
@@ -52,12 +51,7 @@ def by_question(group):
 def trained(arguments: list[str], settings: list[str]) -> None:
     """Train one step with ``settings``."""
     sets = [part for one in settings for part in ("--set", one)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments, "--steps", "1", *sets],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = bridle(*arguments, "--steps", "1", *sets)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +25,7 @@ from bridle.harnesses.rollout import RolloutResult
 from bridle.harnesses.tasks.task import Task
 from bridle.run.rollouts import rollout
 from bridle.store.reading.queries import Reader
+from support.processes import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -153,7 +154,7 @@ class TestOnTwoMachines:
                 if line.startswith("step 1:"):
                     break
             with Reader(str(out / "bridle.db")) as reader:
-                until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8)
+                until(lambda: sum(1 for s in reader.sessions() if s.sealed_at is None) == 8, 240)
                 time.sleep(0.3)  # they are on their machines
                 cluster.remove_node(cluster.second, allow_graceful=False)
             said = run.stdout.read()
@@ -196,7 +197,7 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_of_its_own(
     argv += ["--agent", f"sh -c 'touch {tmp_path}/running; exec sleep 60123' {{prompt}}"]
     argv += ["--parallel", "2", "--set", f"agent.directory={tmp_path / 'sessions'}"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE) as run, Reader(store) as reader:
-        until(lambda: (tmp_path / "running").exists())
+        until(lambda: (tmp_path / "running").exists(), 240)
         run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=240)
         assert run.returncode == 130, said
@@ -224,7 +225,7 @@ async def test_a_session_that_is_cancelled_twice_has_ended_when_ray_is_shut_down
     running = asyncio.ensure_future(
         fleet.run(cast(SessionPlan, SimpleNamespace(task=Task("t", ""))))
     )
-    await asyncio.to_thread(until, (tmp_path / "running").exists)
+    await asyncio.to_thread(until, (tmp_path / "running").exists, 240)
     for _ in range(2):
         running.cancel()
         await asyncio.sleep(0.1)
@@ -260,10 +261,3 @@ def test_a_client_outside_of_the_cluster_has_its_sessions_run_inside(
         subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert [result["scores"] for result in json.loads(done.stdout)] == [{"reward": 1.0}] * 4
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)

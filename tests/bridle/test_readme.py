@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.typed import WAIT, console_blocks, free_port
+from support.processes import free_port
+from support.typed import WAIT, console_blocks
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,6 +16,7 @@ from bridle.store.reward import Reward
 from bridle.store.writing.writer import Writer
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.policy.model import load_policy, save_policy
+from support.processes import bridle
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
@@ -29,12 +30,6 @@ LIVE = (
     "--set",
     "agent.parallel=16",
 )
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from bridle.cli.commands.replay import turn_line
+from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.engine.scripted import ScriptedEngine, ScriptedReply, ScriptedRequest
+from bridle.recipes.models.tiny import TinyShape, make_policy
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.reconstruct.audit import audit_session
 from bridle.store.reading.queries import Reader
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -29,12 +36,6 @@ for _ in range(2):
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 print(message.content)
 """
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture
@@ -210,6 +211,50 @@ def test_a_check_scores_siblings_in_copies_of_the_folder(
     assert (work / "result.txt").read_text() == "6"
     done = bridle("replay", recorded.id, "--proxy", proxy_url, "--check", "false")
     assert done.stdout.count("reward 0") == 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_live_turns_ask_another_engine_by_its_own_tokenizer(
+    session: str, model_dir: Path, store: str, tmp_path: Path, same: bool
+) -> None:
+    """No proxy runs. The recorded ids are the prompt only where they are the engine's."""
+    directory = model_dir
+    if not same:
+        directory = tmp_path / "other"
+        train_tokenizer(directory, ["Other words, in another order: 3 2 1."] * 20, vocab_size=400)
+
+    def answers(request: ScriptedRequest) -> ScriptedReply:
+        return ScriptedReply(f"Read {'5 (build 6)' in request.prompt_text}.")
+
+    with ScriptedEngine(directory, answers, served_model_name="other") as engine:
+        options = ("--engine", engine.base_url, "--store", store, "--proxy", "http://127.0.0.1:9")
+        done = bridle("replay", session, *options)
+        assert done.returncode == 0, done.stderr
+        asked = [one for one in engine.requests if one.messages[0]["content"] != "Hi"]
+        assert len(asked) == 1, "one live turn, beside the question for a token"
+    assert done.stdout == "Read True.\n"
+    with Reader(store) as reader:
+        (sibling,) = [one for one in reader.sessions() if one.origin_session_id == session]
+        calls = reader.calls(session)
+        live = reader.calls(sibling.id)[1]
+        prompts = [reader.prompt_token_ids(call.id) for call in (calls[1], live)]
+        assert (prompts[0].tolist() == prompts[1].tolist()) is same
+        assert ("tokenizer_differs" in {note.name for note in live.notes}) is not same
+        assert audit_session(reader, sibling.id, bodies=True).clean
+
+
+def test_live_turns_ask_an_engine_that_serves_a_policy(
+    session: str, model_dir: Path, store: str, tmp_path: Path
+) -> None:
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=2048)
+    policy = tmp_path / "policy"
+    shutil.copytree(model_dir, policy)
+    size = Tokenizer(policy).backend.get_vocab_size()
+    make_policy(policy, shape, vocab_size=size, seed=3)
+    done = bridle("replay", session, "--policy", str(policy), "--store", store)
+    assert "turn 2 (recorded turn 2): live" in done.stderr, done.stderr
+    refused = bridle("replay", session, "--policy", str(policy), "--engine", "http://127.0.0.1:9")
+    assert "name --engine or --policy" in refused.stderr
 
 
 def test_the_line_of_a_turn_names_the_recorded_one() -> None:

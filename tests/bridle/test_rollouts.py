@@ -28,6 +28,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.run.groups import GroupPlan
 from bridle.run.rollouts import Rollouts
 from bridle.store.reading.queries import Reader
+from support.processes import until
 
 pytestmark = [pytest.mark.loop, pytest.mark.usefixtures("warm_start")]
 
@@ -262,9 +263,7 @@ def test_a_rollout_that_is_ended_leaves_no_open_session(
         Reader(store) as reader,
         subprocess.Popen([*argv, "--set", f"agent.directory={tmp_path / 'sessions'}"]) as process,
     ):
-        deadline = time.monotonic() + 30
-        while not list(reader.sessions()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: list(reader.sessions()))
         process.send_signal(number)
         assert process.wait(20) == 130
         assert [session.outcome for session in reader.sessions()] == ["cancelled"]

@@ -27,6 +27,7 @@ from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
 from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -44,12 +45,6 @@ def arguments(training_arguments: Callable[..., list[str]]) -> list[str]:
 
 def no_sessions(_number: int, begun: Callable[[], None]) -> Future[Sequence[str]]:
     raise AssertionError("nothing is collected")
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 def work(arguments: list[str]) -> list[str]:

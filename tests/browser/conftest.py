@@ -58,7 +58,8 @@ def page(chromium: Browser) -> Iterator[Page]:
     complaints: list[str] = []
     opened.on("console", lambda message: complaints.append(message.text))
     opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.route(lambda url: not url.startswith("http://127.0.0.1:"), lambda route: route.abort())
+    own = ("http://127.0.0.1:", "file://")
+    opened.route(lambda url: not url.startswith(own), lambda route: route.abort())
     yield opened
     opened.close()
     assert complaints == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,14 @@ def addresses(served: Any) -> dict[str, str]:
     }
 
 
+def complaints(page: Any, axe: str) -> list[tuple[str, list[str]]]:
+    """The serious violations of accessibility on a page, with some of the elements."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run({preload: false}).then(result => result.violations)")
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in serious]
+
+
 def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/sessions")
     lines = page.locator("[data-line]")
@@ -76,6 +86,8 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
         ("task", "task-2", 4),
         ("group", "run_gallery1/task-0/0", 4),
         ("version", "1", None),
+        ("model", "policy", 24),
+        ("sampled_least", "9999999", 0),
         ("least", "1", None),
         ("most", "0", None),
         ("reason", "kind_side", None),
@@ -87,11 +99,16 @@ def test_every_filter_changes_the_list_and_the_address(served: Any, page: Any) -
             expect(lines).to_have_count(count)
         field.fill("")
         expect(lines).to_have_count(24)
-    page.locator("select[name=order]").select_option("oldest")
+    page.locator("input[name=reverse]").check()
     expect(lines.first).to_contain_text("gallery-0")
-    expect(page).to_have_url(re.compile("order=oldest"))
+    expect(page).to_have_url(re.compile("reverse=true"))
     page.reload()
     expect(lines.first).to_contain_text("gallery-0")
+    page.get_by_role("link", name="Calls", exact=True).click()
+    heading = page.get_by_role("columnheader", name="Calls")
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    heading.get_by_role("link").press("Enter")
+    expect(heading).to_have_attribute("aria-sort", "ascending")
 
 
 def test_a_long_session_comes_whole_while_one_scrolls(served: Any, page: Any) -> None:
@@ -135,7 +152,9 @@ def test_a_narrow_list_shows_every_figure_with_its_heading(served: Any, page: An
             assert not text.strip() or left < right, (path, text)
 
 
-def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, page: Any) -> None:
+def test_a_token_is_described_under_the_mouse_by_a_click_and_by_arrow_keys(
+    served: Any, page: Any
+) -> None:
     page.goto(f"{served.url}/sessions/{served.sessions[0]}")
     page.locator("#turn-2 [data-tokens]").click()
     strip = page.locator("#turn-2 .strip").first
@@ -143,6 +162,15 @@ def test_a_token_is_described_under_the_mouse_and_by_arrow_keys(served: Any, pag
     expect(strip.locator(".about")).to_contain_text("logprob -")
     expect(strip.locator(".about")).to_contain_text("trainable")
     first = strip.locator(".about").inner_text()
+    strip.locator(".tk").nth(5).click()
+    for part in ("position ", "id ", "logprob -", "probability ", "version ", "trainable"):
+        expect(strip.locator(".about")).to_contain_text(part)
+    held = strip.locator(".about").inner_text()
+    strip.locator(".tk").nth(3).hover()
+    expect(strip.locator(".about")).to_have_text(held)
+    strip.locator(".tk").nth(5).click()
+    strip.locator(".tk").nth(3).hover()
+    expect(strip.locator(".about")).to_have_text(first)
     strip.locator(".run").focus()
     page.keyboard.press("ArrowRight")
     expect(strip.locator(".about")).not_to_have_text(first)
@@ -211,6 +239,27 @@ def test_the_keyboard_moves_opens_and_filters(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(4)
 
 
+def test_a_click_scores_a_session(served: Any, page: Any) -> None:
+    session = served.sessions[6]
+    page.goto(f"{served.url}/sessions/{session}")
+    score = page.get_by_role("form", name="Score")
+    score.get_by_role("button", name="0.5").click()
+    expect(score.get_by_role("button", name="0.5")).to_have_attribute("aria-pressed", "true")
+    score.get_by_role("button", name="1", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(score.get_by_role("button", name="1", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_text("Annotate").click()
+    page.get_by_label("Turn (empty: the session)").fill("2")
+    page.get_by_label("Value").fill("-1")
+    page.get_by_role("button", name="Record", exact=True).click()
+    expect(page.locator("#turn-2 header")).to_contain_text("reward -1")
+    with Reader(served.store) as reader:
+        given = [(one.value, one.turn, one.source) for one in reader.rewards(session)]
+    assert given[-3:] == [(0.5, None, "operator"), (1.0, None, "operator"), (-1.0, 2, "operator")]
+
+
 def test_the_sessions_of_a_filter_are_downloaded(served: Any, page: Any) -> None:
     page.goto(f"{served.url}/sessions?harness=codex")
     page.get_by_label("Export these as").select_option("sharegpt")
@@ -227,7 +276,13 @@ def test_a_fate_leads_to_its_sessions(served: Any, page: Any) -> None:
     expect(page.locator("[data-line]")).to_have_count(12)
     page.goto(f"{served.url}/runs/run_gallery1")
     page.locator("select[name=compare]").select_option("run_gallery2")
-    expect(page.locator("polyline.line-1").first).to_be_attached()
+    chart = page.locator("figure").filter(has_text="Reward, mean")
+    expect(chart.locator("canvas")).to_be_visible()
+    last = chart.locator("b").inner_text()
+    chart.locator(".u-over").hover(position={"x": 2, "y": 20})
+    expect(chart.locator("b")).to_have_text(re.compile(r"step 1: 0\.\d+ · 0\.\d+"))
+    page.get_by_role("heading", level=1).hover()
+    expect(chart.locator("b")).to_have_text(last)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -251,12 +306,31 @@ def test_every_page_is_accessible_fits_and_is_drawn(
             page.locator("#turn-2 [data-tokens]").click()
             expect(page.locator("token-strip .tk").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        page.evaluate(axe)
-        found = page.evaluate("axe.run().then(result => result.violations)")
-        serious = [v for v in found if v["impact"] in ("serious", "critical")]
-        told = [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in serious]
-        assert told == [], name
+        assert complaints(page, axe) == [], name
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             page.evaluate("scrollTo(0, 0)")
             page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
+
+
+def test_a_bundle_is_read_from_files(served: Any, page: Any, axe: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bridle", "viewer", "run_gallery1", "--store", served.store]
+    subprocess.run([*command, "--bundle", str(tmp_path)], check=True)
+    with Reader(served.store) as reader:
+        turns = len(reader.calls(served.sessions[0]))
+    page.goto((tmp_path / "index.html").as_uri())
+    expect(page.locator("line-chart canvas").first).to_be_visible()
+    expect(page.get_by_role("heading", name="Sessions over time")).to_be_visible()
+    assert complaints(page, axe) == []
+    page.get_by_role("link", name="sessions", exact=True).click()
+    expect(page.locator("[data-line]")).to_have_count(12)
+    assert complaints(page, axe) == []
+    page.locator("[data-line]").last.locator("a").first.click()
+    expect(page.locator(".turn")).to_have_count(turns)
+    page.locator("#turn-2 details.part summary").first.click()
+    page.locator("#turn-2 .tk").nth(3).hover()
+    expect(page.locator("#turn-2 .about")).to_contain_text("logprob -")
+    assert complaints(page, axe) == []
+    page.keyboard.press("g")
+    page.keyboard.press("g")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Groups")

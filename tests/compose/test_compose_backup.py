@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.processes import until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 
@@ -26,10 +27,8 @@ def test_a_backup_under_load_is_all_that_a_new_deployment_needs(
 ) -> None:
     endless = replace(compose, environment={**compose.environment, "BRIDLE_STEPS": "500"})
     endless("up", "--detach")
-    deadline = time.monotonic() + 300
-    while len(before := completed(compose)) < 12:
-        assert time.monotonic() < deadline, compose("logs", "--tail", "40")
-        time.sleep(1)
+    until(lambda: len(completed(compose)) >= 12, 300, lambda: compose("logs", "--tail", "40"))
+    before = completed(compose)
     compose("exec", "-T", "proxy", "bridle", "backup", BACKUP)
     assert compose.state("trainer")["State"] == "running", "it was taken under load"
     compose("cp", f"proxy:{BACKUP}", str(tmp_path / "monday.db"))

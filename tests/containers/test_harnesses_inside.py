@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bridle.bench.re_entry import Draw, bench_re_entry
+from bridle.bench.seeded_policy import Kind
 from bridle.bench.shell_policy import ShellPolicy, WorkedThrough
 from bridle.engine.scripted import ScriptedCall, ScriptedReply, ScriptedRequest
 from bridle.harnesses.adapters import ADAPTERS
@@ -57,6 +59,13 @@ async def test_a_harness_works_in_a_container_and_is_recorded_whole(
     audited = audit_session(bench.reader, str(result.session_id), bodies=True)
     assert audited.clean
     assert audited.samples == 1
+
+
+async def test_a_session_in_a_container_is_re_entered() -> None:
+    report = await bench_re_entry(["codex"], ["container"], [Kind.WORK], Draw(1, 5, 6))
+    assert report.failures() == []
+    (cell,) = report.cells
+    assert (cell.entered, cell.equal) == (1, 1)
 
 
 async def test_sessions_forked_in_one_container_are_users_of_their_own(

@@ -20,6 +20,7 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
+from support.providers import typed_events as events_of
 
 DIALECT = MESSAGES
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -28,16 +29,6 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 def request() -> Request:
     body = {"model": "m", "max_tokens": 9, "messages": HI, "stream": True}
     return DIALECT.parse(orjson.dumps(body), {}, {})
-
-
-def events_of(stream: bytes) -> list[dict[str, Any]]:
-    events = []
-    for block in stream.split(b"\n\n")[:-1]:
-        name, data = block.split(b"\n", 1)
-        event = orjson.loads(data.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        events.append(event)
-    return events
 
 
 @pytest.fixture

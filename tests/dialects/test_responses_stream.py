@@ -26,6 +26,7 @@ from bridle.proxy.wire.canonical import (
     ToolCallDelta,
     Usage,
 )
+from support.providers import typed_events as events_of
 
 DIALECT = RESPONSES
 TOOLS: list[dict[str, Any]] = [
@@ -60,16 +61,6 @@ def reply_events(call_id: str) -> list[Event]:
         ToolCallDelta(2, f"{call_id}02", "agents__spawn", "{}"),
         *ENDING,
     ]
-
-
-def events_of(stream: bytes) -> list[dict[str, Any]]:
-    events = []
-    for block in stream.split(b"\n\n")[:-1]:
-        name, data = block.split(b"\n", 1)
-        event = orjson.loads(data.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        events.append(event)
-    return events
 
 
 @pytest.fixture

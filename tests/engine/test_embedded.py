@@ -29,6 +29,7 @@ from bridle.engine.embedded import (
     WeightsMismatch,
 )
 from bridle.engine.embedded.model import PackedModel, load_state
+from support.processes import until
 
 Ids = Callable[[int, int], list[int]]
 Reference = Callable[[list[int]], torch.Tensor]
@@ -45,15 +46,6 @@ def body(ids: list[int], **extra: Any) -> dict[str, Any]:
         "max_tokens": 30,
         **extra,
     }
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return condition()
 
 
 def test_concurrent_replies_have_the_logprobs_of_a_plain_forward_pass(
@@ -87,7 +79,7 @@ def test_a_client_that_leaves_frees_its_slot(
             with pytest.raises(httpx.TimeoutException):
                 client.post(CHAT, json=request)
             assert scheduler.steps > 1
-    assert until(lambda: not scheduler.running)
+    until(lambda: not scheduler.running)
     steps = scheduler.steps
     time.sleep(0.1)
     assert scheduler.steps == steps
@@ -100,15 +92,15 @@ def test_one_of_several_choices_cannot_outlive_its_client(
     with httpx.stream("POST", engine.base_url + CHAT, json=request, timeout=10) as reply:
         lines = reply.iter_lines()  # httpx hangs up when the iterator is dropped
         assert any(line.startswith("data: {") for line in lines)
-        assert until(lambda: len(engine.backend.scheduler.running) == 4)
-    assert until(lambda: not engine.backend.scheduler.running)
+        until(lambda: len(engine.backend.scheduler.running) == 4)
+    until(lambda: not engine.backend.scheduler.running)
 
 
 def test_a_stop_string_frees_the_slot(engine: EmbeddedEngine, random_ids: Ids) -> None:
     request = body(random_ids(1, 40), max_tokens=1900, stop=["e", "a", "s", "t", "o", "\ufffd"])
     choice = httpx.post(engine.base_url + CHAT, json=request, timeout=60).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
-    assert until(lambda: not engine.backend.scheduler.busy)
+    until(lambda: not engine.backend.scheduler.busy)
 
 
 def test_weights_from_memory_are_served_from_the_next_token_on(
@@ -198,7 +190,7 @@ def test_a_paused_engine_can_be_told_to_wait_after_it_was_frozen(
     request = body(random_ids(1, 10), max_tokens=400)
     with ThreadPoolExecutor(1) as pool, EngineClient(engine.base_url) as control:
         reply = pool.submit(httpx.post, engine.base_url + CHAT, json=request, timeout=30)
-        assert until(lambda: bool(engine.backend.scheduler.running))
+        until(lambda: bool(engine.backend.scheduler.running))
         control.pause("keep")
         assert not reply.done()
         control.pause("wait")

@@ -30,6 +30,7 @@ from bridle.engine.scripted import (
     ScriptedRequest,
     Stall,
 )
+from support.processes import until
 
 Serve = Callable[[Script], Any]
 CHAT = "/v1/chat/completions"
@@ -230,10 +231,7 @@ def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
     with serve(lambda request: ScriptedReply("look " * 200, delay=0.05)) as engine:
         for _ in zip(lines(engine), range(4), strict=False):
             assert engine.backend.running == 1
-        deadline = time.monotonic() + 5
-        while engine.backend.running and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.backend.running == 0
+        until(lambda: engine.backend.running == 0)
 
 
 @pytest.mark.parametrize(("mode", "finish"), [("wait", "stop"), ("abort", "abort")])

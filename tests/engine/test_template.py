@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,12 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
-def test_rendering_equals_transformers(
-    tiny_dir: Path, tmp_path: Path, template: str, conversation: str, tools: Any
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((tiny_dir / name).read_text())
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[template])
-    messages = CONVERSATIONS[conversation]
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    for add_generation_prompt in (True, False):
+def test_rendering_equals_transformers(tiny_dir: Path, tmp_path: Path, template: str) -> None:
+    theirs, ours = both(tiny_dir, tmp_path, template)
+    choices = product(CONVERSATIONS, (None, TOOLS), (True, False))
+    for conversation, tools, add_generation_prompt in choices:
+        messages = CONVERSATIONS[conversation]
         try:
             expected = theirs.apply_chat_template(
                 [template_message(message) for message in messages],
@@ -109,33 +102,37 @@ def test_rendering_equals_transformers(
             )
         except jinja2.TemplateError as refusal:
             with pytest.raises(TemplateError, match=str(refusal)):
-                Tokenizer(tmp_path).render(messages, tools)
+                ours.render(messages, tools)
             continue
-        ours = Tokenizer(tmp_path).render(
+        rendered = ours.render(
             messages, tools, add_generation_prompt=add_generation_prompt, enable_thinking=False
         )
-        assert ours == expected
+        assert rendered == expected, (conversation, bool(tools))
 
 
-@pytest.mark.parametrize("said", ["The", "The ", " The"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_final_message_to_continue_ends_the_prompt_as_in_transformers(
-    tiny_dir: Path, tmp_path: Path, template: str, said: str
+    tiny_dir: Path, tmp_path: Path, template: str
 ) -> None:
+    theirs, ours = both(tiny_dir, tmp_path, template)
+    for said in ("The", "The ", " The"):
+        messages = [USER, {"role": "assistant", "content": said}]
+        expected = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        rendered = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
+        assert rendered == expected
+        assert rendered.endswith((said, said.strip()))
+
+
+def both(tiny_dir: Path, directory: Path, template: str | None = None) -> tuple[Any, Tokenizer]:
+    """The tokenizer of transformers and ours, with one of :data:`TEMPLATES`."""
     from transformers import PreTrainedTokenizerFast
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((tiny_dir / name).read_text())
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[template])
-    messages = [USER, {"role": "assistant", "content": said}]
-    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(
-        messages, tokenize=False, continue_final_message=True
-    )
-    ours = Tokenizer(tmp_path).render(
-        messages, add_generation_prompt=False, continue_final_message=True
-    )
-    assert ours == expected
-    assert ours.endswith((said, said.strip()))
+        if not (directory / name).exists():
+            (directory / name).write_text((tiny_dir / name).read_text())
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(TEMPLATES[template])
+    return PreTrainedTokenizerFast.from_pretrained(directory), Tokenizer(directory)
 
 
 def test_a_final_message_that_cannot_be_continued_is_refused(tiny_dir: Path) -> None:
@@ -309,12 +306,9 @@ def named_by_files(directory: Path) -> None:
 def test_a_template_of_its_own_for_tools_is_used_as_in_transformers(
     tiny_dir: Path, tmp_path: Path, write: Any, tools: Any
 ) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((tiny_dir / name).read_text())
     write(tmp_path)
-    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(
-        [USER], tools=tools, tokenize=False
-    )
-    assert Tokenizer(tmp_path).render([USER], tools, add_generation_prompt=False) == expected
+    theirs, ours = both(tiny_dir, tmp_path)
+    expected = theirs.apply_chat_template([USER], tools=tools, tokenize=False)
+    assert ours.render([USER], tools, add_generation_prompt=False) == expected

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.harnesses.sandboxes.container.sandbox import extract
+from bridle.harnesses.sandboxes.container.archives import extract
 
 
 def hostile(outside: Path) -> bytes:

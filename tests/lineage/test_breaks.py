@@ -44,36 +44,51 @@ def echo(session, **changes) -> None:
     session.messages[-1] = msgspec.structs.replace(session.messages[-1], **changes)
 
 
-def test_a_rendering_that_begins_with_the_parents_ids_is_no_break(policy, tokenizers) -> None:
-    session = begun(
-        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
-    )
-    assert verdict(session, NEXT) is None
+KEPT, HOUSE = "A house.<|im_end|>", Message("assistant", "A house.")
+THOUGHT = "<think>\nHm.\n</think>\n\n" + KEPT, Message("assistant", "A house.", reasoning="Hm.")
+LINE = "A house.\n<|im_end|>"
+REWROTE = BreakReason.TEMPLATE_REWROTE_HISTORY
+BROKEN = {
+    "a rendering that begins with the parents ids": ("chatml_kept", KEPT, HOUSE, {}, None),
+    "reasoning that the harness dropped": (
+        *("chatml_kept", *THOUGHT),
+        *({-1: HOUSE}, BreakReason.REASONING_DROPPED),
+    ),
+    "reasoning that the template strips": ("qwen3", *THOUGHT, {}, REWROTE),
+    "another token at the end of a reply": (
+        *("harmony", "<|channel|>final<|message|>A house.<|return|>", HOUSE, {}, REWROTE),
+    ),
+    "text that the harness stripped": (
+        *("chatml_kept", LINE, Message("assistant", "A house.\n")),
+        *({-1: HOUSE}, BreakReason.EDITED),
+    ),
+    "text that the parser stripped": ("chatml_kept", LINE, HOUSE, {}, REWROTE),
+    "a system prompt written differently": (
+        *("chatml_kept", KEPT, HOUSE),
+        *({0: Message("system", "You are careful. ")}, BreakReason.SYSTEM_CHANGED),
+    ),
+    "an earlier turn written differently": (
+        *("chatml_kept", KEPT, HOUSE),
+        *({1: Message("user", "What is a café? ")}, BreakReason.EDITED),
+    ),
+    "tools that the template moves": ("mistral", " A house.</s>", HOUSE, {}, REWROTE),
+}
+"""The template, the sampled reply and its message, the messages that the harness wrote differently,
+and the reason."""
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_break_has_the_reason_of_its_first_difference(policy, tokenizers, case: str) -> None:
+    template, sampled, message, changed, reason = BROKEN[case]
+    tools = TOOLS if template == "mistral" else ()
+    session = begun(policy, tokenizers[template], sampled, message, tools=tools)
+    for position, other in changed.items():
+        session.messages[position] = other
+    assert verdict(session, NEXT) is reason
 
 
 def test_a_first_call_is_no_break(policy, tokenizers) -> None:
     assert verdict(policy(tokenizers["qwen3"]), USER) is None
-
-
-def test_reasoning_that_the_harness_dropped(policy, tokenizers) -> None:
-    session = begun(
-        policy,
-        tokenizers["chatml_kept"],
-        "<think>\nHm.\n</think>\n\nA house.<|im_end|>",
-        Message("assistant", "A house.", reasoning="Hm."),
-    )
-    echo(session, reasoning=None)
-    assert verdict(session, NEXT) is BreakReason.REASONING_DROPPED
-
-
-def test_reasoning_that_the_template_strips(policy, tokenizers) -> None:
-    session = begun(
-        policy,
-        tokenizers["qwen3"],
-        "<think>\nHm.\n</think>\n\nA house.<|im_end|>",
-        Message("assistant", "A house.", reasoning="Hm."),
-    )
-    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
 
 
 ARGUMENTS = '{"word":"caf\\u00e9"}'
@@ -104,61 +119,6 @@ def test_ids_that_the_tokenizer_would_not_choose(policy, tokenizers) -> None:
     odd.append(tokenizer.token_id("<|im_end|>"))
     session.reply("coffee house", sampled=odd, new=[USER])
     assert verdict(session, NEXT) is BreakReason.RETOKENISED
-
-
-def test_another_token_at_the_end_of_a_reply(policy, tokenizers) -> None:
-    session = begun(
-        policy,
-        tokenizers["harmony"],
-        "<|channel|>final<|message|>A house.<|return|>",
-        Message("assistant", "A house."),
-    )
-    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
-
-
-def test_text_that_the_harness_stripped(policy, tokenizers) -> None:
-    session = begun(
-        policy,
-        tokenizers["chatml_kept"],
-        "A house.\n<|im_end|>",
-        Message("assistant", "A house.\n"),
-    )
-    echo(session, content="A house.")
-    assert verdict(session, NEXT) is BreakReason.EDITED
-
-
-def test_text_that_the_parser_stripped(policy, tokenizers) -> None:
-    session = begun(
-        policy, tokenizers["chatml_kept"], "A house.\n<|im_end|>", Message("assistant", "A house.")
-    )
-    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
-
-
-def test_a_system_prompt_written_differently(policy, tokenizers) -> None:
-    session = begun(
-        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
-    )
-    session.messages[0] = Message("system", "You are careful. ")
-    assert verdict(session, NEXT) is BreakReason.SYSTEM_CHANGED
-
-
-def test_an_earlier_turn_written_differently(policy, tokenizers) -> None:
-    session = begun(
-        policy, tokenizers["chatml_kept"], "A house.<|im_end|>", Message("assistant", "A house.")
-    )
-    session.messages[1] = Message("user", "What is a café? ")
-    assert verdict(session, NEXT) is BreakReason.EDITED
-
-
-def test_tools_that_the_template_moves(policy, tokenizers) -> None:
-    session = begun(
-        policy,
-        tokenizers["mistral"],
-        " A house.</s>",
-        Message("assistant", "A house."),
-        tools=TOOLS,
-    )
-    assert verdict(session, NEXT) is BreakReason.TEMPLATE_REWROTE_HISTORY
 
 
 def test_a_clock_in_the_template(policy, tokenizers) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,16 @@ def test_a_cost_that_is_not_linear_is_found(growth):
     assert grown > 3
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "google"])
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        *(("chat", name) for name in TEXTS),
+        # Sessions search every dialect's text alike; parsing it is each dialect's own.
+        *product(
+            ("messages", "responses", "google"), ("thinking nested", "folded calls", "quotes")
+        ),
+    ],
+)
 def test_a_reply_that_is_echoed(is_linear, dialect, name):
     def echo(n: int) -> Work:
         text = TEXTS[name](n)

@@ -6,7 +6,7 @@ import pytest
 
 from bridle.bench.families import FAMILIES, model_directory
 from bridle.bench.models import measure_directory
-from bridle.bench.packages import PackageNotFetched, cache_directory
+from bridle.recipes.models.packages import PackageNotFetched, cache_directory
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(300)]
 

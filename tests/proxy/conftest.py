@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.asgi import read_body
+from tests.support.processes import until
 
 from bridle.engine.scripted import Script, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.engine.serve.transport import ServerThread
@@ -143,11 +144,7 @@ def raw_engine() -> Iterator[RawEngine]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await read_body(receive)
         if scope["path"] == "/health":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body"})
@@ -181,14 +178,6 @@ def events() -> Callable[[bytes], list[Any]]:
     return read
 
 
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something becomes true, for what happens after a client has left."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come true within 30 s"
-            time.sleep(0.01)
-
-    return wait
+@pytest.fixture(name="until")
+def waits_for_a_condition() -> Callable[[Callable[[], bool]], None]:
+    return until

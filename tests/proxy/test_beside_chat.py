@@ -19,6 +19,7 @@ from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallKind, CallStatus
 from bridle.viewer.app import viewer_app
 from bridle.viewer.rendering import Source
+from support.asgi import read_body
 
 KEY = "the-key-of-the-upstream"
 EMBEDDING = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
@@ -38,11 +39,7 @@ class Upstream(ServerThread):
 
 def _application(asked: list[Asked]) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await read_body(receive)
         path = scope["path"] + (
             f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,8 @@ from bridle.proxy.settings import Limits, ProxySettings
 from bridle.proxy.wire.sse import SseParser
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from support.asgi import read_body
+from support.processes import free_port
 
 STALL_S = 0.6
 KEPT = 2
@@ -121,11 +122,7 @@ class Engine:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await read_body(receive)
         self.asked += 1
         if self.fault == "stalled":
             await asyncio.sleep(2 * STALL_S)
@@ -225,9 +222,7 @@ def stand(
     engine = Engine()
     server = ServerThread(engine, host="127.0.0.1", port=0)
     server.start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
+    nowhere = f"http://127.0.0.1:{free_port()}"
     proxies = [
         ProxyServer(
             ProxySettings(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import socket
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -21,6 +20,7 @@ from bridle.proxy.settings import Limits
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.records import CallStatus
+from support.processes import free_port
 
 CHAT = "/v1/chat/completions"
 
@@ -49,9 +49,7 @@ def test_an_engine_that_is_not_there_is_a_502(
     start_proxy: Any, ask: Any, stream: bool, model: str | None
 ) -> None:
     """Also when it has never told the name of its model."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     bench = start_proxy(f"http://127.0.0.1:{port}", model=model)
     response = httpx.post(bench.url + CHAT, json=ask | {"stream": stream})
     assert response.status_code == 502

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from bridle.proxy.server import run
 from bridle.proxy.settings import ProxySettings
 from bridle.store.reading.queries import CallRow, Reader
 from bridle.store.records import CallStatus
+from support.processes import free_port
 
 pytestmark = pytest.mark.loop
 
@@ -39,9 +39,7 @@ class Process:
     """A proxy in a process of its own, on a port that stays the same over restarts."""
 
     def __init__(self, upstream: str, store: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._settings = ProxySettings(upstream_url=upstream, store_url=str(store), port=port)
         self.url = f"http://127.0.0.1:{port}"
 

@@ -26,6 +26,7 @@ from bridle.run.branching import Branches
 from bridle.run.config import GroupsConfig
 from bridle.run.siblings import Entry, Recording, Sibling
 from bridle.run.why import explained, finding, record
+from bridle.trainer.collection.branching import Where
 
 TLS = ssl.create_default_context()
 SESSIONS = int(os.environ.get("BRIDLE_WHY_SESSIONS", "5"))
@@ -208,6 +209,37 @@ def test_siblings_of_a_training_run_train_what_follows_their_branch_alone(
     again = branches(1)
     assert again is not None
     assert again.origin.session == first.session_id, "the sibling did not fail"
+
+
+def test_siblings_branch_where_the_settings_say(stage: Any, bench: Any) -> None:
+    """Every ``branch_at`` is reached by its setting, and a horizon keeps to the last calls."""
+    policy = stage.play = Policy(6, 2, seed=1)
+    played = Played(bench.url)
+    (failed,) = played.run(None, 1)
+    policy.fatal = None
+    (passed,) = played.run(None, 1)
+    calls = {one: bench.reader.calls(one.session_id) for one in (failed, passed)}
+
+    def drawn(where: Where, **more: Any) -> set[tuple[str, int]]:
+        config = GroupsConfig(branch=1.0, branch_at=where, size=4)
+        branches = Branches(bench.reader, config, 0, **more)
+        for one in (failed, passed):
+            branches.learn(one.session_id or "", "run.0", "task", success=one is passed)
+        found = set()
+        for number in range(60):
+            planned = branches(number)
+            assert planned is not None
+            one = failed if planned.origin.session == failed.session_id else passed
+            place = [call.id for call in calls[one]].index(planned.origin.call or "")
+            assert branches.calls_before(planned.origin) == place
+            found.add(("failed" if one is failed else "passed", place))
+        return found
+
+    every = {(how, place) for how in ("failed", "passed") for place in range(1, 6)}
+    assert drawn("random") == drawn("entropy") == drawn("value") == every
+    assert drawn("failed") == {one for one in every if one[0] == "failed"}
+    late = {one for one in every if one[1] >= 4}
+    assert drawn("random", horizon=lambda _number: 2) == late
 
 
 @pytest.mark.replay

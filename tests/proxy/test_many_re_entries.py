@@ -23,6 +23,11 @@ PLANTED = {
     "a changed file": ({"line 7": "line 8"}, "replay_diverged", "diverged: tool result"),
     "another version": ({VERSION: "pytest 8.3"}, "replay_diverged", "diverged: tool result"),
     "a handle": ({"session ID 8001": "session ID 77"}, "replay_handle", "session ID"),
+    "a handle in another folder": (
+        {"session ID 8001": "session ID 77", "/old/work": "/new/work"},
+        "replay_diverged",
+        "place: tool result",
+    ),
     "another folder": ({"/old/work": "/new/work"}, "replay_diverged", "place: tool result"),
 }
 

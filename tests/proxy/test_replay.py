@@ -30,6 +30,7 @@ NOISY = {
     ),
     "temporary_folder": ("/var/bridle-codex-abc/x", "/var/bridle-codex-def/x"),
 }
+OLD, NEW = NOISY["uuid"][0].split()[1], NOISY["uuid"][1].split()[1]
 
 
 def verdict(sent: str, recorded: str, **rules: Any) -> Any:
@@ -51,6 +52,16 @@ def test_each_rule_of_noise_covers_its_own_text_and_nothing_beside_it(rule: str)
         ("a.txt\nb.txt", "b.txt\na.txt", Likeness.NOISE),
         ("in /new/work", "in /old/work", Likeness.PLACE),
         ("running with session ID 8001", "running with session ID 4", Likeness.HANDLE),
+        ("session ID 2\nsession ID 1", "session ID 1\nsession ID 2", Likeness.NOISE),
+        (f'{{"agent_id":"{NEW}"}}', f'{{"agent_id":"{OLD}"}}', Likeness.HANDLE),
+        (f'{{"agent_id":"{NEW}"}} 5', f'{{"agent_id":"{OLD}"}} 4', Likeness.DIVERGED),
+        ('{"nickname":"Tesla"} in 2 s', '{"nickname":"Curie"} in 3 s', Likeness.HANDLE),
+        ('<task id="ses_a1b2c3d4">', '<task id="ses_d4c3b2a1">', Likeness.HANDLE),
+        ("<task-id>a1</task-id>", "<task-id>b2</task-id>", Likeness.HANDLE),
+        ("<duration_ms>31</duration_ms>", "<duration_ms>9</duration_ms>", Likeness.NOISE),
+        ('{"id": 42}', '{"id": 41}', Likeness.DIVERGED),
+        ("with ID: b1x7yk3q in /b1x7yk3q.o", "with ID: c2h9zk4q in /c2h9zk4q.o", Likeness.HANDLE),
+        ("session ID 2 in /new", "session ID 1 in /old", Likeness.PLACE),
         ("42", "41", Likeness.DIVERGED),
         ("pytest 8.3", "pytest 8.2", Likeness.DIVERGED),
     ],
@@ -264,9 +275,11 @@ def works_on(url: str, number: int, stream: bool) -> list[str]:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stream", "streams_again"), [(False, False), (True, True), (False, True), (True, False)]
+)
 def test_names_of_background_work_are_translated_both_ways(
-    stage: Any, bench: Any, start_proxy: Any, stream: bool
+    stage: Any, bench: Any, start_proxy: Any, stream: bool, streams_again: bool
 ) -> None:
     """The harness gets the new name in replayed and live replies; the model sees the recorded."""
     stage.play = background
@@ -274,7 +287,7 @@ def test_names_of_background_work_are_translated_both_ways(
     recorded = bench.calls()
     asked = len(stage.requests)
     again = opened(bench, session=recorded[0].session_id, call=recorded[2].id).json()["id"]
-    assert works_on(f"{bench.url}/s/{again}", 9081, stream) == ['{"session_id": 9081}'] * 3
+    assert works_on(f"{bench.url}/s/{again}", 9081, streams_again) == ['{"session_id": 9081}'] * 3
     live = stage.requests[asked:]
     assert len(live) == len(recorded) - 2
     assert not any("9081" in str(request.messages) for request in live)
@@ -366,3 +379,11 @@ def test_text_that_the_turn_does_not_have_cannot_be_edited(stage: Any, bench: An
     body |= {"settings": {"replay": {"edit": {"system": "x"}}}}
     refused = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60)
     assert "an edit needs the call" in refused.text
+
+
+def test_a_name_of_letters_and_digits_is_translated_wherever_it_is() -> None:
+    aliases = Aliases()
+    assert aliases.learn(f'{{"agent_id":"{OLD}"}}', f'{{"agent_id":"{NEW}"}}')
+    assert aliases.arguments(f'{{"targets":["{OLD}"]}}') == f'{{"targets":["{NEW}"]}}'
+    result = Message("tool", f'{{"status":{{"{NEW}":"over"}}}}', tool_call_id="a")
+    assert aliases.recorded(result).content == f'{{"status":{{"{OLD}":"over"}}}}'

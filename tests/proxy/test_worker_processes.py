@@ -24,6 +24,7 @@ from bridle.reconstruct.audit import audit
 from bridle.reconstruct.episodes import episode_of
 from bridle.reconstruct.session import LoadedSession
 from bridle.store.reading.queries import Reader
+from support.processes import until
 
 pytestmark = pytest.mark.loop
 
@@ -96,10 +97,7 @@ def start(stage: Any, model_dir: Path, tmp_path: Path) -> Start:
         try:
             assert process.stdout is not None
             workers = Workers(json.loads(process.stdout.readline())["url"], process)
-            deadline = time.monotonic() + 120
-            while len(workers.up()) < 2:
-                assert time.monotonic() < deadline, "the workers did not come up"
-                time.sleep(0.1)
+            until(lambda: len(workers.up()) >= 2, 120)
             yield workers
         finally:
             process.send_signal(signal.SIGTERM)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bridle.bench.families import model_directory
-from bridle.bench.packages import PackageNotFetched
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.continuation.probe import Prober
 from bridle.proxy.continuation.tail import Setting, TailRenderer
 from bridle.proxy.wire.canonical import Message, ToolCall
+from bridle.recipes.models.packages import PackageNotFetched
 
 RENDERERS = {
     "qwen3": "Qwen/Qwen3-8B",

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from bridle.bench.packages import cache_directory
 from bridle.engine.scripted import ScriptedCall, ScriptedEngine, ScriptedReply, ScriptedRequest
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.recipes.models.packages import cache_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.support.processes import free_port
 
 from bridle.store.schema.database import migrate
 
@@ -63,9 +63,7 @@ class Postgres:
         self.user = pwd.getpwnam("postgres") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
         os.chown(folder, self.user.pw_uid, self.user.pw_gid)
         self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "bridle", "--no-sync")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     def start(self) -> None:
         # The machine does not lose power in these tests.

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from bridle.engine.scripted import ScriptedEngine, ScriptedReply
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from support.processes import bridle, until
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
@@ -28,10 +26,8 @@ KILL = runpy.run_path(str(Path(__file__).parents[1] / "proxy/test_kill.py"))
 CLIENTS = 6
 
 
-def bridle(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, check=False
-    )
+def printed(*arguments: str) -> str:
+    done = bridle(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -63,7 +59,7 @@ def test_a_backup_under_load_is_restored_and_every_session_goes_on(
             proxy.kill()
             destroy(url, request)
 
-            bridle("import-db", str(backup), "--store", url)
+            printed("import-db", str(backup), "--store", url)
             proxy.start()
             with Reader(url) as reader:
                 before = {session.id for session in reader.sessions()}
@@ -77,7 +73,7 @@ def test_a_backup_under_load_is_restored_and_every_session_goes_on(
                     assert client.say(asking).status_code == 200
         finally:
             proxy.kill()
-    audit = json.loads(bridle("audit", "--store", url, "--json"))
+    audit = json.loads(printed("audit", "--store", url, "--json"))
     assert audit["sessions"] == CLIENTS
     with Reader(url) as reader:
         assert {session.id for session in reader.sessions()} == before
@@ -94,7 +90,7 @@ def saved_under_load(clients: list[Any], url: str, backup: Path) -> list[list[st
     try:
         wait_for(clients, 3)
         before = [list(client.acknowledged) for client in clients]
-        bridle("backup", str(backup), "--store", url)
+        printed("backup", str(backup), "--store", url)
         wait_for(clients, max(map(len, before)) + 1)
     finally:
         stop.set()
@@ -104,7 +100,4 @@ def saved_under_load(clients: list[Any], url: str, backup: Path) -> list[list[st
 
 
 def wait_for(clients: list[Any], calls: int) -> None:
-    deadline = time.monotonic() + 120
-    while any(len(client.acknowledged) < calls for client in clients):
-        assert time.monotonic() < deadline, "the clients do not go on"
-        time.sleep(0.05)
+    until(lambda: all(len(client.acknowledged) >= calls for client in clients), 120)

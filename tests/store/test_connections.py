@@ -19,6 +19,7 @@ from bridle.store.records import SessionRecord, new_id
 from bridle.store.schema import connections
 from bridle.store.schema.database import connect, migrate
 from bridle.store.writing.writer import Writer
+from support.processes import until
 
 pytestmark = pytest.mark.postgres
 
@@ -105,9 +106,7 @@ def test_a_store_that_is_closed_leaves_the_others_their_connections(
         connection.exec_driver_sql("SELECT 1")
         Reader(url).close()
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
-    deadline = time.monotonic() + 30
-    while count():
-        assert time.monotonic() < deadline, "the server keeps a connection"
+    until(lambda: not count(), failure=lambda: "the server keeps a connection")
 
 
 def test_a_thread_waits_for_a_connection_and_then_is_told_the_setting(

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from bridle.store.schema import files
 from bridle.store.schema.database import migrate, refuse_newer
 from bridle.store.schema.files import APPLICATION_ID, check_file
 from bridle.store.writing.writer import Writer
+from support.processes import until
 
 
 @pytest.fixture(autouse=True)
@@ -172,10 +172,7 @@ def test_a_quiet_writer_moves_its_log_into_the_file(store, calls, monkeypatch):
     monkeypatch.setattr("bridle.store.writing.writer._QUIET_S", 0.05)
     with Writer(str(store)) as writer, Reader(str(store)):
         writer.add_sync(calls.session())
-        deadline = time.monotonic() + 30
-        while sessions_in_a_copy(store) == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: sessions_in_a_copy(store) > 0)
 
 
 def test_a_store_that_was_moved_keeps_its_log(store, calls):

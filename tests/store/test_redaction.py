@@ -114,10 +114,9 @@ def test_a_stream_that_spells_a_secret_and_then_shows_it_whole_is_not_kept(url, 
         assert reader.response_body(found).startswith(b"[redacted")
 
 
-@pytest.mark.parametrize("before", ["\n", "\r\n", "\t", "\x1b"])
 @pytest.mark.parametrize("name", ALONE)
-def test_a_secret_that_begins_a_line_is_found(url, reader, calls, name, before):
-    text = f"KEY:{before}{SECRETS[name]}"
+def test_a_secret_that_begins_a_line_is_found(url, reader, calls, name):
+    text = " ".join(f"KEY:{before}{SECRETS[name]}" for before in ("\n", "\r\n", "\t", "\x1b"))
     once = dump_json({"content": text})
     found = recorded(
         url,

@@ -106,20 +106,6 @@ def test_sums_that_are_being_written_keep_no_session(url, writer, calls):
     theirs.dispose()
 
 
-def test_what_was_forgotten_is_not_in_the_files_any_more(tmp_path, calls):
-    url = str(tmp_path / "b.db")
-    migrate(url)
-    with Writer(url) as writer, Reader(url) as reader:
-        made = calls.session()
-        writer.add_sync(made)
-        begun = calls.begun(made, request_body=SECRET)
-        writer.begin_call(begun)
-        writer.end_call_sync(calls.ended(begun, [1], [2]))
-        assert any(SECRET in file.read_bytes() for file in tmp_path.iterdir())
-        forget(reader.engine, [made.id])
-    assert not any(SECRET in file.read_bytes() for file in tmp_path.iterdir())
-
-
 def test_old_sessions_are_found_but_for_those_with_running_calls(url, writer, reader, calls):
     old, _ = record(writer, calls, created_at=1000.0)
     running = calls.session(created_at=1000.0)

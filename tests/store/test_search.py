@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from bridle.diagnosis.pages import session_ids
 from bridle.reconstruct.verdicts import judge
@@ -18,18 +18,12 @@ from bridle.store.operations.retention import forget
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import CallKind, Conversation, Message, SessionRecord, ToolCall, new_id
-from bridle.store.schema.database import transaction
+from bridle.store.schema.database import migrate, transaction
 from bridle.store.schema.derived import DERIVED, session_counts, session_totals
 from bridle.store.writing.digest import lacking
 from bridle.store.writing.redaction import Redactor
 from bridle.store.writing.writer import Writer
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from support.processes import until
 
 
 def record(writer: Writer, calls: Any, *texts: str, sealed: bool = True, **fields: Any) -> str:
@@ -43,7 +37,7 @@ def record(writer: Writer, calls: Any, *texts: str, sealed: bool = True, **field
         writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4]))
     if sealed:
         writer.update_session_sync(session.id, sealed_at=time.time(), outcome="completed")
-        wait_until(lambda: not writer.digesting)
+        until(lambda: not writer.digesting)
     return session.id
 
 
@@ -104,7 +98,7 @@ def test_sealed_sessions_are_found_by_the_words_of_every_column(
     for sealed in (False, True):
         if sealed:
             writer.update_session_sync(other.id, sealed_at=time.time(), outcome="completed")
-            wait_until(lambda: not writer.digesting)
+            until(lambda: not writer.digesting)
         for text in ("windmill", "DYNAMO", "the turbine", "grep -n dyn"):
             assert found(reader, text) == [other.id], (sealed, text)
     for text in ("the lantern", "LIGHTHOUSE", "lantern, and then", "light", "mend the lant"):
@@ -162,11 +156,11 @@ def test_a_call_in_a_sealed_session_is_counted_and_found_at_once(
     writer.begin_call(begun)
     writer.update_session_sync(session, labels={})  # the beginning is in the store
     assert totals(reader, session) is None
-    wait_until(lambda: not writer.digesting)
+    until(lambda: not writer.digesting)
     assert totals(reader, session) is None, "a call still runs"
     assert found(reader, "late") == [session]
     writer.end_call_sync(calls.ended(begun, [1, 2], [3, 4]))
-    wait_until(lambda: totals(reader, session) is not None)
+    until(lambda: totals(reader, session) is not None)
     assert totals(reader, session).calls == 2
     assert found(reader, "late") == found(reader, "first words") == [session]
 
@@ -179,7 +173,7 @@ def test_sums_follow_the_verdicts_and_a_persons_decision(
     for call_id in reader.call_ids(session):
         writer.set_kind_sync(call_id, CallKind.SIDE, by="a person")
     judge(reader, session)
-    wait_until(lambda: not writer.digesting)
+    until(lambda: not writer.digesting)
     assert kinds(reader, session) == {"side": 2}
     assert session_ids(reader, SessionFilter(kind="side")) == [session]
 
@@ -192,7 +186,7 @@ def test_another_process_digests_what_was_left(url: str, reader: Reader, calls: 
         assert lacking(connection) == [session]
     assert found(reader, "left behind") == [session]
     with Writer(url) as writer:
-        wait_until(lambda: not writer.digesting)
+        until(lambda: not writer.digesting)
     with reader.engine.connect() as connection:
         assert lacking(connection) == []
 
@@ -224,3 +218,38 @@ def kinds(reader: Reader, session: str) -> dict[str, int]:
     query = select(own.value, own.number).where(own.session_id == session, own.name == "kind")
     with reader.engine.connect() as connection:
         return {row.value: row.number for row in connection.execute(query)}
+
+
+@pytest.mark.postgres
+def test_common_words_are_found_without_their_positions(postgres: Any, calls: Any) -> None:
+    """However common a word is, PostgreSQL looks it up and does not read every document."""
+    url = postgres.empty_database()
+    migrate(url)
+    with Writer(url) as writer, Reader(url) as reader:
+        sessions = [record(writer, calls, "the end of the story")]
+        alone = reader.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with alone.connect() as connection:
+            for more in (
+                "INSERT INTO search_documents (session_id)"
+                " SELECT session_id FROM search_documents, generate_series(1, 5000)",
+                "INSERT INTO search_words SELECT search_documents.id, words"
+                " FROM search_documents, search_words ON CONFLICT DO NOTHING",
+                "VACUUM ANALYZE",
+            ):
+                connection.exec_driver_sql(more)
+        plans: list[str] = []
+
+        def explain(_: Any, cursor: Any, statement: str, given: Any, *__: Any) -> None:
+            if "search_words" in statement:
+                own = cursor.connection.cursor()
+                plans.extend(row[0] for row in own.execute(f"EXPLAIN {statement}", given))
+
+        event.listen(Engine, "before_cursor_execute", explain)
+        try:
+            assert found(reader, "the ") == sessions
+        finally:
+            event.remove(Engine, "before_cursor_execute", explain)
+        assert found(reader, "of the") == sessions
+        assert found(reader, "the of") == []
+    assert any("Bitmap Index Scan on ix_search_words_words" in line for line in plans)
+    assert not [line for line in plans if "Seq Scan on search_words" in line]

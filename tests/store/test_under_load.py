@@ -26,6 +26,7 @@ from bridle.proxy.settings import Limits
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
+from support.processes import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -85,10 +86,12 @@ def troubled(proxy: Any, store: str, trouble: Callable[[], None]) -> list[Talker
 
     def goes_on() -> None:
         before = [len(one.acknowledged) for one in talkers]
-        deadline = time.monotonic() + PATIENCE_S + 30
-        while any(len(one.acknowledged) < n + 3 for one, n in zip(talkers, before, strict=True)):
-            assert time.monotonic() < deadline, "a client does not go on"
-            time.sleep(0.05)
+        until(
+            lambda: all(
+                len(one.acknowledged) >= n + 3 for one, n in zip(talkers, before, strict=True)
+            ),
+            PATIENCE_S + 30,
+        )
 
     for thread in threads:
         thread.start()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.asgi import read_body
+
 from bridle.engine.serve.transport import ServerThread
 
 TURNS = 6
@@ -68,11 +70,7 @@ class NativeProvider(ServerThread):
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await read_body(receive)
         query = scope["query_string"].decode()
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         asked = Asked(scope["path"] + (f"?{query}" if query else ""), headers, body)

@@ -205,3 +205,14 @@ CLIENTS = {
         ),
     )
 }
+
+
+def typed_events(stream: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream in which each has its type's name as well."""
+    events = []
+    for block in stream.split(b"\n\n")[:-1]:
+        name, data = block.split(b"\n", 1)
+        event = orjson.loads(data.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode()
+        events.append(event)
+    return events

@@ -31,6 +31,7 @@ from bridle.trainer.policy.model import (
     trainable_policy,
 )
 from bridle.trainer.sft.sft import train_sft
+from support.forest import one_prompt
 
 
 def a_pack():
@@ -212,15 +213,7 @@ def test_layers_that_mix_what_is_packed_together_are_trained_in_rows(
     packing = exact_packing(policy, PackingConfig())
     assert packing.layout == "padded"
     assert "padded rows" in caplog.text
-    generator = np.random.default_rng(0)
-    start = generator.integers(0, 64, 10)
-    made = [
-        SftExample(
-            np.concatenate([start, generator.integers(0, 64, 14)]).astype(np.uint32),
-            np.arange(24) >= 10,
-        )
-        for _ in range(3)
-    ]
+    made = one_prompt(10, 14, 3)
     for pack in make_packs(made, packing):
         scores = score_pack(policy, pack).logprobs.detach()
         for number in np.unique(pack.samples):

@@ -12,7 +12,7 @@ from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig
 from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.policy.model import score_pack, score_sequence
-from support.forest import ancestor_mask
+from support.forest import ancestor_mask, one_prompt
 
 
 @st.composite
@@ -212,15 +212,7 @@ def test_packed_gradients_equal_the_unpacked_ones(double_policy, layout, max_tok
 
 
 def test_a_prompt_shared_by_a_batch_is_computed_once():
-    generator = np.random.default_rng(0)
-    prompt = generator.integers(0, 64, 300)
-    made = [
-        SftExample(
-            np.concatenate([prompt, generator.integers(0, 64, 21)]).astype(np.uint32),
-            np.arange(321) >= 300,
-        )
-        for _ in range(32)
-    ]
+    made = one_prompt(300, 21, 32)
     (pack,) = make_packs(made, PackingConfig())
     assert pack.unshared_tokens == 32 * 320
     assert 300 + 32 * 15 < len(pack.token_ids) <= 300 + 32 * 20
@@ -242,15 +234,7 @@ def test_tree_and_padded_packs_score_alike(double_policy_shared, made):
 
 
 def test_a_prompt_longer_than_the_budget_is_still_shared():
-    generator = np.random.default_rng(0)
-    prompt = generator.integers(0, 64, 1000)
-    made = [
-        SftExample(
-            np.concatenate([prompt, generator.integers(0, 64, 51)]).astype(np.uint32),
-            np.arange(1051) >= 1000,
-        )
-        for _ in range(40)
-    ]
+    made = one_prompt(1000, 51, 40)
     packs = make_packs(made, PackingConfig(max_tokens=500))
     assert max(len(pack.token_ids) for pack in packs) <= 2 * 1050
     assert sum(len(pack.token_ids) for pack in packs) < 40 * 1050 / 8

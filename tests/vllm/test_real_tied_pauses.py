@@ -20,6 +20,7 @@ from bridle.proxy.settings import ProxySettings
 from bridle.reconstruct.audit import audit
 from bridle.store.reading.queries import Reader
 from bridle.trainer.policy.model import checkpoint_tensors, load_policy, save_policy, score_sequence
+from support.processes import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -85,10 +86,7 @@ def frozen_reply(
     for _ in range(5):
         reply = Reply(base_url or control.base_url)
         reply.start()
-        deadline = time.monotonic() + 60
-        while len(reply.token_ids) < 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: len(reply.token_ids) >= 20, 60)  # noqa: B023 - called before the next turn
         control.pause("keep", clear_cache=clear_cache)
         time.sleep(0.3)
         if len(reply.token_ids) < LENGTH - 20:

@@ -185,7 +185,7 @@ def prepare(
             judged[index] = masked(judged[index], alone, MaskReason.NO_BASELINE)
             for name, tokens in judgement(index).tokens.items():
                 judged[index] = masked(judged[index], tokens, name)
-    judged, reasons, punished = (part[: len(own)] for part in (judged, reasons, punished))
+    judged, reasons, punished = judged[: len(own)], reasons[: len(own)], punished[: len(own)]
     compared = {index: reward for index, reward in compared.items() if index in own}
     members = _members(episodes, compared)
     accounts = tuple(map(account_of, judged, reasons))

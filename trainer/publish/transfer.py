@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from safetensors.torch import load_file
@@ -59,12 +58,7 @@ class TransferPublisher(Replicas[TransferEngine]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.wait_written()
         finally:

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import io
 import logging
-import os
 import secrets
 import shutil
 import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,6 +31,7 @@ from bridle.harnesses.sandboxes.base import (
     SandboxLost,
     SandboxRequest,
 )
+from bridle.harnesses.sandboxes.container.archives import extract, opened, owned_by_root
 from bridle.harnesses.sandboxes.container.engine import OWNER, Engine, Finished, owner_label
 from bridle.harnesses.sandboxes.container.images import Image, Images
 from bridle.harnesses.sandboxes.container.layers import (
@@ -40,7 +40,7 @@ from bridle.harnesses.sandboxes.container.layers import (
     MountedPrograms,
     install,
 )
-from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, DEPTH, READ_BYTES
+from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, READ_BYTES
 from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.spec import ContainerSpec
 
@@ -59,7 +59,6 @@ _DRAIN_S: Final = 0.5
 _STORAGE_EVERY_S: Final = 2.0
 _MISSING: Final = 44
 """The exit code of ``inside/pack.py`` for a path at which there is nothing that is copied."""
-_NAME_LENGTH: Final = 3000
 _TOO_LONG: Final = 7
 """The number of the error E2BIG."""
 
@@ -213,7 +212,7 @@ class ContainerSandbox:
 
     async def read(self, path: PurePath) -> bytes:
         archive = await self._archive("file", path, READ_BYTES)
-        with archive, _opened(archive) as tar:
+        with archive, opened(archive) as tar:
             member = tar.next()
             file = tar.extractfile(member) if member and member.isreg() else None
             if file is None or tar.next() is not None:
@@ -247,7 +246,7 @@ class ContainerSandbox:
     async def upload(self, source: Path, target: PurePath) -> None:
         with tempfile.TemporaryFile() as buffer:
             with tarfile.open(fileobj=buffer, mode="w") as tar:
-                tar.add(source, str(target).lstrip("/"), filter=_owned_by_root)
+                tar.add(source, str(target).lstrip("/"), filter=owned_by_root)
             buffer.seek(0)
             await self.engine.check(
                 *self.engine.copy_in, f"{self.name}:/", data=buffer, limit_s=600
@@ -256,7 +255,7 @@ class ContainerSandbox:
     async def download(self, source: PurePath, target: Path) -> None:
         archive = await self._archive("folder", source, COPY_BYTES)
         await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
-        with archive, _opened(archive) as tar:
+        with archive, opened(archive) as tar:
             await asyncio.to_thread(extract, tar, target)
 
     def _entry(self, path: PurePath, kind: bytes, mode: int, size: int = 0) -> tarfile.TarInfo:
@@ -485,57 +484,3 @@ def _require_name(path: PurePath) -> None:
         fits = False
     if not fits:
         raise LaunchRefused(f"cannot write the file {str(path)!r}: no file can have this name")
-
-
-def _opened(archive: Any) -> tarfile.TarFile:
-    try:
-        return tarfile.open(fileobj=archive, mode="r:")
-    except tarfile.TarError as error:
-        raise FileNotFoundError(f"the container's archive cannot be read: {error}") from error
-
-
-def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    return entry
-
-
-def extract(tar: tarfile.TarFile, target: Path) -> None:
-    """Extract an archive of an agent's files.
-
-    Leave out entries that would lie, or lead, outside of the folder, that are no files or folders,
-    or that are too deep or too large. Pythons before 3.11.4 cannot detect where a link leads, so
-    with them all links are left out.
-    """
-    members = _bounded(tar)
-    if hasattr(tarfile, "data_filter"):
-        tar.extractall(target, members=members, filter=_harmless)  # noqa: S202 - filtered
-    else:
-        tar.extractall(target, members=filter(_is_plain, members))  # noqa: S202 - filtered
-
-
-def _bounded(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    remaining = COPY_BYTES
-    for entry in tar:
-        parts = PurePosixPath(entry.name).parts
-        named = max((len(os.fsencode(part)) for part in parts), default=0) < 256
-        if len(parts) > DEPTH or len(entry.name) > _NAME_LENGTH or not named:
-            continue
-        if entry.size <= remaining:
-            remaining -= entry.size
-            yield entry
-
-
-def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(entry, target)
-    except tarfile.FilterError:
-        return None
-
-
-def _is_plain(entry: tarfile.TarInfo) -> bool:
-    """Return whether it is a file or a folder below the one that it is written to."""
-    path = PurePosixPath(entry.name)
-    below = not path.is_absolute() and ".." not in path.parts
-    entry.mode &= 0o755
-    return below and (entry.isreg() or entry.isdir())

@@ -121,18 +121,24 @@ class _Entry(_Top, gc=False):
     top_logprobs: list[_Top] | None = None
 
 
-class _Candidate(msgspec.Struct, rename="camel", gc=False):
+class _Candidate(msgspec.Struct, rename={"logprob": "logProbability"}, gc=False):
     token: Any
-    log_probability: Any
+    logprob: Any
+
+
+class _Tops(msgspec.Struct, rename={"top_logprobs": "candidates"}, gc=False):
+    top_logprobs: list[_Candidate]
 
 
 def _logprobs(detail: Detail) -> orjson.Fragment:
     """Return the ``logprobsResult`` of the entries."""
-    entries = msgspec.convert(entries_of(detail, _Entry), list[_Entry])
-    tops = [
-        {"candidates": [_Candidate(top.token, top.logprob) for top in entry.top_logprobs or ()]}
-        for entry in entries
-    ]
-    chosen = [_Candidate(entry.token, entry.logprob) for entry in entries]
-    result = {"topCandidates": tops, "chosenCandidates": chosen}
+    entries = entries_of(detail, _Entry)
+    for entry in entries:
+        if entry.top_logprobs is None:
+            entry.top_logprobs = []
+    # One conversion of all, because a stream may bring a whole reply's entries at once.
+    result = {
+        "topCandidates": msgspec.convert(entries, list[_Tops], from_attributes=True),
+        "chosenCandidates": msgspec.convert(entries, list[_Candidate], from_attributes=True),
+    }
     return orjson.Fragment(msgspec.json.encode(result))

@@ -7,16 +7,17 @@ numbers the events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
 import msgspec
 import orjson
 
 from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.responses.tools import ClientTool, custom_input
-from bridle.proxy.wire.canonical import Detail, ToolCallDelta
+from bridle.proxy.wire.canonical import Detail, ToolCallDelta, entries_of, joined
 
 
 class OpenReasoning:
@@ -69,36 +70,33 @@ class OpenText:
         self._id = identifier
         self._place = {"item_id": identifier, **place, "content_index": 0}
         self._text: list[str] = []
-        self._logprobs: list[_Logprob] = []
+        self._logprobs: list[Mapping[str, Any] | msgspec.Raw] = []
+        self._part = _output_text("")
 
     def item(self, status: str) -> Json:
         item = {"id": self._id, "type": "message", "role": "assistant", "status": status}
-        return {**item, "content": [self._part()]}
+        return {**item, "content": [self._part]}
 
     def added(self) -> Json:
         return {**self.item("in_progress"), "content": []}
 
     def open(self) -> list[Json]:
-        return [{"type": "response.content_part.added", **self._place, "part": _output_text("")}]
+        return [{"type": "response.content_part.added", **self._place, "part": self._part}]
 
     def delta(self, text: str, detail: Detail) -> list[Json]:
         self._text.append(text)
-        logprobs = [_logprob(entry) for entry in detail]
-        self._logprobs.extend(logprobs)
+        self._logprobs.extend(detail)
         event = {"type": "response.output_text.delta", **self._place}
-        return [{**event, "delta": text, "logprobs": [one.shown for one in logprobs]}]
+        return [{**event, "delta": text, "logprobs": orjson.Fragment(joined(detail))}]
 
     def close(self) -> list[Json]:
-        part = self._part()
+        text = "".join(self._text)
+        part = self._part = _output_text(text, _aligned(text, self._logprobs))
         done = {"type": "response.output_text.done", **self._place}
         return [
-            {**done, "text": part["text"], "logprobs": part["logprobs"]},
+            {**done, "text": text, "logprobs": part["logprobs"]},
             {"type": "response.content_part.done", **self._place, "part": part},
         ]
-
-    def _part(self) -> Json:
-        text = "".join(self._text)
-        return _output_text(text, _aligned(text, self._logprobs))
 
 
 class OpenCall:
@@ -159,42 +157,22 @@ OpenItem = OpenReasoning | OpenText | OpenCall
 
 
 class _Spelled(msgspec.Struct, gc=False):
-    token: str = ""
+    token: Any = ""
 
 
-class _Logprob(NamedTuple):
-    """An entry of a logprob, for its token and to be shown as the engine wrote it."""
-
-    token: str
-    shown: orjson.Fragment
+def _output_text(text: str, detail: Detail = ()) -> Json:
+    logprobs = orjson.Fragment(joined(detail))
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-_SPELLED: Final = msgspec.json.Decoder(_Spelled)
-
-
-def _logprob(entry: Mapping[str, Any] | msgspec.Raw) -> _Logprob:
-    if isinstance(entry, msgspec.Raw):
-        with suppress(msgspec.ValidationError):  # a token that is no text
-            return _Logprob(_SPELLED.decode(entry).token, orjson.Fragment(bytes(entry)))
-        entry = msgspec.json.decode(entry, type=dict[str, Any])
-    return _Logprob(str(entry.get("token", "")), orjson.Fragment(orjson.dumps(entry)))
-
-
-def _output_text(text: str, logprobs: Sequence[orjson.Fragment] = ()) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _aligned(text: str, detail: Sequence[_Logprob]) -> list[orjson.Fragment]:
+def _aligned(text: str, detail: Detail) -> Detail:
     """Return the entries of ``detail`` whose tokens make up ``text``, or all of them if none do."""
-    spelled = "".join([entry.token for entry in detail])
-    start = spelled.rfind(text)
-    if start < 0 or not text:
-        return [entry.shown for entry in detail]
-    end, position = start + len(text), 0
-    kept: list[orjson.Fragment] = []
-    for entry in detail:
-        after = position + len(entry.token)
-        if position < end and after > start:
-            kept.append(entry.shown)
-        position = after
-    return kept
+    if not detail or not text:
+        return detail
+    tokens = [str(entry.token) for entry in entries_of(detail, _Spelled)]
+    start = "".join(tokens).rfind(text)
+    if start < 0:
+        return detail
+    ends = list(accumulate(map(len, tokens)))
+    first = bisect_right(ends, start)
+    return detail[first : bisect_left(ends, start + len(text), first) + 1]

@@ -48,12 +48,12 @@ def require_run(source: Reader, run: str | None) -> None:
         fail(f"no run {run!r} in this store; " + (f"newest: {newest}" if newest else "it has none"))
 
 
-def require_turn(record: SessionRecord, turn: int, turns: int) -> None:
-    """End the command if a session with ``turns`` turns has no turn ``turn``."""
+def require_turn(session: str, turn: int, turns: int) -> None:
+    """Raise :class:`NotFound` if a session with ``turns`` turns has no turn ``turn``."""
     if not turns:
-        fail(f"session {record.id} has no turns yet")
+        raise NotFound(f"session {session} has no turns yet")
     if not 1 <= turn <= turns:
-        fail(f"session {record.id} has turns 1 to {turns}, not {turn}")
+        raise NotFound(f"session {session} has turns 1 to {turns}, not {turn}")
 
 
 def nothing_found(source: Reader) -> str:

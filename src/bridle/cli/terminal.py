@@ -67,6 +67,14 @@ def print_json(value: Any) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
+def plain_table(*headings: str) -> Table:
+    """Return a table without lines. All columns but the first are aligned to the right."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if table.columns else "left")
+    return table
+
+
 def print_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],

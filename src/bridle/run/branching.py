@@ -1,10 +1,14 @@
-"""The origins of groups of siblings in a training run: its latest sessions, by the store."""
+"""The origins of groups of siblings in a training run: its latest sessions, by the store.
+
+With a horizon that grows, siblings branch near the end of a session at first, and earlier from step
+to step (a prefix curriculum, as TRACE has it).
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +17,7 @@ import numpy as np
 from bridle.harnesses.client import Origin
 from bridle.run.config import GroupsConfig
 from bridle.run.groups import BranchedTask
+from bridle.store.call import CallRow
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
 from bridle.trainer.collection.branching import BranchPoint, chosen, is_branch
@@ -34,10 +39,21 @@ class Branches:
     Threads may share it.
     """
 
-    def __init__(self, reader: Reader, config: GroupsConfig, seed: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        config: GroupsConfig,
+        seed: int,
+        horizon: Callable[[int], int] = lambda _number: 0,
+    ) -> None:
+        """``horizon`` returns the number of live calls that the siblings of a group may make.
+
+        They branch at one of so many last calls of a session; 0 stands for any.
+        """
         self._reader = reader
         self._config = config
         self._seed = seed
+        self._horizon = horizon
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._origins: dict[str, str] = {}
         """The call at which a group of siblings begins, by the number of the group as text."""
@@ -67,11 +83,20 @@ class Branches:
         for place in rng.permutation(len(able))[:_TRIES]:
             session = able[place]
             points = self._points(session, ended[session].success, results)
+            points = points[-self._horizon(number) :]
             if (point := chosen(points, self._config.branch_at, rng)) is not None:
                 with self._lock:
                     self._origins[str(number)] = point.call_id
                 return BranchedTask(ended[session].task, Origin(session, point.call_id))
         return None
+
+    def calls_before(self, origin: Origin | None) -> int:
+        """Return the number of calls that the siblings of an origin have from the record."""
+        if origin is None:
+            return 0
+        calls = [call for call in self._reader.calls(origin.session) if _is_replayed(call)]
+        ids = [call.id for call in calls]
+        return ids.index(origin.call) if origin.call in ids else len(ids)
 
     def _points(
         self, session_id: str, success: bool, results: Mapping[str, list[bool]]
@@ -100,3 +125,7 @@ class Branches:
         if not choices or choices[0].logprobs is None or not len(choices[0].logprobs):
             return 0.0
         return float(-np.nanmean(choices[0].logprobs))
+
+
+def _is_replayed(call: CallRow) -> bool:
+    return call.status is CallStatus.COMPLETE and call.kind is not CallKind.COUNT

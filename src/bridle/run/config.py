@@ -127,7 +127,8 @@ class GroupsConfig:
     branch_recent: Count = 16
     """Number of the latest groups whose sessions can be re-entered."""
     horizon: Natural = 0
-    """Maximum number of calls per session in the first steps; 0 sets no limit."""
+    """Maximum number of calls per session in the first steps; 0 sets no limit. Siblings branch at
+    one of the last ``horizon`` calls, so that their prefix is long at first."""
     horizon_growth: Natural = 0
     """Number of calls that are added after each ``horizon_every`` steps (ScalingInter-RL, arXiv
     2509.08755)."""

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Path, Query, Response
 
-from bridle.proxy.control.api import Admin, Running
+from bridle.proxy.control.access import Admin, Running
 from bridle.proxy.services import Services
 from bridle.proxy.wire.canonical import ApiError
 from bridle.reconstruct.arrow import ArrowMissing, needs_arrow

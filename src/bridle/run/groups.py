@@ -84,14 +84,15 @@ def planned(
     finished: FinishedGroups | None = None,
     *,
     choose: Callable[[int], int] | None = None,
-    settings: Callable[[int], Mapping[str, Any]] = lambda _number: {},
+    settings: Callable[[int, Origin | None], Mapping[str, Any]] = lambda _number, _origin: {},
     branch: Callable[[int], BranchedTask | None] = lambda _number: None,
 ) -> Callable[[int], GroupPlan]:
     """Return a function from a group's number to its plan: a task, run by ``size`` sessions.
 
     ``choose`` returns the index of a group's task; without it, tasks are taken in turn. A group
     that an earlier attempt has begun keeps its task, and its origin. ``settings`` returns those of
-    a group's sessions. ``branch`` returns the task and the origin of a group of siblings.
+    a group's sessions, from its number and its origin. ``branch`` returns the task and the origin
+    of a group of siblings.
     """
     earlier = finished or FinishedGroups()
     places = {key_of(task): place for place, task in enumerate(tasks)}
@@ -105,7 +106,9 @@ def planned(
             place = number % len(tasks) if choose is None else choose(number)
         done = tuple(earlier.sessions.get(number, ())[:size])
         own = {} if origin is None else {"replay": {"on_divergence": "live"}}
-        job = Job(tasks[place], group_id(run_id, number), {**settings(number), **own}, origin)
+        job = Job(
+            tasks[place], group_id(run_id, number), {**settings(number, origin), **own}, origin
+        )
         return GroupPlan(done, (job,) * (size - len(done)))
 
     return plan

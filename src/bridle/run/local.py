@@ -309,14 +309,21 @@ def _train_agent(
             given=GivenRewards(plan.directory / GIVEN_FILE),
         ) as rollouts,
     ):
-        branches = Branches(recorded, config.groups, config.training.seed)
+        branches = Branches(
+            recorded,
+            config.groups,
+            config.training.seed,
+            lambda number: _horizon(config.groups, number),
+        )
         planning = planned(
             plan.run_id,
             work.tasks,
             config.groups.size,
             finished,
             choose=choice.draw if config.groups.weighted else None,
-            settings=lambda number: _budget(config.groups, number),
+            settings=lambda number, origin: _budget(
+                config.groups, number, branches.calls_before(origin)
+            ),
             branch=branches,
         )
         measured = None
@@ -455,16 +462,21 @@ def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> Non
     )
 
 
-def _budget(groups: GroupsConfig, number: int) -> dict[str, Any]:
+def _horizon(groups: GroupsConfig, number: int) -> int:
+    """Return the number of calls that the sessions of group ``number`` may make; 0: any."""
+    if not groups.horizon:
+        return 0
+    step = number // groups.per_step
+    return horizon(step, groups.horizon, groups.horizon_growth, groups.horizon_every)
+
+
+def _budget(groups: GroupsConfig, number: int, replayed: int) -> dict[str, Any]:
     """Return the settings of the sessions of group ``number``.
 
-    The settings are the number of calls that the sessions may make.
+    The settings are the number of calls that the sessions may make, after ``replayed`` ones.
     """
-    if not groups.horizon:
-        return {}
-    step = number // groups.per_step
-    calls = horizon(step, groups.horizon, groups.horizon_growth, groups.horizon_every)
-    return {"budget": {"calls": calls}}
+    calls = _horizon(groups, number)
+    return {"budget": {"calls": replayed + calls}} if calls else {}
 
 
 def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]:

@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from bridle.store.errors import StoreUnavailable
-from bridle.viewer.process import TOKEN, PagesSettings
+from bridle.viewer.process import FORM, NEAR, TOKEN, PagesSettings
+from bridle.viewer.scoring import ScoreForm
 
 _PASSED: Final = ("accept", "hx-request")
 """Headers of a request that the pages need."""
@@ -48,13 +49,14 @@ class PagesProcess:
         """The process's id, or ``None`` if it was not started."""
         return None if self._process is None else self._process.pid
 
-    async def answer(self, request: Request) -> Response:
-        """Return the response of the process to a request.
+    async def answer(self, request: Request, form: ScoreForm) -> Response:
+        """Return the response of the process to a request. ``form`` is that of its page.
 
         Raise :class:`bridle.store.errors.StoreUnavailable` if it has ended.
         """
         client = await self._running()
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        headers |= {FORM: form.token, NEAR: str(int(form.near))}
         address = httpx.URL(path=request.url.path, query=request.url.query.encode())
         try:
             reply = await client.send(

@@ -49,6 +49,9 @@ def training_figures(reader: Reader, run_id: str) -> dict[str, Any]:
         "logprob_gap": max(gaps, default=None),
         "steps": sum("sessions/collected" in values for values in steps.values()),
         "stage_seconds": stage_seconds(reader, run_id),
+        "sessions_re_entered": sum(
+            one.origin_session_id is not None for one in reader.sessions(run=run_id)
+        ),
         "findings": _findings(reader, run_id),
         "versions": sum(policy.verified for policy in reader.policies(run_id)),
         "reward_by_step": [
@@ -99,7 +102,10 @@ def minutes_line(report: Mapping[str, Any]) -> str:
 
 def _attempts_line(report: Mapping[str, Any]) -> str:
     sessions = sum(one["sessions"] for one in report["attempts"])
-    return f"{minutes_line(report)}; {sessions} sessions"
+    line = f"{minutes_line(report)}; {sessions} sessions"
+    if again := report["sessions_re_entered"]:
+        line += f", {again} of which re-entered another"
+    return line
 
 
 def stage_seconds(reader: Reader, run_id: str) -> dict[str, float]:

@@ -278,7 +278,7 @@ def engine_service(
 @contextmanager
 def proxy(
     engine_url: str,
-    tokenizer: Path,
+    tokenizer: Path | None,
     store: str,
     logs: Path,
     *,
@@ -288,10 +288,11 @@ def proxy(
 ) -> Iterator[tuple[str, str]]:
     """Run a proxy on a port of its own, in front of ``engine_url``, which asks for ``key``.
 
-    Yield the proxy's base URL and the admin key that it asks for. ``further`` are options of
-    ``bridle proxy``.
+    Yield the proxy's base URL and the admin key that it asks for. Without a ``tokenizer``, it is
+    that which the engine names. ``further`` are options of ``bridle proxy``.
     """
-    arguments = ["proxy", "--upstream", engine_url, "--tokenizer", str(tokenizer)]
+    arguments = ["proxy", "--upstream", engine_url]
+    arguments += [] if tokenizer is None else ["--tokenizer", str(tokenizer)]
     arguments += ["--store", store, "--host", host, "--port", "0", *further]
     admin_key = new_key()
     keys = {ADMIN_KEY_VARIABLE: admin_key, UPSTREAM_KEY_VARIABLE: key}

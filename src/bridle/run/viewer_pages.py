@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
-from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
@@ -28,16 +29,16 @@ from bridle.proxy.control.probes import Running
 from bridle.proxy.services import Services
 from bridle.proxy.session.keys import same
 from bridle.proxy.session.registry import Caller
+from bridle.proxy.settings import is_loopback
 from bridle.proxy.wire.canonical import ApiError
 from bridle.run.pages_process import PagesProcess
 from bridle.viewer.app import bare_app
 from bridle.viewer.rendering import failure, render
+from bridle.viewer.scoring import Record, ScoreForm, read_form, scored
 
 COOKIE: Final = "bridle_viewer"
 SIGNED_IN_S: Final = 12 * 3600
 """Seconds for which a cookie is valid."""
-_FORM_BYTES: Final = 16 << 10
-"""Maximum bytes of a form that is read."""
 
 
 class SignInNeeded(BridleError):
@@ -67,6 +68,7 @@ def viewer_pages(running: Running) -> ViewerPages:
     """Return the pages over the store of the proxy whose services ``running`` returns."""
     process = PagesProcess(running().settings.store_url, PAGES)
     app = bare_app("", PAGES)
+    form_token = partial(_form_token, running, secrets.token_urlsafe(32))
 
     @app.get(f"{PAGES}/login")
     def login(request: Request) -> Response:
@@ -75,9 +77,9 @@ def viewer_pages(running: Running) -> ViewerPages:
     @app.post(f"{PAGES}/login")
     async def signed_in(request: Request) -> Response:
         settings = running().settings
-        form = parse_qs((await _form(request)).decode("utf-8", "replace"))
+        form = await read_form(request)
         key = settings.admin_key
-        if key is not None and not same(form.get("key", [""])[0].strip(), key):
+        if key is not None and not same(form.get("key", ""), key):
             page = await asyncio.to_thread(render, "login.html", request, wrong=True)
             page.status_code = 401
             return page
@@ -97,12 +99,7 @@ def viewer_pages(running: Running) -> ViewerPages:
     async def annotate(request: Request, session_id: str) -> Response:
         services = running()
         await _require_admin(request, services)
-        record = await asyncio.to_thread(services.reader.session, session_id)
-        form = {k: v[0] for k, v in parse_qs((await _form(request)).decode()).items()}
-        new = _reward(form)
-        await add_reward(new, record, services, Caller(admin=True))
-        part = "" if new.turn is None else f"#turn-{new.turn}"
-        return RedirectResponse(f"{PAGES}/sessions/{record.id}{part}", 303)
+        return await scored(request, session_id, form_token(), _recording(services))
 
     @app.get(f"{PAGES}/sessions/{{session_id}}/rewards")
     def sent_alone(session_id: str) -> Response:
@@ -112,7 +109,7 @@ def viewer_pages(running: Running) -> ViewerPages:
     @app.get(f"{PAGES}/{{path:path}}")
     async def page(request: Request) -> Response:
         await _require_admin(request, running())
-        return await process.answer(request)
+        return await process.answer(request, ScoreForm(form_token(), _near(request)))
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: Exception) -> Response:
@@ -143,13 +140,38 @@ async def _require_admin(request: Request, services: Services) -> None:
         raise SignInNeeded("the viewer needs the admin key")
 
 
+def _form_token(running: Running, instead: str) -> str:
+    """Return the token of the pages' form, made of the admin key, or of ``instead`` without one."""
+    key = running().settings.admin_key or instead
+    return hmac.digest(key.encode(), b"viewer form", "sha256").hex()
+
+
+def _near(request: Request) -> bool:
+    """Return whether the request comes from this machine.
+
+    A reverse proxy on this machine passes on the host that a person elsewhere asked for.
+    """
+    address = request.client.host if request.client else None
+    return is_loopback(address) and is_loopback(request.url.hostname)
+
+
+def _recording(services: Services) -> Record:
+    """Return the function that records what the pages' form sends, like the control API."""
+
+    async def record(session_id: str, form: Mapping[str, str]) -> None:
+        session = await asyncio.to_thread(services.reader.session, session_id)
+        await add_reward(_reward(form), session, services, Caller(admin=True))
+
+    return record
+
+
 def _reward(form: Mapping[str, str]) -> NewReward:
     """Return the reward in the form of a session's page.
 
     Raise :class:`ApiError` (422) if it is not valid.
     """
-    given = {name: form[name].strip() for name in ("name", "value", "turn") if name in form}
-    note = form.get("note", "").strip()
+    given = {name: form[name] for name in ("name", "value", "turn") if name in form}
+    note = form.get("note")
     try:
         new: NewReward = NewReward.model_validate_strings(given)
         if note:
@@ -170,13 +192,3 @@ def _valid(cookie: str, key: str) -> bool:
     if not until.isascii() or not until.isdigit() or len(until) > 12:
         return False
     return int(until) > time.time() and same(cookie, _cookie(key, int(until)))
-
-
-async def _form(request: Request) -> bytes:
-    """Return the body of a form. Raise :class:`ApiError` (413) if it is too long."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _FORM_BYTES:
-            raise ApiError("invalid_request", "the form is too long", status=413)
-    return bytes(body)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
@@ -19,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.diagnosis.findings import findings_of_run, findings_of_session
 from bridle.diagnosis.pages import (
-    BY_REWARD,
     MOST_OF_RUN,
     MOST_PLACED,
     Placed,
@@ -27,12 +25,14 @@ from bridle.diagnosis.pages import (
     SessionOrder,
     choices,
     count_sessions,
+    is_ascending,
     lines_of,
     placed_sessions,
     session_lines,
 )
 from bridle.diagnosis.transcript import ShownMessage, Turn, readable, shown, turns_of
 from bridle.diagnosis.values import LOST, branches_of
+from bridle.errors import UsageError
 from bridle.reconstruct.accounts import account_lines, token_account
 from bridle.reconstruct.audit import audit_loaded
 from bridle.reconstruct.rewards import CountedRewards
@@ -51,6 +51,7 @@ from bridle.viewer.downloads import PageFormat, selection_file
 from bridle.viewer.filters import Filter, Text, filled
 from bridle.viewer.lanes import PHASES, lanes_of
 from bridle.viewer.rendering import FOLDER, Source, failure, render
+from bridle.viewer.scoring import scored
 from bridle.viewer.training import (
     by_name,
     charts,
@@ -68,6 +69,8 @@ COUNTED_TOKENS: Final = 10_000
 """Maximum number of sampled tokens without an account in the store that a page counts itself."""
 TURNS: Final = 12
 """The number of turns that are sent at once."""
+PART: Final = 500
+"""Maximum number of turns that a request may ask for."""
 
 
 PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
@@ -108,6 +111,7 @@ def bare_app(store: str, root: str) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     @app.exception_handler(NotFound)
+    @app.exception_handler(UsageError)
     @app.exception_handler(StoreUnavailable)
     @app.exception_handler(RequestValidationError)
     async def failed(request: Request, error: Exception) -> Response:
@@ -154,6 +158,7 @@ def sessions(
     source: From,
     wanted: Filter,
     order: SessionOrder = SessionOrder.NEWEST,
+    reverse: bool = False,
     page: PageNumber = 1,
 ) -> Response:
     found = session_lines(
@@ -163,6 +168,7 @@ def sessions(
         number=number_of(source.reader),
         limit=PAGE + 1,
         offset=PAGE * (page - 1),
+        reverse=reverse,
     )
     part = "hx-request" in request.headers
     # To count the sessions that have a text, all messages would be read.
@@ -175,7 +181,9 @@ def sessions(
         total=total,
         page=page,
         order=order,
-        most=MOST_PLACED if order in BY_REWARD else None,
+        reverse="true" if reverse else None,
+        sorted="ascending" if is_ascending(order, reverse=reverse) else "descending",
+        most=MOST_PLACED if order is SessionOrder.REWARD else None,
         tail=TAIL if wanted.text else None,
         orders=list(SessionOrder),
         wanted=wanted,
@@ -199,7 +207,7 @@ def export(
 
 @pages.get("/sessions/{session_id}")
 def session(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     made = turns_of(loaded)
     number = number_of(source.reader)
     (line,) = lines_of(source.reader, [loaded.record], number)
@@ -217,10 +225,18 @@ def session(request: Request, source: From, session_id: str) -> Response:
         span=(end - begin) or 1.0,
         task=source.reader.task_of(loaded.record),
         findings=findings_of_session(source.reader, session_id),
-        annotates=source.annotates,
+        form=source.form,
         branches=branches_of(source.reader, session_id, loaded.calls, number),
         lost=next((one for one in loaded.all_rewards if one.name == LOST), None),
     )
+
+
+@pages.post("/sessions/{session_id}/rewards")
+async def score(request: Request, source: From, session_id: str) -> Response:
+    form = source.form
+    if form is None or form.record is None:
+        raise HTTPException(405, "these pages record nothing", {"allow": "GET"})
+    return await scored(request, session_id, form.token, form.record)
 
 
 @pages.get("/sessions/{session_id}/turns")
@@ -229,10 +245,10 @@ def some_turns(
     source: From,
     session_id: str,
     first: Annotated[int, Query(ge=1)] = 1,
-    count: Annotated[int, Query(ge=1, le=500)] = TURNS,
+    count: Annotated[int, Query(ge=1, le=PART)] = TURNS,
     seen: Text = None,
 ) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     made = turns_of(loaded)
     if seen is not None and seen == _seen(made) and loaded.record.sealed_at is None:
         return Response(status_code=204)
@@ -241,7 +257,7 @@ def some_turns(
 
 
 def _turn(source: Source, session_id: str, number: int) -> tuple[LoadedSession, CallRow]:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     if not 1 <= number <= len(loaded.calls):
         raise NotFound(f"session {session_id} has no turn {number}")
     return loaded, loaded.calls[number - 1]
@@ -254,8 +270,7 @@ def tokens(
     loaded, call = _turn(source, session_id, number)
     text = source.texts(loaded.record)
     strip = turns.token_strip(loaded, call, text, observed=observed)
-    data = orjson.dumps(strip).decode().replace("<", "\\u003c")
-    values = {"data": data, "strip": strip, "observed": observed, "number": number}
+    values = {"strip": strip, "observed": observed, "number": number}
     return render("tokens.html", request, session=loaded, **values)
 
 
@@ -279,14 +294,14 @@ def diff(request: Request, source: From, session_id: str, number: int) -> Respon
 
 @pages.get("/sessions/{session_id}/tree")
 def tree(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     rows = turns.as_tree(turns_of(loaded))
     return render("tree.html", request, session=loaded, rows=rows, title=_title(source, loaded))
 
 
 @pages.get("/sessions/{session_id}/audit")
 def session_audit(request: Request, source: From, session_id: str) -> Response:
-    loaded = LoadedSession.load(source.reader, session_id)
+    loaded = source.load(source.reader, session_id)
     found = audit_loaded(loaded)
     made = turns_of(loaded)
     return render(
@@ -326,7 +341,7 @@ def groups(request: Request, source: From, wanted: Filter, page: PageNumber = 1)
 @pages.get("/group")
 def group(request: Request, source: From, id: Annotated[str, Query(max_length=512)]) -> Response:
     number = number_of(source.reader)
-    placed = placed_sessions(source.reader, SessionFilter(group=id), number)
+    placed = placed_sessions(source.reader, SessionFilter(group=id, sessions=source.only), number)
     if not placed:
         raise NotFound(f"no session has the group {id}")
     loaded = list(

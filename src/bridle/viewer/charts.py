@@ -1,4 +1,4 @@
-"""Line charts, histograms and bars as SVG coordinates, drawn by the templates without a script."""
+"""Line charts as data for uPlot, and histograms and bars as shares, which templates draw as SVG."""
 
 from __future__ import annotations
 
@@ -7,69 +7,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-WIDTH: Final = 320
-HEIGHT: Final = 96
 _STAGES: Final = 8
 """The number of colours of the bars."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One series of a chart."""
-
-    name: str
-    points: str
-    """The ``x,y`` pairs for a polyline."""
-    last: float
-    shade: int
-    """The number of the colour: 0 for the first series, 1 for the compared one."""
-    marks: tuple[tuple[float, float, str], ...]
-    """The ``x``, ``y`` and text of each value."""
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
+    """Series of values over common steps, the first of the run itself."""
+
     title: str
-    lines: tuple[Line, ...]
-    low: float
-    high: float
-    first: int
-    """The step at the left edge; ``last`` is the one at the right edge. Both are counted from 0, as
-    in the store; pages and the texts of marks count from 1, as the commands do."""
-    last: int
+    steps: tuple[int, ...]
+    """The steps, counted from 1 as the commands do; the store counts them from 0."""
+    series: Mapping[str, tuple[float | None, ...]]
+    """The values of each series at the steps, by the series' name."""
+
+    @property
+    def last(self) -> float | None:
+        """The last value of the first series."""
+        first = next(iter(self.series.values()))
+        return next((value for value in reversed(first) if value is not None), None)
+
+    @property
+    def values(self) -> list[float]:
+        """All values."""
+        return [value for of in self.series.values() for value in of if value is not None]
 
 
 Series = Sequence[tuple[int, float]]
 
 
-def chart(title: str, series: Mapping[str, Series], shades: Mapping[str, int]) -> Chart | None:
-    """Return series of ``(step, value)`` on common axes, or ``None`` if none has a finite value.
+def chart(title: str, series: Mapping[str, Series]) -> Chart | None:
+    """Return series of ``(step, value)`` on common steps, or ``None`` if none has a finite value.
 
-    The vertical axis has zero.
+    The later of two values of a step counts.
     """
     finite = {
-        name: [(step, value) for step, value in points if math.isfinite(value)]
+        name: {step: value for step, value in points if math.isfinite(value)}
         for name, points in series.items()
     }
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
         return None
-    values = [value for points in finite.values() for _, value in points]
-    steps = [step for points in finite.values() for step, _ in points]
-    low, high, first, last = min(0.0, *values), max(values), min(steps), max(steps)
-    span, width = (high - low) or 1.0, (last - first) or 1
-
-    def place(step: int, value: float) -> tuple[float, float]:
-        x = 4 + (WIDTH - 8) * (step - first) / width
-        y = HEIGHT - 6 - (HEIGHT - 12) * (value - low) / span
-        return round(x, 1), round(y, 1)
-
-    lines = []
-    for name, points in finite.items():
-        placed = [(*place(step, value), f"step {step + 1}: {value:.4g}") for step, value in points]
-        joined = " ".join(f"{x},{y}" for x, y, _ in placed)
-        lines.append(Line(name, joined, points[-1][1], shades[name], tuple(placed)))
-    return Chart(title, tuple(lines), low, high, first, last)
+    steps = sorted(set().union(*finite.values()))
+    lines = {name: tuple(points.get(step) for step in steps) for name, points in finite.items()}
+    return Chart(title, tuple(step + 1 for step in steps), lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from bridle.store.reading.session_filter import SessionFilter
 LARGEST: Final = 2**53
 """The largest number that is compared with a version in the store."""
 LONGEST: Final = 512
-_DAY: Final = 86_400.0
 """Maximum number of characters of a text in a query."""
+_DAY: Final = 86_400.0
 Text = Annotated[str | None, Query(max_length=LONGEST)]
 
 
@@ -61,10 +61,13 @@ def session_filter(request: Request) -> SessionFilter:
     until = _day(query.get("until"))
     return SessionFilter(
         **texts,
+        sessions=request.state.source.only,
         since=_day(query.get("since")),
         until=None if until is None else until + _DAY,
         least=_number(query.get("least")),
         most=_number(query.get("most")),
+        sampled_least=_number(query.get("sampled_least")),
+        sampled_most=_number(query.get("sampled_most")),
         version=None if whole is None else int(whole),
     )
 
@@ -74,7 +77,8 @@ Filter = Annotated[SessionFilter, Depends(session_filter)]
 
 def filled(wanted: SessionFilter) -> dict[str, Any]:
     """Return the conditions of a filter that are set, for links."""
-    values = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    values = {one.name: getattr(wanted, one.name) for one in fields(wanted)}
+    del values["sessions"]
     for name, less in (("since", 0.0), ("until", _DAY)):
         if values[name] is not None:
             values[name] = datetime.fromtimestamp(values[name] - less, UTC).date().isoformat()

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -24,8 +25,13 @@ from bridle.store.reading.queries import Reader
 from bridle.store.schema.database import shown
 from bridle.viewer.app import pages_app
 from bridle.viewer.rendering import Source
+from bridle.viewer.scoring import ScoreForm
 
 TOKEN: Final = "x-bridle-pages"  # noqa: S105 - the name of a header
+FORM: Final = "x-bridle-form"
+"""The header with the token of the form in the pages that a request gets."""
+NEAR: Final = "x-bridle-near"
+"""The header that is ``1`` if the person is on this machine."""
 _YIELDS: Final = 10
 """The amount by which the process lowers its priority, so that a page does not delay a call."""
 
@@ -43,13 +49,14 @@ class PagesSettings(msgspec.Struct, frozen=True):
 
 def serve(settings: PagesSettings, listener: socket.socket) -> None:
     """Serve the pages until the process ends."""
-    source = Source(Reader(settings.store), shown(settings.store), annotates=True)
+    source = Source(Reader(settings.store), shown(settings.store))
 
     async def provide(request: Request) -> Source:
         given = request.headers.get(TOKEN, "")
         if not hmac.compare_digest(given.encode(), settings.token.encode()):
             raise NotFound("there is nothing here")
-        return source
+        form = ScoreForm(request.headers.get(FORM, ""), request.headers.get(NEAR) == "1")
+        return replace(source, form=form)
 
     app = pages_app(provide, "", settings.root)
     config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)

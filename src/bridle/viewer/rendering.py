@@ -18,12 +18,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from bridle.diagnosis.transcript import lasted
+from bridle.errors import UsageError
 from bridle.reconstruct.rewards import findings_in, session_rewards
+from bridle.reconstruct.session import LoadedSession
 from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
 from bridle.store.records import SessionRecord
 from bridle.viewer import turns
 from bridle.viewer.prose import markdown, with_code
+from bridle.viewer.scoring import ScoreForm
 
 FOLDER: Final = Path(__file__).parent
 _POLICY: Final = (
@@ -41,8 +44,12 @@ class Source:
     """The store's name for people."""
     unknown: turns.TokenText = str
     """The text of a token whose text the store does not have."""
-    annotates: bool = False
-    """Whether the server of the pages also records what their forms send."""
+    form: ScoreForm | None = None
+    """The form by which a session is scored, if somebody records what it sends."""
+    load: Callable[[Reader, str], LoadedSession] = LoadedSession.load
+    """The function that reads a session."""
+    only: tuple[str, ...] | None = None
+    """The ids of the sessions that lists have; ``None`` for all."""
 
     def texts(self, session: SessionRecord) -> turns.TokenText:
         """Return the function from a session's token ids to their texts.
@@ -106,6 +113,7 @@ def _templates() -> Environment:
         "code": with_code,
         "words": lambda value: str(value).replace("_", " "),
         "pretty": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(),
+        "script": lambda value: orjson.dumps(value).decode().replace("<", "\\u003c"),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
     }
     environment.filters |= filters
@@ -129,8 +137,8 @@ def render(name: str, request: Request, **values: Any) -> HTMLResponse:
 
 def failure(request: Request, error: Exception) -> Response:
     """Return the page with the reason why another page cannot be shown."""
-    status = 404 if isinstance(error, NotFound) else 503
-    message = str(error)
+    by_kind: Mapping[type[Exception], int] = {NotFound: 404, UsageError: 422}
+    status, message = by_kind.get(type(error), 503), str(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         status, message = 422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"

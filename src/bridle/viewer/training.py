@@ -132,11 +132,10 @@ def by_name(metrics: Sequence[Metric]) -> dict[str, Series]:
 
 def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[Chart]:
     """Return the charts of one run, or of several on common axes."""
-    shades = {run: number for number, run in enumerate(runs)}
     made = []
     for title, names in _CHARTS:
         series = {run: of[name] for run, of in runs.items() for name in names if name in of}
-        made.append(chart(title, series, shades))
+        made.append(chart(title, series))
     return [drawn for drawn in made if drawn is not None]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridle.diagnosis.transcript import Turn
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, rulings
+from bridle.reconstruct.samples.rules import DEFAULT_RULES, Ruling, trainable
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
@@ -64,11 +64,7 @@ def token_strip(
         for row in brought:
             tokens = [[int(t), text(int(t)), None, None, None] for t in row.span.token_ids]
             strips.append({"name": "new in the prompt", "start": row.span.start, "tokens": tokens})
-    decided = {
-        reply.choice: ruling
-        for reply, ruling in rulings(session, DEFAULT_RULES).items()
-        if reply.call_id == call.id
-    }
+    decided = trainable(call, session, DEFAULT_RULES)
     for row in session.sampled.get(call.id, ()):
         choice = row.choice or 0
         name = "sampled" if choice == 0 else f"sampled, choice {choice}"

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bridle.cli.options import HarnessOption, JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import counted, fail, out, print_json
+from bridle.cli.terminal import counted, fail, out, plain_table, print_json
 from bridle.diagnosis.ablation import ablate as count
 from bridle.extras import install_command
 
@@ -75,11 +74,7 @@ def ablate(
 
 
 def _print(data: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("builder")
-    for _, heading in _COLUMNS:
-        table.add_column(heading, justify="right")
-    table.add_column("compute", justify="right")
+    table = plain_table("builder", *(heading for _, heading in _COLUMNS), "compute")
     for name, row in data["builders"].items():
         against = row["compute_against_tree"]
         compute = "–" if against is None else f"{against:.2f}×"

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
 from bridle.cli.options import JsonOption, RunOption, StoreOption
 from bridle.cli.reading import nothing_found, one_session, reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
-from bridle.cli.terminal import counted, err, out, print_json
+from bridle.cli.terminal import counted, err, out, plain_table, print_json
 from bridle.reconstruct.accounts import account_lines
 from bridle.reconstruct.audit import SamplerTokens, SessionAudit, audit_session
 from bridle.reconstruct.audit_batches import BatchedAudit
@@ -121,18 +120,14 @@ class _Total:
         return {one.reason: n for one, n in self.fates.items() if one.fate == fate}
 
     def print(self) -> None:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("sampled tokens")
-        table.add_column("", justify="right")
+        table = plain_table("sampled tokens", "")
         table.add_row("captured", str(self.captured))
         for line in account_lines(self.fates):
             table.add_row(line.label, str(line.tokens))
         calls = ", ".join(f"{count} {status}" for status, count in sorted(self.calls.items()))
         out.print(f"{counted(self.sessions, 'session')}; calls: {calls or 'none'}", highlight=False)
         out.print(table)
-        drawn = Table(box=None, pad_edge=False)
-        for header in ("drawn at", "captured", "trainable"):
-            drawn.add_column(header, justify="left" if header == "drawn at" else "right")
+        drawn = plain_table("drawn at", "captured", "trainable")
         for label, tokens in sorted(self.samplers.items()):
             drawn.add_row(label, str(tokens.captured), str(tokens.trainable))
         if self.samplers:

@@ -55,7 +55,7 @@ def demo(
         from bridle.recipes.demo.run import Demo, Services
     from bridle.recipes.demo.settings import VLLM_MINUTES, settings_of, with_changes
     from bridle.recipes.demo.state import start_afresh
-    from bridle.recipes.models.smollm2 import ModelNotFetched
+    from bridle.recipes.models.packages import PackageNotFetched
 
     if any(find_spec(name) is None for name in ("langchain", "langchain_openai")):
         fail("the demo's agent is a LangChain app: pip install langchain langchain-openai")
@@ -80,7 +80,7 @@ def demo(
     else:
         try:
             report = run.run()
-        except ModelNotFetched as error:
+        except PackageNotFetched as error:
             fail(f"{error}; `bridle demo --policy tiny` needs no download")
         except KeyboardInterrupt:
             err.print(f"\nStopped. The same command resumes; the store is in {out_dir}.")

@@ -15,7 +15,7 @@ from bridle.cli.options import JsonOption, ProxyOption, StoreOption
 from bridle.cli.reading import reader, require_run
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import configured
-from bridle.cli.terminal import err, fail, out, print_json
+from bridle.cli.terminal import err, fail, out, plain_table, print_json
 from bridle.extras import needs_extra
 from bridle.reconstruct.evaluation import Attempt, Evaluation, attempts_of, evaluated, split_by
 from bridle.reconstruct.rewards import RewardNotice
@@ -148,14 +148,9 @@ def table(parts: Mapping[str, Evaluation], whole: Evaluation, by: str) -> Table:
 
     If there are several parts, there is also a row for all of them.
     """
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column(by)
-    shown.add_column("tasks", justify="right")
-    shown.add_column("sessions", justify="right")
     ks = sorted(whole.pass_at)
-    for k in ks:
-        shown.add_column(f"pass@{k}", justify="right")
-    shown.add_column(f"mean@{whole.mean_at[0]}", justify="right")
+    passed = [f"pass@{k}" for k in ks]
+    shown = plain_table(by, "tasks", "sessions", *passed, f"mean@{whole.mean_at[0]}")
     rows = {**parts, "all": whole} if len(parts) > 1 else parts
     for name, one in rows.items():
         passes = [str(one.pass_at[k]) if k in one.pass_at else "–" for k in ks]

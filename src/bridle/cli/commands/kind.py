@@ -36,7 +36,7 @@ def kind(
     with reader(store) as source:
         record = one_session(source, session)
         calls = source.calls(record.id)
-        require_turn(record, turn, len(calls))
+        require_turn(record.id, turn, len(calls))
         chosen = {calls[turn - 1].id}
         for call in calls if line else ():
             if call.parent_call_id in chosen:

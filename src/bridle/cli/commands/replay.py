@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 from bridle.cli.commands.run import create, launch, seal
-from bridle.cli.options import ProxyOption
+from bridle.cli.options import ProxyOption, StoreOption, base_urls, model_path
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out
 from bridle.harnesses.client import Client, Origin
@@ -26,6 +26,7 @@ from bridle.run.siblings import Entry, Recording, Sibling, Siblings
 from bridle.run.siblings.commands import CommandSiblings, RecordedCommand
 from bridle.run.siblings.copies import why_no_copies
 from bridle.run.siblings.jobs import JobSiblings
+from bridle.run.siblings.served import proxy_before
 
 _NOTES: Final[Mapping[str, str]] = {
     "replay_noise": "noise",
@@ -60,6 +61,7 @@ class Pace(StrEnum):
 def replay(
     session: Annotated[str, typer.Argument(help="Id of the recorded session.")],
     proxy: ProxyOption,
+    store: StoreOption,
     branch: Annotated[
         str,
         typer.Option(
@@ -87,6 +89,22 @@ def replay(
     ] = False,
     model: Annotated[
         str | None, typer.Option(help="Model that the live turns ask. Default: the recorded one.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            callback=base_urls,
+            help="Base URL of another engine for the live turns. A proxy of its own, on the same "
+            "store, serves the siblings.",
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="A model or a checkpoint for the live turns, served by an engine of its own.",
+            parser=model_path,
+            metavar="MODEL",
+        ),
     ] = None,
     on_divergence: Annotated[
         OnDivergence,
@@ -123,34 +141,38 @@ def replay(
     `bridle run` starts its command again, several siblings in copies of the recorded folder. A
     session of a run gets its sandbox, agent and verifier again.
     """
-    key = admin_key_for(proxy, key)
-    recording = asyncio.run(recorded(proxy, key, session))
-    branch_call = _branch(recording, branch)
-    stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
-    rules: dict[str, Any] = {
-        "on_divergence": stops,
-        "noise": dict(map(_rule, noise or ())),
-        "pace": pace.value,
-    }
-    if edit is not None:
-        rules["edit"] = _edits(edit)
-    entry = Entry(
-        Origin(recording.id, branch_call["id"]),
-        rules if model is None else {**rules, "model": model},
-        branch_call["id"],
-    )
-    apart = samples > 1 or check is not None or reset
-    code = 0
-    turns = {call["id"]: call["turn"] for call in recording.calls}
-
+    if engine is not None and policy is not None:
+        fail("an engine serves its own model: name --engine or --policy", 2)
     leave_on_sigterm()
-    with (
-        siblings_of(
-            *(proxy, key, recording), parallel=parallel, check=check, reset=reset, apart=apart
-        ) as siblings,
-        closing(siblings.run(entry, samples)) as running,
-    ):
-        for sibling in running:
+    with ExitStack() as opened:
+        key = admin_key_for(proxy, key)
+        if engine is not None or policy is not None:
+            own = proxy_before(store, engine=engine, policy=policy)
+            proxy, key = opened.enter_context(own)
+        recording = asyncio.run(recorded(proxy, key, session))
+        branch_call = _branch(recording, branch)
+        stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
+        rules: dict[str, Any] = {
+            "on_divergence": stops,
+            "noise": dict(map(_rule, noise or ())),
+            "pace": pace.value,
+        }
+        if edit is not None:
+            rules["edit"] = _edits(edit)
+        entry = Entry(
+            Origin(recording.id, branch_call["id"]),
+            rules if model is None else {**rules, "model": model},
+            branch_call["id"],
+        )
+        apart = samples > 1 or check is not None or reset
+        code = 0
+        turns = {call["id"]: call["turn"] for call in recording.calls}
+        siblings = opened.enter_context(
+            siblings_of(
+                *(proxy, key, recording), parallel=parallel, check=check, reset=reset, apart=apart
+            )
+        )
+        for sibling in opened.enter_context(closing(siblings.run(entry, samples))):
             diverged = asyncio.run(_show(proxy, key, sibling, turns))
             if diverged and on_divergence is OnDivergence.FAIL:
                 raise typer.Exit(1)

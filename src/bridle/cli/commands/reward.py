@@ -10,8 +10,10 @@ import typer
 
 from bridle.cli.options import StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
-from bridle.cli.terminal import fail, out
+from bridle.cli.terminal import out
+from bridle.errors import UsageError
 from bridle.store.declaration import SHORT_TEXT
+from bridle.store.reading.queries import Reader
 from bridle.store.reward import Reward, RewardSource
 from bridle.store.writing.writer import Writer
 
@@ -28,31 +30,48 @@ def reward(
     role: Annotated[str | None, typer.Option(help="Only the calls of this role.")] = None,
 ) -> None:
     """Add a named reward to a session, or to one turn or role of it."""
-    if not math.isfinite(value):
-        fail(f"a reward is a finite number, not {value}", 2)
-    if not 1 <= len(name) <= SHORT_TEXT:
-        fail(f"a reward's name has 1 to {SHORT_TEXT} characters, not {len(name)}", 2)
     if role is not None and turn is not None:
-        fail("a reward has one place: give --turn or --role", 2)
+        raise UsageError("a reward has one place: give --turn or --role")
     with reader(store) as source:
         record = one_session(source, session)
-        call_id = None
-        if turn is not None:
-            calls = source.call_ids(record.id)
-            require_turn(record, turn, len(calls))
-            call_id = calls[turn - 1]
+        new = operator_reward(source, record.id, name, value, turn=turn, role=role)
     with Writer(store) as writer:
-        writer.add_sync(
-            Reward(
-                session_id=record.id,
-                name=name,
-                value=value,
-                created_at=time.time(),
-                call_id=call_id,
-                turn=turn,
-                source=RewardSource.OPERATOR,
-                role=role,
-            )
-        )
+        writer.add_sync(new)
     place = f" (turn {turn})" if turn else f" (role {role})" if role else ""
     out.print(f"{record.id}: {name} = {value:g}{place}")
+
+
+def operator_reward(
+    source: Reader,
+    session: str,
+    name: str,
+    value: float,
+    *,
+    turn: int | None = None,
+    role: str | None = None,
+    note: str | None = None,
+) -> Reward:
+    """Return a person's reward for a session, or for one turn or role of it.
+
+    Raise :class:`bridle.errors.UsageError` for a value, name or turn that there cannot be.
+    """
+    if not math.isfinite(value):
+        raise UsageError(f"a reward is a finite number, not {value}")
+    if not 1 <= len(name) <= SHORT_TEXT:
+        raise UsageError(f"a reward's name has 1 to {SHORT_TEXT} characters, not {len(name)}")
+    call_id = None
+    if turn is not None:
+        calls = source.call_ids(session)
+        require_turn(session, turn, len(calls))
+        call_id = calls[turn - 1]
+    return Reward(
+        session_id=session,
+        name=name,
+        value=value,
+        created_at=time.time(),
+        call_id=call_id,
+        turn=turn,
+        source=RewardSource.OPERATOR,
+        role=role,
+        detail={"note": note} if note else {},
+    )

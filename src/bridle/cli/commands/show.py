@@ -55,7 +55,7 @@ def show(
         (about,) = summaries(source, [record])
         loaded = LoadedSession.load(source, record.id)
     if turn is not None:
-        require_turn(record, turn, len(loaded.calls))
+        require_turn(record.id, turn, len(loaded.calls))
     chosen = slice(None) if turn is None else slice(turn - 1, turn)
     turns = turns_of(loaded)[chosen]
     if text:

@@ -1,8 +1,8 @@
-// The token strip, the keyboard, and the clock of live parts. Everything else is HTML and htmx.
+// The token strip, the charts, the keyboard, and the clock of live parts. Everything else is HTML and htmx.
 
 const LIVE_MS = 2000;
 
-/** Shows tokens; arrow keys move through them, and a line below describes the chosen one. */
+/** Shows tokens; the mouse, a click and arrow keys choose one, which a line below describes. */
 class TokenStrip extends HTMLElement {
   connectedCallback() {
     const data = JSON.parse(this.querySelector("script").textContent);
@@ -33,13 +33,21 @@ class TokenStrip extends HTMLElement {
     let at = -1;
     const choose = (index) => {
       if (index < 0 || index >= cells.length) return;
-      cells[at]?.classList.remove("chosen");
+      cells[at]?.classList.remove("chosen", "pinned");
       at = index;
       cells[at].classList.add("chosen");
       about.textContent = describe(tokens[at], start + at);
     };
-    run.addEventListener("mouseover", (event) => {
-      if (event.target.dataset.index !== undefined) choose(Number(event.target.dataset.index));
+    let pinned = false; // by a click, until the next one on the same token
+    run.addEventListener("mouseover", ({ target: { dataset } }) => {
+      if (dataset.index !== undefined && !pinned) choose(Number(dataset.index));
+    });
+    run.addEventListener("click", ({ target: { dataset } }) => {
+      if (dataset.index === undefined) return;
+      const index = Number(dataset.index);
+      pinned = !(pinned && index === at);
+      choose(index);
+      cells[at].classList.toggle("pinned", pinned);
     });
     run.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
@@ -48,7 +56,7 @@ class TokenStrip extends HTMLElement {
       choose(Math.max(0, Math.min(cells.length - 1, at + step)));
       cells[at].scrollIntoView({ block: "nearest" });
     });
-    about.textContent = "The darker a token, the less probable it was. An underlined one is not trainable.";
+    about.textContent = "A click holds a token. The darker a token, the less probable it was. An underlined one is not trainable.";
     box.append(title, run, about);
     return box;
   }
@@ -68,6 +76,55 @@ function describe([id, text, logprob, version, reason], position) {
   parts.push(`logprob ${logprob.toFixed(4)}`, `probability ${(100 * Math.exp(logprob)).toFixed(2)} %`);
   parts.push(`version ${version}`, reason ? `not trainable: ${reason.replaceAll("_", " ")}` : "trainable");
   return parts.join(" · ");
+}
+
+/** Draws values over steps with uPlot; the caption shows those under the mouse, or the last. */
+class LineChart extends HTMLElement {
+  connectedCallback() {
+    const { steps, series } = JSON.parse(this.querySelector("script").textContent);
+    const caption = this.closest("figure").querySelector("b");
+    const last = caption.textContent;
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name);
+    const axis = { stroke: colour("--dim"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const line = (name, index) => ({
+      label: name,
+      stroke: colour(index ? "--rust" : "--accent"),
+      dash: index ? [4, 2] : [],
+      width: 1.5,
+      spanGaps: true,
+      points: { show: steps.length < 60, size: 4 },
+    });
+    const size = () => ({ width: this.clientWidth, height: this.clientHeight });
+    const zero = (_, low, high) => (low < 0 || high > 0 ? [Math.min(0, low), Math.max(0, high) * 1.05] : [0, 1]);
+    const plot = new uPlot(
+      {
+        ...size(),
+        legend: { show: false },
+        cursor: { y: false, drag: { x: false, y: false } },
+        scales: { x: { time: false }, y: { range: zero } },
+        axes: [
+          { ...axis, size: 22, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
+          { ...axis, size: 48, space: 28, values: (_, ticks) => ticks.map(figure) },
+        ],
+        series: [{}, ...Object.keys(series).map(line)],
+        hooks: {
+          setCursor: [({ cursor: { idx, left }, data }) => {
+            const shown = left < 0 || idx === null ? null : data.slice(1).map((of) => figure(of[idx])).join(" · ");
+            caption.textContent = shown === null ? last : `step ${steps[idx]}: ${shown}`;
+          }],
+        },
+      },
+      [steps, ...Object.values(series)],
+      this,
+    );
+    new ResizeObserver(() => plot.setSize(size())).observe(this);
+  }
+}
+customElements.define("line-chart", LineChart);
+
+function figure(value) {
+  return value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
 // -- live parts: asked for again while the page is seen and nobody types in them ------------------
@@ -119,8 +176,7 @@ function move(step) {
   (current.matches("[tabindex]") ? current : link)?.focus({ preventScroll: true });
 }
 
-const root = new URL(import.meta.url).pathname.replace(/\/static\/.*/, "");
-const places = { s: "sessions", g: "groups", r: "runs", a: "audit" };
+const places = { s: "Sessions", g: "Groups", r: "Runs", a: "Audit" };
 let going = false;
 
 document.addEventListener("keydown", (event) => {
@@ -131,7 +187,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (going) {
     going = false;
-    if (places[event.key]) location.href = `${root}/${places[event.key]}`;
+    [...document.querySelectorAll(".top nav a")].find((a) => a.textContent === places[event.key])?.click();
     return;
   }
   const act = {

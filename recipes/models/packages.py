@@ -25,6 +25,8 @@ class PackageNotFetched(BridleError):
     The message has the package and the reason.
     """
 
+    retryable = True
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -56,11 +58,11 @@ def fetch(package: Package, cache: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         archive = _download(package, Path(scratch))
-        digest = _sha256(archive)
+        digest = sha256_of(archive)
         if digest != package.sha256:
             raise PackageNotFetched(
-                f"{package.name} {package.version} has the digest {digest}, not the pinned "
-                f"{package.sha256}: the registry serves another file"
+                f"{package.name} {package.version} is another file than the pinned one: its "
+                f"SHA-256 is {digest}, not {package.sha256}"
             )
         archive.replace(kept)
     return kept
@@ -89,6 +91,7 @@ def _download(package: Package, folder: Path) -> Path:
     return found[0]
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

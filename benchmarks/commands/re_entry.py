@@ -1,0 +1,71 @@
+"""``bridle bench re-entry``: recorded sessions, re-entered at random turns."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.bench.seeded_policy import Kind
+from bridle.cli.options import JsonOption
+from bridle.cli.terminal import err, fail, out, print_json
+from bridle.extras import require
+
+
+def re_entry(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this harness; may be repeated.")
+    ] = None,
+    sandbox: Annotated[
+        list[str] | None,
+        typer.Option("--sandbox", help="`process` (default), `forked`, `container`; repeatable."),
+    ] = None,
+    kind: Annotated[
+        list[Kind] | None,
+        typer.Option("--kind", help="Kind of sessions; may be repeated. Default: `work`."),
+    ] = None,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions per cell of the table.")] = 10,
+    least: Annotated[int, typer.Option(min=4, help="Fewest turns of a session.")] = 5,
+    most: Annotated[int, typer.Option(min=4, help="Most turns of a session.")] = 30,
+    seed: Annotated[int, typer.Option(help="Seed of the work and of the turns.")] = 0,
+    parallel: Annotated[int, typer.Option(min=1, help="Sessions that run at once.")] = 2,
+    table: Annotated[Path | None, typer.Option(help="Write the table here as Markdown.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Record sessions of installed programs, and re-enter each at a random turn.
+
+    Exit with 1 if a session goes wrong in silence, or a first live prompt is not the recorded one.
+    """
+    from bridle.bench.re_entry import HARNESSES, Cell, Draw, bench_re_entry, markdown
+
+    unknown = sorted(set(only or ()) - set(HARNESSES))
+    if unknown:
+        fail(f"no harness of this bench is called {', '.join(unknown)}: {', '.join(HARNESSES)}", 2)
+    if most < least:
+        fail("--most is less than --least", 2)
+    require("torch", "train", "this bench makes a small tokenizer with the trainer")
+
+    def progress(cell: Cell) -> None:
+        line = f"{cell.harness} {cell.sandbox} {cell.kind}: {cell.entered} of {cell.recorded}"
+        err.print(line, highlight=False)
+
+    report = asyncio.run(
+        bench_re_entry(
+            only or HARNESSES,
+            sandbox or ("process",),
+            kind or (Kind.WORK,),
+            Draw(sessions, least, most, seed, parallel),
+            progress,
+        )
+    )
+    text = markdown(report)
+    if table is not None:
+        table.write_text(text, encoding="utf-8")
+    if json:
+        print_json(report.as_data())
+    else:
+        out.print(text, highlight=False, soft_wrap=True, markup=False)
+    if report.failures():
+        raise typer.Exit(1)
