@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from msgspec import structs
@@ -29,7 +30,7 @@ from bridle.proxy.engines.request import EngineRequest, engine_request
 from bridle.proxy.http.client import Client, ClientGone, encoded
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.replay.aliases import aliased
-from bridle.proxy.replay.replay import Step
+from bridle.proxy.replay.replay import UNREAD, Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.harness_identity import Identity, identify
 from bridle.proxy.session.registry import Caller, store_not_read, store_unavailable
@@ -45,6 +46,18 @@ from bridle.store.errors import StoreUnavailable
 from bridle.store.records import CallKind, CallStatus, Note
 
 log = logging.getLogger("bridle.proxy")
+
+
+class Arrived(NamedTuple):
+    """A request as it came, and the one decision on where it goes and in which form."""
+
+    caller: Caller
+    identity: Identity
+    body: bytes
+    parsed: Parsed
+    to: EnginePool
+    passes: bool
+    """Whether the engines speak the dialect and get the client's own request."""
 
 
 class DataPlane:
@@ -119,9 +132,9 @@ class DataPlane:
     async def _generate(self, route: Route, client: Client, held: Held) -> None:
         services = self._services
         dialect = route.dialect
-        identity = identify(client.headers)
-        caller, body, parsed = await self._parsed(route, client, identity, held, dialect.parse)
-        session, link, step = await self._placed(route, client, caller, identity, body, parsed)
+        arrived = await self._arrived(route, client, held, dialect.parse)
+        session, link, step, arrived = await self._placed(route, client, arrived)
+        _, _, body, (_, _, repeats), to, passes = arrived
         request = step.request
         if step.aliases:
             dialect = aliased(dialect, step.aliases)
@@ -134,12 +147,10 @@ class DataPlane:
                 request, messages=link.unfolded, notes=(*request.notes, noted)
             )
         watch = Stopwatch()
-        to = services.models.only or services.models.find(request.model, link.seen.agent)
-        passes = dialect.name in to.speaks
         overruled: tuple[Note, ...] = ()
         if passes:
             form = passed_form(to, request)
-            ask = passed_request(dialect, route, client, request, body)
+            ask = passed_request(dialect, route, client, request, step.body or body)
         else:
             form = await services.templates[to].form(session, link, request, step.prompt)
             ask, overruled = self._asked(form, session)
@@ -155,7 +166,7 @@ class DataPlane:
         refusal = None if budget is None else await services.budgets.refusal(session, budget)
         try:
             recording = services.recorder.begin(
-                session, request, body, client.headers, watch, link, form.prompt, parsed.repeats
+                session, request, body, client.headers, watch, link, form.prompt, repeats
             )
         except StoreUnavailable as error:
             raise store_unavailable() from error
@@ -187,14 +198,12 @@ class DataPlane:
         )
         return ask, overruled
 
-    async def _parsed(
-        self, route: Route, client: Client, identity: Identity, held: Held, parse: Parse
-    ) -> tuple[Caller, bytes, Parsed]:
-        """Return who asks, the request's body, and the request.
+    async def _arrived(self, route: Route, client: Client, held: Held, parse: Parse) -> Arrived:
+        """Return the request, its caller and its engines.
 
         Raises :class:`ApiError` for a model name that no database can store.
         """
-        services = self._services
+        services, identity = self._services, identify(client.headers)
         caller = await services.sessions.authenticate(client.headers, client.address)
         known: Sequence[History] = ()
         if route.dialect.parse_on is not None and route.at.action is Action.GENERATE:
@@ -202,27 +211,31 @@ class DataPlane:
         earlier = [one.body for one in known]
         body, repeats = await client.body_after(earlier, services.settings.limits, held)
         path, query = dict(route.parameters), _query(client)
-        if self._passes(route, body, identity):
+        to = self._speaking(route, identity, body)
+        if to is not None:
             parsed = Parsed(await self._carried(route, client, caller, body, parse))
         elif (parse_on := route.dialect.parse_on) and route.at.action is Action.GENERATE:
             parsed = parse_on(body, path, query, Known(known, repeats))
         else:
             parsed = Parsed(parse(body, path, query))
-        if "\0" in parsed.request.model:
+        model = parsed.request.model
+        if "\0" in model:
             message = "a model's name cannot contain a NUL character"
             raise ApiError("invalid_request", message, status=400, param="model")
-        if not parsed.request.carried:
-            whole = await self._whole(route, caller, parsed.request, body)
-            parsed = parsed._replace(request=whole)
-        return caller, body, parsed
+        if to is not None:
+            return Arrived(caller, identity, body, parsed, to, passes=True)
+        whole = await self._whole(route, caller, parsed.request, body)
+        to = services.models.only or services.models.find(model, identity.role)
+        return Arrived(caller, identity, body, parsed._replace(request=whole), to, passes=False)
 
-    def _passes(self, route: Route, body: bytes, identity: Identity) -> bool:
-        """Return whether the request's upstream speaks its dialect and gets it as it is."""
+    def _speaking(self, route: Route, identity: Identity, body: bytes) -> EnginePool | None:
+        """Return the request's engines if they speak its dialect and get it as it is."""
         models, name = self._services.models, route.dialect.name
         if not models.speak(name):
-            return False
+            return None
         model = dict(route.parameters).get("model") or model_of(body)
-        return model is not None and name in models.find(model, identity.role).speaks
+        to = None if model is None else models.find(model, identity.role)
+        return to if to is not None and name in to.speaks else None
 
     async def _carried(
         self, route: Route, client: Client, caller: Caller, body: bytes, parse: Parse
@@ -241,7 +254,7 @@ class DataPlane:
                     dialect=route.dialect.name,
                     model=model,
                     stream=asks_for_stream(body),
-                    notes=(Note("request_unread", error.message[:200]),),
+                    notes=(Note(UNREAD, error.message[:200]),),
                 )
             try:
                 request = await self._whole(route, caller, request, body)
@@ -249,13 +262,16 @@ class DataPlane:
                 request = structs.replace(
                     request, notes=(*request.notes, Note("history_at_upstream"))
                 )
-        return structs.replace(request, carried=True)
+        return request
 
     async def _parsed_again(
-        self, route: Route, client: Client, caller: Caller, body: bytes
+        self, route: Route, client: Client, caller: Caller, passes: bool, body: bytes
     ) -> Request:
         """Return the request of another ``body`` that came by the same route."""
-        request = route.dialect.parse(body, dict(route.parameters), _query(client))
+        parse = route.dialect.parse
+        if passes:
+            return await self._carried(route, client, caller, body, parse)
+        request = parse(body, dict(route.parameters), _query(client))
         return await self._whole(route, caller, request, body)
 
     async def _whole(self, route: Route, caller: Caller, request: Request, body: bytes) -> Request:
@@ -279,48 +295,62 @@ class DataPlane:
         return [] if named else services.memory.anonymous_trails.histories()
 
     async def _placed(
-        self,
-        route: Route,
-        client: Client,
-        caller: Caller,
-        identity: Identity,
-        body: bytes,
-        parsed: Parsed,
-    ) -> tuple[Session, Link, Step]:
+        self, route: Route, client: Client, arrived: Arrived
+    ) -> tuple[Session, Link, Step, Arrived]:
         """Return the session of a request, its link to an earlier call, and its step there.
 
-        The step has the request itself, unless the session re-enters another one.
+        The step has the request itself, unless the session re-enters another one. A re-entry that
+        asks another model may have other engines.
         """
-        services, (request, history, _) = self._services, parsed
+        services, (caller, identity, body, parsed, *_) = self._services, arrived
+        request, history, _ = parsed
         session = await services.sessions.admit(caller, route.session, identity)
         conversation = _conversation_of(request)
-        if conversation is not None and not request.carried:
+        if conversation is not None and not arrived.passes:
             session = await conversations_session(services, conversation, session)
         if session is None:
-            return *await self._anonymous(caller, identity, request, history), Step(request)
+            session, link = await self._anonymous(caller, identity, request, history)
+            return session, link, Step(request), arrived
+        role, memory = identity.role, services.memory
         replay = await services.replays.of(session)
         if replay is None:
-            link = await services.memory.find(session, request, identity.role, history)
-            return session, link, Step(request)
-        await services.memory.load(session)
-        parse = partial(self._parsed_again, route, client, caller)
-        step = await replay.step(session, request, body, identity.role, parse)
-        link = await services.memory.find(session, step.request, identity.role)
-        return session, link, step
+            link = await memory.find(session, request, role, history)
+            return session, link, Step(request), arrived
+        await memory.load(session)
+        arrived = await self._for_model(route, client, arrived, replay.model)
+        parse = partial(self._parsed_again, route, client, caller, arrived.passes)
+        native = route.dialect.native if arrived.passes else None
+        wording = None if native is None else native.wording
+        step = await replay.step(session, arrived.parsed.request, body, role, parse, wording)
+        return session, await memory.find(session, step.request, role), step, arrived
+
+    async def _for_model(
+        self, route: Route, client: Client, arrived: Arrived, model: str | None
+    ) -> Arrived:
+        """Return a request with the engines of another ``model``, read in the form for them."""
+        if model is None:
+            return arrived
+        caller, identity, body, parsed, *_ = arrived
+        to = self._services.models.find(model, identity.role)
+        passes = route.dialect.name in to.speaks
+        if passes != arrived.passes:
+            request = await self._parsed_again(route, client, caller, passes, body)
+            parsed = parsed._replace(request=request)
+        return arrived._replace(parsed=parsed, to=to, passes=passes)
 
     async def _anonymous(
         self, caller: Caller, identity: Identity, request: Request, history: History | None
     ) -> tuple[Session, Link]:
         """Return the session of a request that names none, and its link to an earlier call."""
-        services = self._services
-        link, continued = await services.memory.find_anonymous(request, history)
+        services, role = self._services, identity.role
+        link, continued = await services.memory.find_anonymous(request, role, history)
         if continued is not None and not caller.may_read(continued.record):
             # It echoes an id of a session whose key it does not have.
             continued = None
         session = await services.sessions.anonymous(continued, identity)
         if link.parent is not None and session is not continued:
             # The session that it continues is closed: all its messages are new in this one.
-            link = services.memory.find_first(request)
+            link = services.memory.find_first(request, role)
         return session, link
 
     async def _count(self, route: Route, client: Client, held: Held) -> None:
@@ -328,26 +358,25 @@ class DataPlane:
         services = self._services
         counting = route.dialect.count
         assert counting is not None, "its dialect has such a path"  # noqa: S101
-        identity = identify(client.headers)
-        caller, body, (request, *_) = await self._parsed(
-            route, client, identity, held, counting.parse
-        )
+        arrived = await self._arrived(route, client, held, counting.parse)
+        caller, identity, body, (request, *_), to, passes = arrived
         session = await services.sessions.admit(caller, route.session, identity)
         if session is None:
-            _, session = await services.memory.find_anonymous(request, begins=False)
+            find = services.memory.find_anonymous
+            _, session = await find(request, identity.role, begins=False)
             if session is not None and not caller.may_read(session.record):
                 session = None
-        to = services.models.find(request.model, identity.role)
-        watch = Stopwatch()
-        passed = await self._passed_count(route, client, request, body, to)
-        reply, usage, served = b"", {}, None
-        if passed is None:
+        watch, passed, served = Stopwatch(), None, None
+        usage: dict[str, int] = {}
+        if passes:
+            ask = passed_request(route.dialect, route, client, request, body)
+            passed = await pass_once(to, ask)
+            reply = passed.body
+        else:
             rules = await services.templates[to].rules(request) or RoleRules()
             shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
             count, served = await to.count_tokens(shaped)
             reply, usage = counting.reply(count), {"prompt_tokens": count}
-        else:
-            reply = passed.body
         if session is None:
             # Nothing in the request identifies its session.
             services.metrics.events.labels("count_without_session").inc()
@@ -371,14 +400,6 @@ class DataPlane:
             await client.respond(200, reply)
         else:
             await client.refuse(passed)
-
-    async def _passed_count(
-        self, route: Route, client: Client, request: Request, body: bytes, to: EnginePool
-    ) -> HttpError | None:
-        """Return the count of an upstream that speaks the dialect; ``None`` of every other one."""
-        if route.dialect.name not in to.speaks:
-            return None
-        return await pass_once(to, passed_request(route.dialect, route, client, request, body))
 
     async def _beside(self, route: Route, client: Client, held: Held) -> None:
         await serve_beside(self._services, route, client, held)

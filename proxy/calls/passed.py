@@ -19,6 +19,7 @@ from bridle.proxy.dialects.body import model_of
 from bridle.proxy.dialects.dialect import Dialect
 from bridle.proxy.dialects.errors import midway
 from bridle.proxy.dialects.routes import Route
+from bridle.proxy.dialects.wording import ReplyWords
 from bridle.proxy.engines.passed import PassedStream
 from bridle.proxy.engines.pool import EnginePool
 from bridle.proxy.engines.rendering import EngineForm
@@ -96,6 +97,8 @@ class PassedCall(Call):
             held=held,
         )
         self._reader, self._stream = self._received, self._passed
+        change = native.change
+        self._words = None if change is None else ReplyWords(native.wording, change)
         # The upstream's bytes begin the stream.
         self._begun = True
 
@@ -108,6 +111,8 @@ class PassedCall(Call):
     def _pass(self, pieces: list[bytes]) -> asyncio.Future[None] | None:
         """Record the bytes of whole events and send them to the client."""
         fold, body = self._recording.fold, b"".join(pieces)
+        if self._words is not None:
+            body = self._words.events(body)
         fold.first_token_at = fold.first_token_at or self._recording.now()
         self._take_headers()
         waiting = self._write(body)
@@ -131,7 +136,12 @@ class PassedCall(Call):
 
     def _last_bytes(self) -> bytes:
         self._take_headers()
-        return bytes(self._passed.last)
+        last = bytes(self._passed.last)
+        if self._words is None:
+            return last
+        if not self._passed.streams:
+            return self._words.whole(last)
+        return self._words.events(last) + self._words.end()
 
     async def _commit(self, status: CallStatus, failure: CallFailure | None = None) -> CallEnded:
         received = self._received

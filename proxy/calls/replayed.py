@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bridle.proxy.dialects.dialect import Dialect
+from bridle.proxy.dialects.wording import ReplyWords
 from bridle.proxy.http.client import Client
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.recording.replayed import ReplayedRecording
@@ -61,10 +62,13 @@ async def serve_replayed(
     await asyncio.sleep(replay.wait(recorded, time.monotonic()))
     replies = renamed_replies(recorded, replay.names)
     minted = dialect.mint(begun.id, int(begun.started_at), request.model)
-    if recorded.row.stream != request.stream or _has_other_names(replies, step):
+    renames = _has_other_names(replies, step)
+    if recorded.row.stream != request.stream or (renames and dialect.native is None):
         reply = _emitted(dialect, request, minted, replies, recorded)
     else:
         reply = await asyncio.to_thread(replay.response, recorded)
+        if renames and dialect.native is not None:
+            reply = ReplyWords(dialect.native.wording, replay.aliases.arguments).recorded(reply)
     recording = ReplayedRecording(begun, session, request, link, recorded, replies, watch.now)
     recording.sent(reply)
     try:

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
 from bridle.proxy.dialects.received import ReceivedReply
+from bridle.proxy.dialects.wording import Change, Wording
 from bridle.proxy.wire.canonical import ApiError, Emitter, HttpError, Minted, Parse, Reply, Request
 from bridle.proxy.wire.histories import ParseOn
 from bridle.store.reading.queries import CallRow, Reader
@@ -126,9 +127,13 @@ class Native:
     """Found in the addresses of the upstreams that are known to serve the dialect."""
     reader: Callable[[Request], ReceivedReply]
     """Makes the reader of one reply to a request."""
+    wording: Wording
+    """The places of words in the bodies."""
     headers: tuple[str, ...] = ()
     """The beginnings of the names of the client's headers that the upstream gets, in lower case.
     The provider's header for a key is none of them."""
+    change: Change | None = None
+    """Changes the arguments of tool calls in replies, if they are not passed on as they are."""
 
 
 Readable = Callable[[str], bool]

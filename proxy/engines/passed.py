@@ -7,7 +7,6 @@ that ends the reply, and what comes after it, is held until the record is commit
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any, Final
 
 from bridle.proxy.dialects.received import ReceivedReply
@@ -25,10 +24,9 @@ from bridle.proxy.engines.transport import EngineResponse
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, HttpError
 from bridle.proxy.wire.in_flight import STEP, Held
-from bridle.proxy.wire.sse import EventTooLarge, SseParser
+from bridle.proxy.wire.sse import END_OF_EVENT, EventTooLarge, SseParser
 from bridle.store.records import Note
 
-_END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _OF_THE_CONNECTION: Final = frozenset(
     {
         *("cache-control", "connection", "content-encoding", "content-length", "date"),
@@ -112,7 +110,7 @@ class PassedStream(UpstreamCall[bytes]):
         self._event.extend(chunk)
         pieces: list[bytes] = []
         begin = 0
-        for end in _END_OF_EVENT.finditer(self._event, start):
+        for end in END_OF_EVENT.finditer(self._event, start):
             pieces += self._read(bytes(self._event[begin : end.end()]))
             begin = end.end()
         del self._event[:begin]

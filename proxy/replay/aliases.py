@@ -65,13 +65,21 @@ class Aliases:
             return message
         if message.tool_calls:
             calls = tuple(
-                structs.replace(one, arguments=_in_arguments(one.arguments, self._recorded))
+                structs.replace(one, arguments=self.recorded_arguments(one.arguments))
                 for one in message.tool_calls
             )
             return structs.replace(message, tool_calls=calls)
         if message.role == "tool" and isinstance(message.content, str):
-            return structs.replace(message, content=_in_text(message.content, self._recorded))
+            return structs.replace(message, content=self.recorded_text(message.content))
         return message
+
+    def recorded_arguments(self, sent: str) -> str:
+        """Return the arguments of a tool call with the recorded names."""
+        return _in_arguments(sent, self._recorded)
+
+    def recorded_text(self, sent: str) -> str:
+        """Return the result of a tool with the recorded names."""
+        return _in_text(sent, self._recorded)
 
     def arguments(self, recorded: str) -> str:
         """Return the arguments of a tool call with the new names."""
@@ -103,7 +111,10 @@ def aliased(dialect: Dialect, aliases: Aliases) -> Dialect:
     def reply(request: Request, minted: Minted, whole: Reply) -> bytes:
         return dialect.reply(request, minted, aliases.reply(whole))
 
-    return replace(dialect, emitter=emitter, reply=reply)
+    native = dialect.native
+    if native is not None:
+        native = replace(native, change=aliases.arguments)
+    return replace(dialect, emitter=emitter, reply=reply, native=native)
 
 
 class _AliasedEmitter:

@@ -15,16 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
+from bridle.proxy.dialects.wording import Wording
 from bridle.proxy.replay.aliases import Aliases
+from bridle.proxy.replay.grafted_body import GraftedBodies
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
-from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed
-from bridle.proxy.session.rules import ReplayRules
+from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed, renamed
+from bridle.proxy.session.rules import Edits, ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.store.call import CallRow
@@ -39,6 +41,12 @@ DIVERGED: Final = "replay_diverged"
 """Name of the note on a call whose request differs from the recorded one; the detail shows it."""
 HANDLE: Final = "replay_handle"
 """Name of the note on a call whose request has other names of what runs in the background."""
+UNREAD: Final = "request_unread"
+"""Name of the note on a request that only its upstream can read."""
+REWORDED: Final = "replay_reworded"
+"""Name of the note on a call whose upstream got the recorded words in the client's JSON."""
+EDITED: Final = "replay_edited"
+"""Name of the note on the first live call for each edit; the detail is the call's id or role."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -61,6 +69,13 @@ class Step:
     """The names that the reply must have, if any differ from the recorded ones."""
     refusal: ApiError | None = None
     """The error for a request that differs from the record."""
+    body: bytes | None = None
+    """The body for an upstream of the client's own dialect; ``None`` if it gets the client's."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether an engine or another upstream is asked."""
+        return self.replayed is None and self.refusal is None
 
 
 class Replay:
@@ -81,7 +96,10 @@ class Replay:
         order = [call.id for call in recorded.calls]
         if branch is not None and branch not in order:
             raise ValueError(f"call {branch} is no complete call of the recorded session")
+        if rules.edit != Edits() and branch is None:
+            raise ValueError("an edit needs the call at which the session goes on")
         self.recorded = recorded
+        self._edited_call = None if rules.edit == Edits() else branch
         self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
         self._rules = rules
         self._judge = judge
@@ -96,6 +114,7 @@ class Replay:
         self._messages: dict[bytes, Message] = {}
         """Recorded messages by what the harness sends in their place."""
         self._tools: dict[bytes, tuple[dict[str, Any], ...]] = {}
+        self._bodies = GraftedBodies()
         self.aliases = Aliases()
         """The names of what runs in the background."""
         self._began: float | None = None
@@ -110,26 +129,61 @@ class Replay:
         body: bytes,
         agent: str | None,
         parse: ParseRecorded,
+        wording: Wording | None = None,
     ) -> Step:
-        """Return the answer to one request. Raise ``ValueError`` if the record is damaged."""
+        """Return the answer to one request.
+
+        ``wording`` is that of an upstream of the client's own dialect. Raise ``ValueError`` if the
+        record is damaged.
+        """
         async with self._one_at_a_time:
-            all_echoed = echoed(body)
-            known = session.calls | session.running | self._own
-            if not self._read or not all_echoed <= known:
-                await self._catch_up(session.id, request.dialect, parse)
-            if self._stopped is not None:
-                return Step(request, refusal=self._stopped)
-            own = all_echoed & (known | self._own)
-            if self._ended or not own <= self._recorded_of.keys():
-                return self._live(request)
-            echoes = frozenset(self._recorded_of[one] for one in own)
-            found = await self._match(request, agent, echoes, parse)
-            if found is not None:
-                return self._matched(request, *found)
-            if self._prefix <= self._used:
-                return self._live(request)
-            detail = f"no recorded call follows {self._latest(echoes)} and asks this"
-            return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
+            step = await self._step(session, request, body, agent, parse, wording)
+            if wording is None or not step.asks or _unread(request) is not None:
+                return step
+            worded = self._bodies.body(body, self.aliases, wording)
+            if worded is None:
+                return step
+            return replace(step, body=worded, notes=(*step.notes, Note(REWORDED)))
+
+    async def _step(
+        self,
+        session: Session,
+        request: Request,
+        body: bytes,
+        agent: str | None,
+        parse: ParseRecorded,
+        wording: Wording | None,
+    ) -> Step:
+        all_echoed = echoed(body)
+        known = session.calls | session.running | self._own
+        if not self._read or not all_echoed <= known:
+            await self._catch_up(session.id, request.dialect, parse, wording)
+        if self._stopped is not None:
+            return Step(request, refusal=self._stopped)
+        if (unread := _unread(request)) is not None:
+            return self._diverged(request, Verdict(Likeness.DIVERGED, unread))
+        own = all_echoed & (known | self._own)
+        if self._ended or not own <= self._recorded_of.keys():
+            return self._live(request)
+        echoes = frozenset(self._recorded_of[one] for one in own)
+        found = await self._match(request, agent, echoes, parse)
+        if found is not None:
+            if wording is not None and found[0].id == self._edited_call:
+                return Step(request, refusal=_no_edit("its service gets the agent's own requests"))
+            step = self._matched(request, *found)
+            if wording is not None and step.refusal is None:
+                then = await asyncio.to_thread(self.recorded.request, found[0], self._names)
+                self._bodies.learn(body, then, wording)
+            return step
+        if self._prefix <= self._used:
+            return self._live(request)
+        detail = f"no recorded call follows {self._latest(echoes)} and asks this"
+        return self._diverged(request, Verdict(Likeness.DIVERGED, detail))
+
+    @property
+    def model(self) -> str | None:
+        """The model that live calls ask instead of the one that the harness names."""
+        return self._rules.model
 
     def answered(self, call: RecordedCall, call_id: str) -> None:
         """Record that the call ``call_id`` of the session has the place of a recorded one."""
@@ -161,7 +215,9 @@ class Replay:
         """The id of the new call in place of each recorded one."""
         return self._names
 
-    async def _catch_up(self, session_id: str, dialect: str, parse: ParseRecorded) -> None:
+    async def _catch_up(
+        self, session_id: str, dialect: str, parse: ParseRecorded, wording: Wording | None
+    ) -> None:
         """Take up the session's calls in the store that this process has not processed."""
         self._read = True
         ids = await asyncio.to_thread(self._reader.call_ids, session_id)
@@ -169,14 +225,16 @@ class Replay:
             return
         for row in await asyncio.to_thread(self._reader.calls, session_id):
             if row.id not in self._own and row.id not in self._recorded_of:
-                self._take_up(row)
-                recorded = self.recorded.by_id.get(self._recorded_of.get(row.id, ""))
+                recorded = self.recorded.by_id.get(self._take_up(row) or "")
                 if recorded is not None and row.dialect == dialect:
-                    await self._graft_again(row.id, recorded, parse)
+                    await self._graft_again(row.id, recorded, parse, wording)
             self._own.add(row.id)
 
-    def _take_up(self, row: CallRow) -> None:
-        """Take up what a call's columns and notes record about the re-entry."""
+    def _take_up(self, row: CallRow) -> str | None:
+        """Take up what a call's columns and notes record about the re-entry.
+
+        Return the id of the recorded call in whose place it came.
+        """
         noted = {note.name: note.detail for note in row.notes}
         place = row.replayed_call_id or noted.get(LIVE)
         if place is not None:
@@ -188,9 +246,10 @@ class Replay:
             self._ended = True
         elif DIVERGED in noted and self._stopped is None:
             self._stopped = _stop(noted[DIVERGED])
+        return place
 
     async def _graft_again(
-        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded
+        self, call_id: str, recorded: RecordedCall, parse: ParseRecorded, wording: Wording | None
     ) -> None:
         sent, then = await asyncio.to_thread(
             lambda: (
@@ -201,7 +260,10 @@ class Replay:
         if sent != then:
             came, was = await parse(sent), await parse(then)
             self._learned(came, was)
-            self._graft(came, was)
+            edited, _ = self._edited(recorded, was)
+            self._graft(came, edited or was)
+            if wording is not None:
+                self._bodies.learn(sent, then, wording)
 
     async def _match(
         self, request: Request, agent: str | None, echoes: Collection[str], parse: ParseRecorded
@@ -247,6 +309,10 @@ class Replay:
         if not (verdict.follows or named):
             return self._diverged(request, verdict, call)
         self._used.add(call.id)
+        edited, notes = self._edited(call, then)
+        if edited is None:
+            return Step(request, refusal=_no_edit("its request has not all that is edited"))
+        then = edited
         self._graft(request, then)
         grafted = structs.replace(
             request,
@@ -256,17 +322,43 @@ class Replay:
             instructions=then.instructions,
             notes=then.notes,
         )
-        notes = _notes(verdict)
         if call.id in self._prefix:
-            return Step(grafted, notes, replayed=call, aliases=self.aliases)
-        live, noted = self._asking(grafted), (*notes, Note(LIVE, call.id))
-        return Step(live, noted, prompt=call.prompt, aliases=self.aliases)
+            return Step(grafted, _notes(verdict), replayed=call, aliases=self.aliases)
+        prompt = None if notes else call.prompt
+        notes = (*_notes(verdict), *notes, Note(LIVE, call.id))
+        return Step(self._asking(grafted), notes, prompt=prompt, aliases=self.aliases)
+
+    def _edited(self, call: RecordedCall, then: Request) -> tuple[Request | None, tuple[Note, ...]]:
+        """Return the recorded request with the edits at this call, and a note on each.
+
+        The request is ``None`` if it lacks a text that is edited.
+        """
+        if call.id != self._edited_call:
+            return then, ()
+        edit, notes = self._rules.edit, []
+        results = {
+            renamed(name.encode(), self._names).decode(): text
+            for name, text in edit.tool_results.items()
+        }
+        system, messages = edit.system, list(then.messages)
+        for place, message in enumerate(messages):
+            text = None
+            if message.role == "system":
+                text, system = system, None
+            elif message.role == "tool":
+                text = results.pop(message.tool_call_id or "", None)
+            if text is not None:
+                messages[place] = structs.replace(message, content=text)
+                notes.append(Note(EDITED, message.tool_call_id or message.role))
+        missing = bool(results) or system is not None
+        return None if missing else structs.replace(then, messages=tuple(messages)), tuple(notes)
 
     def _live(self, request: Request) -> Step:
         messages = request.messages
-        if self._messages:
-            messages = tuple(self._messages.get(_KEY(one), one) for one in messages)
-        messages = tuple(map(self.aliases.recorded, messages))
+        if self._messages or self.aliases:
+            messages = tuple(
+                self._messages.get(_KEY(one)) or self.aliases.recorded(one) for one in messages
+            )
         tools = self._tools.get(_KEY(request.tools), request.tools)
         live = self._asking(structs.replace(request, messages=messages, tools=tools))
         return Step(live, aliases=self.aliases)
@@ -366,6 +458,19 @@ class Replays:
         known = [(was, now) for was, now in places if was is not None and now is not None]
         judging = judge(rules.noise, known)
         return Replay(recorded, record.origin_call_id, rules, judging, self._reader)
+
+
+def _unread(request: Request) -> str | None:
+    """Return the reason why the request was not read, if it was not."""
+    return next((note.detail for note in request.notes if note.name == UNREAD), None)
+
+
+def _no_edit(problem: str) -> ApiError:
+    message = (
+        f"the turn at which the session goes on cannot be edited: {problem}; name texts of that "
+        "turn, and with --model a model that an engine serves"
+    )
+    return ApiError("invalid_request", message, status=400)
 
 
 def _stop(detail: str) -> ApiError:

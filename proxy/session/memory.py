@@ -186,23 +186,29 @@ class SessionMemory:
         return link
 
     async def find_anonymous(
-        self, request: Request, history: History | None = None, *, begins: bool = True
+        self,
+        request: Request,
+        agent: str | None = None,
+        history: History | None = None,
+        *,
+        begins: bool = True,
     ) -> tuple[Link, Session | None]:
         """Return the place of a request that names no session, and the session it continues.
 
-        ``history`` is as for :meth:`find`. ``begins`` is whether a call begins with it.
+        ``agent`` and ``history`` are as for :meth:`find`. ``begins`` is whether a call begins with
+        it.
         """
-        link = self._find_anonymous(request, history)
+        link = self._find_anonymous(request, agent, history)
         if link.unknown and await self._were_running(link.unknown):
-            link = self._find_anonymous(request, history)
+            link = self._find_anonymous(request, agent, history)
         for call_id in reversed(link.unknown):
             session = await self.session_of(call_id)
             if session is not None:
-                link = await self.find(session, request)
+                link = await self.find(session, request, agent)
                 break
         if link.parent is None and link.unexplained and await self._others_wrote():
             await self._load_anonymous()
-            link = self._find_anonymous(request, history)
+            link = self._find_anonymous(request, agent, history)
         return link, self._session_by(link, begins)
 
     def _session_by(self, link: Link, begins: bool) -> Session | None:
@@ -221,12 +227,12 @@ class SessionMemory:
                 return self.get(session.id)
         return None if link.quoted is None else self.get(link.quoted.session_id)
 
-    def find_first(self, request: Request) -> Link:
+    def find_first(self, request: Request, agent: str | None) -> Link:
         """Return the place of ``request`` in a session that it is the first call of."""
-        return Search(TurnIndex(), request, None).link()
+        return Search(TurnIndex(), request, agent).link()
 
-    def _find_anonymous(self, request: Request, history: History | None) -> Link:
-        link = Search(self._anonymous, request, None, self.anonymous_trails, history).link()
+    def _find_anonymous(self, request: Request, agent: str | None, history: History | None) -> Link:
+        link = Search(self._anonymous, request, agent, self.anonymous_trails, history).link()
         if link.parent is not None or not isinstance(request.prompt, tuple):
             return link
         prompt = token_array(request.prompt)

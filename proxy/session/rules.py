@@ -76,6 +76,15 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
+class Edits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Text in place of recorded text, in the prompt of the first live call."""
+
+    system: str | None = None
+    """The text of the first system message."""
+    tool_results: dict[str, str] = {}
+    """Results by the recorded ids of their tool calls."""
+
+
 class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules of a session that re-enters a recorded one."""
 
@@ -86,6 +95,8 @@ class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regular expressions by name. Text that matches one on both sides counts as equal."""
     model: str | None = None
     """The model that live calls ask instead of the one that the harness names."""
+    edit: Edits = Edits()
+    """Text that the first live call and those after it see in place of recorded text."""
     pace: Literal["instant", "recorded"] = "instant"
     """``recorded`` sends each reply as long after the first request as it was recorded, so that
     work in the background ends at the same turn."""

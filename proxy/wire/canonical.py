@@ -86,8 +86,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields that only requests of this dialect have, for its emitter and reply."""
     names: Mapping[str, str] = {}
     """The client's names of the engine's parameters, by the engine's name, where they differ."""
-    carried: bool = False
-    """Whether its upstream gets the client's own bytes, so that it was read only for the record."""
     notes: tuple[Note, ...] = ()
     """Notes on everything that was converted or dropped in translation; each is counted."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from bridle.errors import BridleError
 
+END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _UNBOUNDED: Final = 1 << 62
 
 

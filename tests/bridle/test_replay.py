@@ -94,6 +94,27 @@ def test_what_follows_a_divergence_is_chosen(
         assert (last.sampled_tokens is None or last.sampled_tokens == 0) == (choice != "live")
 
 
+def test_the_live_turns_see_edited_text(
+    session: str, proxy_url: str, store: str, tmp_path: Path
+) -> None:
+    with Reader(store) as reader:
+        (tool,) = reader.calls(session)[0].replies[0].tool_calls
+    file = tmp_path / "edit.json"
+    file.write_text(json.dumps({"tool_results": {tool.id: "7"}}))
+    done = bridle("replay", session, "--proxy", proxy_url, "--edit", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The answer is 7.\n"
+    assert "turn 2 (recorded turn 2): edited, live; call_" in done.stderr
+    with Reader(store) as reader:
+        (sibling,) = [one for one in reader.sessions() if one.origin_session_id]
+        assert sibling.settings["replay"]["edit"] == {"tool_results": {tool.id: "7"}}
+    for text, problem in (("{", "no readable JSON"), ("[]", "no JSON object")):
+        file.write_text(text)
+        refused = bridle("replay", session, "--proxy", proxy_url, "--edit", str(file))
+        assert refused.returncode == 2
+        assert problem in refused.stderr
+
+
 def test_a_rule_of_noise_is_added_and_none_may_match_a_lone_number(
     session: str, proxy_url: str, tmp_path: Path
 ) -> None:

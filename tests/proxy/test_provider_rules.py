@@ -10,10 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from google import genai
+from tests.support.tool_loops import (
+    Ask,
+    ToolLoop,
+    by_chat,
+    by_google,
+    by_messages,
+    by_responses,
+)
 from typer.testing import CliRunner
 
 from bridle.cli.program import app
@@ -22,8 +27,6 @@ from bridle.run.deployment import examine_upstreams
 from bridle.store.records import CallStatus
 
 TURNS = 6
-PARAMETERS = {"type": "object", "properties": {"step": {"type": "integer"}}, "required": ["step"]}
-TOOL = {"name": "look_up", "description": "Look a step up.", "parameters": PARAMETERS}
 
 Asked = dict[str, Any]
 Rule = Callable[[Asked, list[Asked]], str | None]
@@ -136,91 +139,12 @@ async def _send(send: Any, status: int, body: Any) -> None:
     await send({"type": "http.response.body", "body": data})
 
 
-def by_chat(url: str, stream: bool) -> str:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-    messages: list[Any] = [{"role": "user", "content": "go"}]
-    given: Any = {"model": "ext", "tools": [{"type": "function", "function": TOOL}]}
-    given |= {"max_completion_tokens": 99}
-    while True:
-        if stream:
-            with client.chat.completions.stream(**given, messages=messages) as events:
-                said = events.get_final_completion().choices[0].message
-        else:
-            said = client.chat.completions.create(**given, messages=messages).choices[0].message
-        if not said.tool_calls:
-            return str(said.content)
-        (call,) = said.tool_calls
-        made = {"name": call.function.name, "arguments": call.function.arguments}
-        kept = {"id": call.id, "type": "function", "function": made}
-        messages.append({"role": "assistant", "content": said.content, "tool_calls": [kept]})
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
-
-
-def by_responses(url: str, stream: bool) -> str:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-    given: Any = {"model": "ext", "tools": [{"type": "function", **TOOL}], "max_output_tokens": 99}
-    items: list[Any] = [{"role": "user", "content": "go"}]
-    while True:
-        if stream:
-            *_, last = client.responses.create(**given, input=items, stream=True)
-            said = last.response
-        else:
-            said = client.responses.create(**given, input=items)
-        items += [item.model_dump(exclude_none=True) for item in said.output]
-        calls = [item for item in said.output if item.type == "function_call"]
-        if not calls:
-            return str(said.output_text)
-        items.append(
-            {"type": "function_call_output", "call_id": calls[0].call_id, "output": "done"}
-        )
-
-
-def by_messages(url: str, stream: bool) -> str:
-    client = anthropic.Anthropic(base_url=url, api_key="x", max_retries=0)
-    tool = {"name": "look_up", "description": "Look a step up.", "input_schema": PARAMETERS}
-    given: Any = {"model": "ext", "max_tokens": 99, "tools": [tool]}
-    messages: list[Any] = [{"role": "user", "content": "go"}]
-    while True:
-        if stream:
-            with client.messages.stream(**given, messages=messages) as events:
-                said = events.get_final_message()
-        else:
-            said = client.messages.create(**given, messages=messages)
-        messages.append({"role": "assistant", "content": said.content})
-        calls = [block for block in said.content if block.type == "tool_use"]
-        if not calls:
-            return "".join(block.text for block in said.content if block.type == "text")
-        result = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "done"}
-        messages.append({"role": "user", "content": [result]})
-
-
-def by_google(url: str, stream: bool) -> str:
-    client = genai.Client(api_key="x", http_options={"base_url": url})
-    types = genai.types
-    declared = types.FunctionDeclaration(
-        name="look_up", description="Look a step up.", parameters_json_schema=PARAMETERS
-    )
-    config = types.GenerateContentConfig(
-        tools=[types.Tool(function_declarations=[declared])], max_output_tokens=99
-    )
-    contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="go")])]
-    while True:
-        asked: Any = {"model": "ext", "contents": contents, "config": config}
-        chunks: list[Any] = []
-        if stream:
-            chunks += client.models.generate_content_stream(**asked)
-        else:
-            chunks.append(client.models.generate_content(**asked))
-        parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts or ()]
-        contents.append(types.Content(role="model", parts=parts))
-        calls = [part.function_call for part in parts if part.function_call]
-        if not calls:
-            return "".join(part.text or "" for part in parts if not part.thought)
-        reply = types.FunctionResponse(id=calls[0].id, name="look_up", response={"output": "done"})
-        contents.append(types.Content(role="user", parts=[types.Part(function_response=reply)]))
-
-
-CLIENTS = {"chat": by_chat, "responses": by_responses, "messages": by_messages, "google": by_google}
+CLIENTS: dict[str, Ask] = {
+    "chat": by_chat,
+    "responses": by_responses,
+    "messages": by_messages,
+    "google": by_google,
+}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
@@ -232,7 +156,7 @@ def test_six_turns_are_asked_as_the_provider_wants_them(
     provider = Provider(raw_engine, name)
     other = OtherModel((raw_engine.base_url,), "theirs", None, external=True)
     bench = start_proxy(stage.engine.base_url, other_models={"ext": other})
-    assert CLIENTS[dialect](bench.url, stream) == f"Step {TURNS - 1}."
+    assert CLIENTS[dialect](ToolLoop(bench.url, stream, model="ext")) == f"Step {TURNS - 1}."
     # A rule may be learned from one refusal, which the client does not see.
     assert len(provider.refused) <= 1, provider.refused
     calls = bench.calls()
@@ -248,9 +172,9 @@ def test_doctor_shows_what_a_running_proxy_learned(
     bench = start_proxy(stage.engine.base_url, other_models={"ext": other})
     url = raw_engine.base_url
     assert examine_upstreams(bench.url)["lines"] == [f"ext at {url}: nothing learned yet"]  # type: ignore[index]
-    by_responses(bench.url, stream=False)
+    by_responses(ToolLoop(bench.url, model="ext"))
     Provider(raw_engine, "deepseek")
-    by_responses(bench.url, stream=True)
+    by_responses(ToolLoop(bench.url, stream=True, model="ext"))
     learned = "limit of a reply: max_completion_tokens; gets back: reasoning_content"
     shown = CliRunner().invoke(
         app, ["doctor", "--proxy", bench.url, "--store", str(bench.store_path)]

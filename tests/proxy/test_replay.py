@@ -311,6 +311,76 @@ def test_a_name_that_stands_for_two_others_is_no_alias() -> None:
     assert aliases.arguments('{"cmd": "kill -9 1"}') == '{"cmd": "kill -9 5"}'
 
 
+def edited(stage: Any, bench: Any, edit: Any) -> tuple[str, list[Any]]:
+    """Record a session of two calls; return one that re-enters its last, and its messages."""
+    stage.play = looks_once
+    url = f"{bench.url}/s/agents"
+    system = {"role": "system", "content": "Be brief."}
+    question = {"role": "user", "content": "red"}
+    reply = asks(url, system, question)
+    result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "seen"}
+    messages = [system, question, reply.model_dump(exclude_none=True), result]
+    asks(url, *messages)
+    first, second = bench.calls()
+    results = {result["tool_call_id"]: edit["result"]} if "result" in edit else {}
+    rules = {"edit": {"system": edit.get("system"), "tool_results": edit.get("other", results)}}
+    origin = {"session": first.session_id, "call": second.id}
+    body = {"origin": origin, "settings": {"replay": rules}}
+    again = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60).json()["id"]
+    return again, messages
+
+
+def looks_once(request: Any) -> ScriptedReply:
+    if any(message["role"] == "tool" for message in request.messages):
+        return ScriptedReply("red is done.")
+    return ScriptedReply(tool_calls=(ScriptedCall("look", {"at": "red"}),))
+
+
+@pytest.mark.parametrize("edit", [{"result": "hidden"}, {"system": "Be long."}])
+def test_live_turns_see_edited_text_wherever_they_are_served(
+    stage: Any, bench: Any, start_proxy: Any, edit: dict[str, str]
+) -> None:
+    again, messages = edited(stage, bench, edit)
+    asked = len(stage.requests)
+    for proxy in (bench, start_proxy(stage.engine.base_url)):
+        url = f"{proxy.url}/s/{again}"
+        first = asks(url, *messages[:2])
+        messages[2:] = [
+            first.model_dump(exclude_none=True),
+            messages[3] | {"tool_call_id": first.tool_calls[0].id},
+        ]
+        said = asks(url, *messages)
+        more = [{"role": "assistant", "content": said.content}, {"role": "user", "content": "on"}]
+        asks(url, *messages, *more)
+    live_requests = stage.requests[asked:]
+    assert len(live_requests) == 4, "the first call is replayed"
+    for request in live_requests:
+        texts = [one.get("content") for one in request.messages]
+        assert (texts[0] == "Be long.") == ("system" in edit)
+        assert (texts[3] == "hidden") == ("result" in edit)
+    replayed, live, *_ = bench.reader.calls(again)
+    assert "replay_edited" not in {note.name for note in replayed.notes}
+    (note,) = [note for note in live.notes if note.name == "replay_edited"]
+    (tool,) = replayed.replies[0].tool_calls
+    assert note.detail == ("system" if "system" in edit else tool.id)
+    assert live.sampled_tokens
+
+
+def test_text_that_the_turn_does_not_have_cannot_be_edited(stage: Any, bench: Any) -> None:
+    again, messages = edited(stage, bench, {"other": {"call_none": "x"}})
+    asked = len(stage.requests)
+    url = f"{bench.url}/s/{again}"
+    first = asks(url, *messages[:2])
+    result = messages[3] | {"tool_call_id": first.tool_calls[0].id}
+    with pytest.raises(openai.BadRequestError, match="has not all that is edited"):
+        asks(url, *messages[:2], first.model_dump(exclude_none=True), result)
+    assert len(stage.requests) == asked
+    body = {"origin": {"session": bench.calls()[0].session_id}}
+    body |= {"settings": {"replay": {"edit": {"system": "x"}}}}
+    refused = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60)
+    assert "an edit needs the call" in refused.text
+
+
 def test_a_name_of_letters_and_digits_is_translated_wherever_it_is() -> None:
     aliases = Aliases()
     assert aliases.learn(f'{{"agent_id":"{OLD}"}}', f'{{"agent_id":"{NEW}"}}')

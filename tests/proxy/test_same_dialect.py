@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
 import openai
 import pytest
-from google import genai
 from tests.support import native_providers as providers
-from tests.support.native_providers import KEY, PARAMETERS, TURNS, NativeProvider, Reply
+from tests.support.native_providers import KEY, SERVE, TURNS, NativeProvider, Reply
+from tests.support.tool_loops import (
+    FIELDS,
+    Ask,
+    ToolLoop,
+    by_google,
+    by_messages,
+    by_previous_response,
+    by_responses,
+)
 
 from bridle.proxy.dialects.registry import served
 from bridle.proxy.services import CannotStart, Services
@@ -25,11 +32,6 @@ from bridle.proxy.settings import OtherModel, ProxySettings
 from bridle.reconstruct.audit import audit_session
 from bridle.store.records import CallKind, CallStatus
 
-SERVE: dict[str, Callable[[], providers.Serve]] = {
-    "messages": lambda: providers.anthropic,
-    "responses": providers.OpenAI,
-    "google": lambda: providers.gemini,
-}
 MODEL = "the-model"
 
 
@@ -88,100 +90,6 @@ def bench(stage: Any, start_proxy: Any, provider: NativeProvider, dialect: str) 
     return start_proxy(stage.engine.base_url, other_models={"*": other})
 
 
-Ask = Callable[[str, httpx2.Client, bool], str]
-
-
-def by_messages(url: str, http: httpx2.Client, stream: bool) -> str:
-    client = anthropic.Anthropic(base_url=url, api_key="mine", max_retries=0, http_client=http)
-    tool = {"name": "look_up", "description": "Look a step up.", "input_schema": PARAMETERS}
-    given: Any = {"model": MODEL, "max_tokens": 2000, "tools": [tool]}
-    given |= {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-    messages: list[Any] = [{"role": "user", "content": "go — é"}]
-    while True:
-        if stream:
-            with client.messages.stream(**given, messages=messages) as events:
-                said = events.get_final_message()
-        else:
-            said = client.messages.create(**given, messages=messages)
-        messages.append({"role": "assistant", "content": said.content})
-        calls = [block for block in said.content if block.type == "tool_use"]
-        if not calls:
-            return "".join(block.text for block in said.content if block.type == "text")
-        result = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "done"}
-        messages.append({"role": "user", "content": [result]})
-
-
-def _openai(url: str, http: httpx2.Client) -> tuple[openai.OpenAI, dict[str, Any]]:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="mine", max_retries=0, http_client=http)
-    given: Any = {"model": MODEL, "tools": [{"type": "function", "name": "look_up"} | SCHEMA]}
-    given |= {"max_output_tokens": 99, "include": ["reasoning.encrypted_content"]}
-    return client, given
-
-
-SCHEMA: Any = {"description": "Look a step up.", "parameters": PARAMETERS, "strict": True}
-
-
-def _response(client: openai.OpenAI, given: Any, stream: bool) -> Any:
-    if not stream:
-        return client.responses.create(**given)
-    *_, last = client.responses.create(**given, stream=True)
-    return last.response
-
-
-def by_responses(url: str, http: httpx2.Client, stream: bool) -> str:
-    client, given = _openai(url, http)
-    given["store"] = False
-    items: list[Any] = [{"role": "user", "content": "go"}]
-    while True:
-        said = _response(client, given | {"input": items}, stream)
-        items += [item.model_dump(exclude_none=True) for item in said.output]
-        calls = [item for item in said.output if item.type == "function_call"]
-        if not calls:
-            return str(said.output_text)
-        items.append(
-            {"type": "function_call_output", "call_id": calls[0].call_id, "output": "done"}
-        )
-
-
-def by_previous_response(url: str, http: httpx2.Client, stream: bool) -> str:
-    client, given = _openai(url, http)
-    items: list[Any] = [{"role": "user", "content": "go"}]
-    while True:
-        said = _response(client, given | {"input": items}, stream)
-        calls = [item for item in said.output if item.type == "function_call"]
-        if not calls:
-            return str(said.output_text)
-        done = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "done"}
-        given["previous_response_id"], items = said.id, [done]
-
-
-def by_google(url: str, http: httpx2.Client, stream: bool) -> str:
-    options = genai.types.HttpOptions(base_url=url, httpx_client=http)
-    client = genai.Client(api_key="mine", http_options=options)
-    types = genai.types
-    declared = types.FunctionDeclaration(
-        name="look_up", description="Look a step up.", parameters_json_schema=PARAMETERS
-    )
-    config = types.GenerateContentConfig(
-        tools=[types.Tool(function_declarations=[declared])], max_output_tokens=99
-    )
-    contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="go")])]
-    while True:
-        asked: Any = {"model": MODEL, "contents": contents, "config": config}
-        chunks: list[Any] = []
-        if stream:
-            chunks += client.models.generate_content_stream(**asked)
-        else:
-            chunks.append(client.models.generate_content(**asked))
-        parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts or ()]
-        contents.append(types.Content(role="model", parts=parts))
-        calls = [part.function_call for part in parts if part.function_call]
-        if not calls:
-            return "".join(part.text or "" for part in parts if not part.thought)
-        reply = types.FunctionResponse(name="look_up", response={"output": "done"})
-        contents.append(types.Content(role="user", parts=[types.Part(function_response=reply)]))
-
-
 WAYS = [
     ("messages", by_messages),
     ("responses", by_responses),
@@ -193,10 +101,13 @@ WAYS = [
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 @pytest.mark.parametrize(("dialect", "ask"), WAYS, ids=[way.__name__ for _, way in WAYS])
 def test_six_turns_go_through_as_bytes_and_are_one_recorded_chain(
-    bench: Any, provider: NativeProvider, wire: Wire, ask: Ask, stream: bool
+    bench: Any, provider: NativeProvider, wire: Wire, dialect: str, ask: Ask, stream: bool
 ) -> None:
     with httpx2.Client(transport=wire) as http:
-        assert ask(bench.url, http, stream) == f"Step {TURNS - 1}."
+        assert (
+            ask(ToolLoop(bench.url, stream, http, fields=FIELDS.get(dialect, {})))
+            == f"Step {TURNS - 1}."
+        )
     assert wire.sent == [asked.body for asked in provider.asked]
     assert wire.got == [reply.body for reply in provider.replied]
     assert {reply["x-request-id"] for reply in wire.headers} == {"req_theirs"}
@@ -471,6 +382,53 @@ def test_the_upstreams_name_of_the_model_is_all_that_changes(
     else:
         renamed = '"model" : "th€irs"'.encode()
         assert asked.body == body.replace(b'"model" : "the-model"', renamed, 1)
+
+
+@pytest.mark.parametrize("names_its_session", [True, False], ids=["named", "anonymous"])
+@pytest.mark.parametrize("sub_agents", ["native", "frozen"])
+@pytest.mark.parametrize("dialect", ["messages"])
+def test_a_sub_agents_calls_go_to_its_own_upstream_in_that_ones_form(
+    stage: Any,
+    start_proxy: Any,
+    provider: NativeProvider,
+    dialect: str,
+    sub_agents: str,
+    names_its_session: bool,
+) -> None:
+    """The engine is asked in chat, and the client gets 400 for what only the provider can read."""
+    other = OtherModel((provider.base_url,), None, KEY, external=True, dialects=(dialect,))
+    bench = start_proxy(
+        stage.engine.base_url,
+        other_models={"native": other, "frozen": OtherModel((stage.engine.base_url,))},
+        role_models={"subagent": sub_agents},
+    )
+    parent = {"native": "frozen", "frozen": "native"}[sub_agents]
+    headers = {"anthropic-version": "2023-06-01"}
+    if names_its_session:
+        headers["x-claude-code-session-id"] = "s"
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjcK"}
+    document = [{"type": "document", "source": pdf}]
+
+    def ask(to: str, agent: dict[str, str]) -> None:
+        body: Any = {"model": parent, "max_tokens": 9, "temperature": 1}
+        body["messages"] = [{"role": "user", "content": f"{to}, go"}]
+        url, given = f"{bench.url}/v1/messages", headers | agent
+        asked, sent = len(provider.asked), len(stage.requests)
+        reply = httpx.post(url, json=body, headers=given, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        native = to == "native"
+        assert (len(provider.asked) - asked, len(stage.requests) - sent) == (native, not native)
+        if native:
+            assert json.loads(provider.asked[-1].body) == body
+        body |= {"mcp_servers": [{"type": "url", "url": "x"}]}
+        body["messages"] = [{"role": "user", "content": document}]
+        reply = httpx.post(url, json=body, headers=given, trust_env=False)
+        assert reply.status_code == (200 if native else 400), reply.text
+
+    ask(parent, {})
+    ask(sub_agents, {"x-claude-code-agent-id": "explorer"})
+    agents = {call.role for call in bench.calls()}
+    assert agents == {None, "explorer"}
 
 
 @pytest.mark.parametrize("dialect", ["messages"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from bridle.engine.serve.transport import ServerThread
 
 TURNS = 6
 KEY = "the-key-at-the-provider"
-PARAMETERS = {"type": "object", "properties": {"step": {"type": "integer"}}, "required": ["step"]}
 
 Json = dict[str, Any]
 
@@ -108,6 +108,12 @@ def refusal(status: int, error: Json, **headers: str) -> Reply:
     return Reply([json.dumps(error).encode()], status, headers=headers)
 
 
+def arguments(asked: Asked, step: int) -> Json:
+    """Return the arguments of a call: the step, and the name of what runs in the background."""
+    named = re.findall(rb"session ID (\d+)", asked.body)
+    return {"step": step, "session_id": int(named[0])} if named else {"step": step}
+
+
 # -- Anthropic ---------------------------------------------------------------------------------
 
 
@@ -156,7 +162,7 @@ def anthropic(asked: Asked) -> Reply:
     content: list[Json] = [{"type": "thinking", "thinking": thought, "signature": signature}]
     if step < TURNS - 1:
         call = {"type": "tool_use", "id": f"toolu_01Abc{step}XyZ", "name": "look_up"}
-        content.append(call | {"input": {"step": step}})
+        content.append(call | {"input": arguments(asked, step)})
     else:
         content.append({"type": "text", "text": f"Step {step}."})
     reason = "tool_use" if step < TURNS - 1 else "end_turn"
@@ -265,7 +271,7 @@ class OpenAI:
                 "type": "function_call",
                 "call_id": f"call_Theirs{step}",
             }
-            call |= {"name": "look_up", "arguments": json.dumps({"step": step})}
+            call |= {"name": "look_up", "arguments": json.dumps(arguments(asked, step))}
             output.append(call | {"status": "completed"})
         else:
             text = {
@@ -359,7 +365,7 @@ def gemini(asked: Asked) -> Reply:
     )
     parts: list[Json] = [{"text": f"Thinking of step {step}.", "thought": True}]
     if step < TURNS - 1:
-        call = {"name": "look_up", "args": {"step": step}}
+        call = {"name": "look_up", "args": arguments(asked, step)}
         parts.append({"functionCall": call, "thoughtSignature": _signed(step)})
     else:
         parts += [{"text": "Step "}, {"text": f"{step}."}]
@@ -378,3 +384,11 @@ def gemini(asked: Asked) -> Reply:
     if "alt=sse" in asked.path:
         return stream(events(chunks, typed=False, end="\r\n\r\n"))
     return Reply([json.dumps(chunks, indent=1).encode()])
+
+
+SERVE: dict[str, Callable[[], Serve]] = {
+    "messages": lambda: anthropic,
+    "responses": OpenAI,
+    "google": lambda: gemini,
+}
+"""Makes a provider's :data:`Serve`, by dialect."""

@@ -23,6 +23,7 @@ from bridle.proxy.dialects.errors import google_error
 from bridle.proxy.dialects.google import reply, request
 from bridle.proxy.dialects.google.received import ReceivedContent
 from bridle.proxy.dialects.google.stream import GoogleEmitter
+from bridle.proxy.dialects.wording import Wording
 
 GEMINI: Final = Provider(
     "google",
@@ -85,6 +86,11 @@ GOOGLE: Final = Dialect(
     native=Native(
         re.compile(r"//generativelanguage\.googleapis\.com(?:[/:]|$)"),
         ReceivedContent,
+        Wording(
+            ("systemInstruction", "system_instruction", "tools", "contents"),
+            arguments=(("name", "args"),),
+            results=("name", "response"),
+        ),
         headers=("x-goog-api-client", "x-goog-request-params"),
     ),
     operation="generate_content",

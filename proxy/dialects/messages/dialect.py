@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from bridle.proxy.dialects.messages import reply, request
 from bridle.proxy.dialects.messages.received import ReceivedMessage
 from bridle.proxy.dialects.messages.stored import StoredThreads
 from bridle.proxy.dialects.messages.stream import MessagesEmitter
+from bridle.proxy.dialects.wording import Piece, Wording
 
 ANTHROPIC: Final = Provider(
     "anthropic",
@@ -57,6 +58,12 @@ def _list(models: Sequence[Model]) -> bytes:
     return orjson.dumps({"data": [_model(model) for model in models], **page})
 
 
+def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+    delta = event.get("delta")
+    if isinstance(delta, dict) and isinstance(delta.get("partial_json"), str):
+        yield Piece(event.get("index"), delta, "partial_json")
+
+
 _CLIENTS: Final = sent_with("anthropic-version")
 
 MESSAGES: Final = Dialect(
@@ -84,6 +91,12 @@ MESSAGES: Final = Dialect(
     native=Native(
         re.compile(r"//api\.anthropic\.com(?:[/:]|$)|/anthropic/?$"),
         ReceivedMessage,
+        Wording(
+            ("system", "tools", "messages"),
+            arguments=(("id", "input"),),
+            results=("tool_use_id", "content"),
+            pieces=_pieces,
+        ),
         headers=("anthropic-",),
     ),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import orjson
 
@@ -14,10 +15,16 @@ from bridle.proxy.dialects.responses import reply, request
 from bridle.proxy.dialects.responses.received import ReceivedResponse
 from bridle.proxy.dialects.responses.stored import StoredResponses
 from bridle.proxy.dialects.responses.stream import ResponsesEmitter
+from bridle.proxy.dialects.wording import Piece, Wording
 
 
 def _count(input_tokens: int) -> bytes:
     return orjson.dumps({"object": "response.input_tokens", "input_tokens": input_tokens})
+
+
+def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+    if str(event.get("type")).endswith(("_arguments.delta", "_input.delta")):
+        yield Piece(event.get("output_index"), event, "delta")
 
 
 _CONVERSATION: Final = "/v1/conversations/(?P<conversation>[^/]+)"
@@ -57,6 +64,15 @@ RESPONSES: Final = Dialect(
     native=Native(
         re.compile(r"//api\.openai\.com(?:[/:]|$)"),
         ReceivedResponse,
+        Wording(
+            ("instructions", "tools", "input"),
+            arguments=(
+                *(("call_id", "arguments"), ("call_id", "input")),
+                *(("item_id", "arguments"), ("item_id", "input")),
+            ),
+            results=("call_id", "output"),
+            pieces=_pieces,
+        ),
         headers=("openai-",),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Generator, Mapping
@@ -30,13 +31,14 @@ from bridle.run.siblings.served import proxy_before
 _NOTES: Final[Mapping[str, str]] = {
     "replay_noise": "noise",
     "replay_handle": "handle",
+    "replay_edited": "edited",
     "replay_live": "live",
     "replay_diverged": "diverged",
 }
 """The words for a turn, by the name of the note on its call."""
 
 
-_DETAILED: Final = ("replay_noise", "replay_handle", "replay_diverged")
+_DETAILED: Final = ("replay_noise", "replay_handle", "replay_edited", "replay_diverged")
 _PARALLEL: Final = 4
 """Siblings of a command at a time."""
 
@@ -122,6 +124,13 @@ def replay(
         list[str] | None,
         typer.Option(help="NAME=REGEX of text that may differ. Repeatable."),
     ] = None,
+    edit: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file of text that the live turns see in place of recorded text: `system`, "
+            "and `tool_results` by the ids of their calls."
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
@@ -148,6 +157,8 @@ def replay(
             "noise": dict(map(_rule, noise or ())),
             "pace": pace.value,
         }
+        if edit is not None:
+            rules["edit"] = _edits(edit)
         entry = Entry(
             Origin(recording.id, branch_call["id"]),
             rules if model is None else {**rules, "model": model},
@@ -290,6 +301,16 @@ def _branch(recording: Recording, wanted: str) -> Mapping[str, Any]:
     if not wanted.isdigit() or int(wanted) not in able:
         fail(f"--from {wanted!r} is no complete turn; there are {', '.join(map(str, able))}", 2)
     return able[int(wanted)]
+
+
+def _edits(file: Path) -> dict[str, Any]:
+    try:
+        edits = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        fail(f"--edit {file} is no readable JSON file: {error}", 2)
+    if not isinstance(edits, dict):
+        fail(f"--edit {file} is no JSON object with 'system' or 'tool_results'", 2)
+    return edits
 
 
 def _rule(text: str) -> tuple[str, str]:
