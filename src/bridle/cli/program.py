@@ -53,9 +53,6 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
         "export": Entry(
             f"{_ROOM}.export", "Write recorded sessions as training data, with a data card."
         ),
-        "import": Entry(
-            f"{_ROOM}.import_", "Record transcripts, JSONL or spans of other programs as sessions."
-        ),
     },
     "Train": {
         "init": Entry(
@@ -90,15 +87,16 @@ PANELS: Final[dict[str, dict[str, Entry]]] = {
             f"{_ROOM}.reward", "Add a named reward to a session, or to one turn or role of it."
         ),
     },
-    "Keep the store": {
+    "Store and setup": {
+        "import": Entry(
+            f"{_ROOM}.import_", "Record transcripts, JSONL or spans of other programs as sessions."
+        ),
         "backup": Entry(
             f"{_ROOM}.copies", "Copy the store into one file, also while a proxy writes to it."
         ),
         "forget": Entry(
             f"{_ROOM}.forget", "Delete recorded sessions, with all that no other session uses."
         ),
-    },
-    "Set up": {
         "examples": Entry(f"{_ROOM}.examples", "List the examples, or copy one into this folder."),
         "skill": Entry(
             f"{_ROOM}.skill",

@@ -6,6 +6,8 @@ import asyncio
 import os
 import secrets
 import socket
+import sys
+import webbrowser
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +53,10 @@ def viewer(
             help="Directory or Hub name, if the store has no texts.",
         ),
     ] = None,
+    browser: Annotated[
+        bool | None,
+        typer.Option("--browser/--no-browser", help="Open it; default: from a desktop's terminal."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show sessions, tokens, trees and runs in a browser.
@@ -77,6 +83,8 @@ def viewer(
         app = viewer_app(Source(source, shown(store), token_text(tokenizer), form))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
+        if _on_desktop() if browser is None else browser:
+            webbrowser.open(url)
         closed = NoWebPages(app, only_loopback=True)
         server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
         os.nice(YIELDS)
@@ -84,6 +92,12 @@ def viewer(
         leave_on_sigterm()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
+
+
+def _on_desktop() -> bool:
+    """Return whether a person at a terminal has a graphical browser, which blocks no terminal."""
+    graphical = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and (graphical or sys.platform == "darwin")
 
 
 def _recording(store: str, source: Reader) -> Record:
