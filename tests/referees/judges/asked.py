@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 MODEL = "policy"
 QUESTION = "What is two and two?"
+HI: list[Any] = [{"role": "user", "content": QUESTION}]
 ANSWER = "The answer is four."
 TURNS = 6
 PARAMETERS = {

@@ -8,9 +8,9 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import beta_tool
+from asked import HI, TURNS
 from pydantic import BaseModel
 
-HI: list[Any] = [{"role": "user", "content": "What is two and two?"}]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -19,7 +19,6 @@ SCHEMA = {
 }
 TOOLS: list[Any] = [{"name": name, "input_schema": SCHEMA} for name in ("weather", "time")]
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
-TURNS = 6
 
 
 class City(BaseModel):

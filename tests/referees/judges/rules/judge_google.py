@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asked import QUESTION, TURNS, City
 from google import genai
 from google.genai import errors, types
-from pydantic import BaseModel
 
-ASKED = "What is two and two?"
 THINKING = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))
-TURNS = 6
-
-
-class City(BaseModel):
-    name: str
-    people: int
 
 
 @pytest.fixture
@@ -32,16 +25,16 @@ def test_models(client: genai.Client) -> None:
 
 
 def test_content(client: genai.Client, model: str) -> None:
-    reply = client.models.generate_content(model=model, contents=ASKED, config=THINKING)
+    reply = client.models.generate_content(model=model, contents=QUESTION, config=THINKING)
     assert (reply.text or "").strip() == "The answer is four."
     assert reply.usage_metadata is not None
-    counted = client.models.count_tokens(model=model, contents=ASKED)
+    counted = client.models.count_tokens(model=model, contents=QUESTION)
     assert counted.total_tokens == reply.usage_metadata.prompt_token_count
 
 
 def test_content_stream(client: genai.Client, model: str) -> None:
     chunks = list(
-        client.models.generate_content_stream(model=model, contents=ASKED, config=THINKING)
+        client.models.generate_content_stream(model=model, contents=QUESTION, config=THINKING)
     )
     parts = [part for chunk in chunks for part in chunk.parts or ()]
     assert any(part.thought for part in parts)
@@ -64,9 +57,9 @@ def test_chat(client: genai.Client, model: str, streamed: bool) -> None:
     chat = client.chats.create(model=model, config=THINKING)
     for turn in range(TURNS):
         if streamed:
-            list(chat.send_message_stream(ASKED))
+            list(chat.send_message_stream(QUESTION))
         else:
-            chat.send_message(ASKED)
+            chat.send_message(QUESTION)
         assert len(chat.get_history(curated=True)) >= 2 * (turn + 1)
 
 
@@ -85,9 +78,9 @@ def test_automatic_calls(client: genai.Client, model: str, streamed: bool) -> No
     chat = client.chats.create(model=model, config=config)
     for turn in range(TURNS):
         if streamed:
-            said = "".join(chunk.text or "" for chunk in chat.send_message_stream(ASKED))
+            said = "".join(chunk.text or "" for chunk in chat.send_message_stream(QUESTION))
         else:
-            said = chat.send_message(ASKED).text or ""
+            said = chat.send_message(QUESTION).text or ""
         assert said.strip() == "The answer is four."
         assert len(called) == turn + 1
 
@@ -95,6 +88,6 @@ def test_automatic_calls(client: genai.Client, model: str, streamed: bool) -> No
 def test_errors(client: genai.Client, model: str) -> None:
     hot: Any = {"temperature": -1}
     with pytest.raises(errors.ClientError):
-        client.models.generate_content(model=model, contents=ASKED, config=hot)
+        client.models.generate_content(model=model, contents=QUESTION, config=hot)
     with pytest.raises(errors.ClientError):
         client.models.get(model="models/no-such-model")

@@ -8,32 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
+from asked import CHAT_TOOLS, EXACTLY, HI, PARAMETERS, TURNS, City
 
-HI: list[Any] = [{"role": "user", "content": "What is two and two?"}]
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-CHAT_TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
-    for name in ("weather", "time")
-]
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": PARAMETERS, "strict": False}
     for name in ("weather", "time")
 ]
-TURNS = 6
-
-
-class City(BaseModel):
-    name: str
-    people: int
-
-
-OSLO = 'Say exactly: {"name": "Oslo", "people": 700000}'
 
 
 @pytest.fixture
@@ -78,7 +58,7 @@ def test_chat_stream(client: openai.OpenAI, model: str) -> None:
 
 def test_chat_parsed(client: openai.OpenAI, model: str) -> None:
     reply = client.chat.completions.parse(
-        model=model, messages=[{"role": "user", "content": OSLO}], response_format=City
+        model=model, messages=[{"role": "user", "content": EXACTLY}], response_format=City
     )
     assert reply.choices[0].message.parsed == City(name="Oslo", people=700000)
 
@@ -169,7 +149,7 @@ def test_responses_stream(client: openai.OpenAI, model: str, summary: Any) -> No
 
 
 def test_responses_parsed(client: openai.OpenAI, model: str) -> None:
-    reply = client.responses.parse(model=model, input=OSLO, text_format=City)
+    reply = client.responses.parse(model=model, input=EXACTLY, text_format=City)
     assert reply.output_parsed == City(name="Oslo", people=700000)
 
 
