@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -29,12 +29,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bridle.bench.staleness_clock import Clock, in_turn
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.reconstruct.samples.sample import Conservation, Episode, Sample
 from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.prepare import prepare
-from bridle.trainer.config import GrpoConfig, LossConfig, OptimizerConfig
+from bridle.trainer.collection.session_book import SessionBook
+from bridle.trainer.config import AdvantageConfig, GrpoConfig, LossConfig, OptimizerConfig
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.learner.update import update_policy
 from bridle.trainer.policy.model import load_policy
@@ -58,6 +60,8 @@ class StalenessSettings:
     warmth: float = 0.5
     """Share of right answers when the training begins."""
     hidden: int = 128
+    by_sessions: bool = False
+    """Whether sessions take time and are collected one by one, where they may lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,11 @@ class StalenessRun:
     """Share of the trained tokens that were outside the trust region."""
     effective: float
     """The effective sample size as a share of the tokens, averaged over the steps."""
+    mean_lag: float
+    """The mean number of versions by which a trained token lagged behind."""
+    time: float
+    """The durations of a middling session that the run took, if steps take no time: those of
+    collecting by sessions, or else of waiting for all sessions of each step."""
 
     @property
     def final(self) -> float:
@@ -105,23 +114,42 @@ def bench_staleness(jobs: Sequence[Job], processes: int = 1) -> Iterator[Stalene
 def run_with_lag(
     loss: LossConfig, lag: int, seed: int, settings: StalenessSettings
 ) -> StalenessRun:
-    """Train one policy on sessions that are sampled with the weights of ``lag`` steps ago."""
+    """Train one policy on sessions that lag behind.
+
+    They are sampled with the weights of ``lag`` steps ago, or, with ``settings.by_sessions`` and a
+    lag, over time with those of each moment.
+    """
     rng = np.random.default_rng(seed)
     model, sampler = _policies(seed, settings)
     _warm_up(model, settings, rng)
+    over_time = settings.by_sessions and lag > 0
     config = GrpoConfig(
-        max_staleness=lag, loss=loss, optimizer=OptimizerConfig(learning_rate=settings.rate)
+        max_staleness=lag,
+        collection="sessions" if over_time else "groups",
+        advantages=AdvantageConfig("leave_one_out" if settings.by_sessions else "grpo"),
+        loss=loss,
+        optimizer=OptimizerConfig(learning_rate=settings.rate),
     )
     optimizer = make_optimizer(model, config.optimizer)
+    clock = _clock(model, config, settings, rng)
     kept: deque[dict[str, Tensor]] = deque(maxlen=lag + 1)
     rewards: list[float] = []
     drifts: list[dict[str, float]] = []
+    lags: list[NDArray[np.int64]] = []
+    passed = 0.0
     for version in range(settings.steps):
-        kept.append(deepcopy(model.state_dict()))
-        sampler.load_state_dict(kept[0])
-        episodes = _sessions(sampler, version - (len(kept) - 1), version, settings, rng)
+        earlier: list[Episode] = []
+        if over_time:
+            episodes, earlier = clock.step(version, settings.steps - version)
+            passed = clock.now
+        else:
+            kept.append(deepcopy(model.state_dict()))
+            sampler.load_state_dict(kept[0])
+            episodes = _sessions(sampler, version - (len(kept) - 1), version, settings, rng)
+            passed += in_turn(len(episodes), np.random.default_rng((seed, version)))
         rewards.append(fmean(each.rewards[0].value for each in episodes))
-        prepared = prepare(episodes, version, config)
+        prepared = prepare(episodes, version, config, earlier=earlier)
+        lags.append(prepared.staleness)
         if prepared.items:
             update = update_policy(
                 model, optimizer, prepared.items, config, step=version, version=version
@@ -138,6 +166,24 @@ def run_with_lag(
         rewards,
         _mean(drifts, "importance/outside"),
         _mean(drifts, "importance/effective"),
+        float(np.concatenate(lags).mean()),
+        passed,
+    )
+
+
+def _clock(
+    model: nn.Module, config: GrpoConfig, settings: StalenessSettings, rng: np.random.Generator
+) -> Clock[_Session]:
+    per_step = settings.groups * settings.group_size
+    return Clock(
+        SessionBook(per_step, settings.group_size, config.max_staleness, per_step),
+        config,
+        slots=per_step,
+        turns=TURNS,
+        rng=rng,
+        begin=lambda number: _group(str(number), rng.integers(0, SYMBOLS, TURNS), settings),
+        turn=lambda sessions, version: _turn(model, sessions, version, rng),
+        episode=_Session.episode,
     )
 
 
@@ -184,7 +230,31 @@ def _warm_up(model: nn.Module, settings: StalenessSettings, rng: np.random.Gener
         optimizer.step()
 
 
-@torch.no_grad()
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A session on its way. Those of one group see the same symbols."""
+
+    group: str
+    member: int
+    symbols: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    versions: list[int] = field(default_factory=list)
+    """The policy version of each turn so far."""
+    right: list[bool] = field(default_factory=list)
+
+    def episode(self) -> Episode | None:
+        """Return the session if it has all of its turns."""
+        if len(self.right) < TURNS:
+            return None
+        return _episode(self, np.repeat(self.versions, 2 + _REPLY), fmean(self.right))
+
+
+def _group(name: str, symbols: NDArray[np.int64], settings: StalenessSettings) -> list[_Session]:
+    nothing = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    return [_Session(name, member, symbols, *nothing) for member in range(settings.group_size)]
+
+
 def _sessions(
     sampler: nn.Module,
     version: int,
@@ -192,17 +262,29 @@ def _sessions(
     settings: StalenessSettings,
     rng: np.random.Generator,
 ) -> list[Episode]:
-    """Sample the sessions of a step. Those of one group see the same symbols."""
-    size = settings.group_size
-    count = settings.groups * size
-    symbols = np.repeat(rng.integers(0, SYMBOLS, (settings.groups, TURNS)), size, axis=0)
-    ids = np.zeros((count, 0), np.int64)
-    logprobs = np.zeros((count, 0), np.float32)
-    right = np.zeros((count, TURNS))
-    for turn in range(TURNS):
-        seen = symbols[:, turn]
+    """Sample the sessions of a step, all with the same weights."""
+    symbols = rng.integers(0, SYMBOLS, (settings.groups, TURNS))
+    groups = [_group(f"{step}-{at}", each, settings) for at, each in enumerate(symbols)]
+    sessions = [session for group in groups for session in group]
+    for _ in range(TURNS):
+        _turn(sampler, sessions, version, rng)
+    return [episode for one in sessions if (episode := one.episode()) is not None]
+
+
+@torch.no_grad()
+def _turn(
+    sampler: nn.Module, sessions: Sequence[_Session], version: int, rng: np.random.Generator
+) -> None:
+    """Sample the next turn of sessions."""
+    at_turn: dict[int, list[_Session]] = {}
+    for session in sessions:
+        at_turn.setdefault(len(session.right), []).append(session)
+    for turn, own in at_turn.items():
+        seen = np.asarray([session.symbols[turn] for session in own])
+        ids = np.stack([session.ids for session in own])
         ids = np.concatenate([ids, _shown(_RESULT if turn else _BEGIN, seen)], 1)
-        logprobs = np.concatenate([logprobs, np.zeros((count, 2), np.float32)], 1)
+        logprobs = np.stack([session.logprobs for session in own])
+        logprobs = np.concatenate([logprobs, np.zeros((len(own), 2), np.float32)], 1)
         for _ in range(_REPLY):
             logits = sampler(input_ids=torch.from_numpy(ids)).logits[:, -1]
             scores = logits.log_softmax(-1).numpy()
@@ -210,22 +292,15 @@ def _sessions(
             drawn = (scores + rng.gumbel(size=scores.shape)).argmax(1)[:, None]
             ids = np.concatenate([ids, drawn], 1)
             logprobs = np.concatenate([logprobs, np.take_along_axis(scores, drawn, 1)], 1)
-        right[:, turn] = (ids[:, -_REPLY:] == _right_answers(seen)).all(1)
-    return [
-        _episode(f"{step}-{at // size}", at, ids[at], logprobs[at], version, right[at].mean())
-        for at in range(count)
-    ]
+        right = (ids[:, -_REPLY:] == _right_answers(seen)).all(1)
+        for at, session in enumerate(own):
+            session.ids, session.logprobs = ids[at], logprobs[at]
+            session.versions.append(version)
+            session.right.append(bool(right[at]))
 
 
-def _episode(
-    group: str,
-    member: int,
-    ids: NDArray[np.int64],
-    logprobs: NDArray[np.float32],
-    version: int,
-    reward: float,
-) -> Episode:
-    name = f"{group}-{member}"
+def _episode(session: _Session, versions: NDArray[np.int64], reward: float) -> Episode:
+    name = f"{session.group}-{session.member}"
     mask = np.tile(np.repeat([False, True], [2, _REPLY]), TURNS)
     turns = np.repeat(np.arange(TURNS), 2 + _REPLY)
     tokens = int(mask.sum())
@@ -234,18 +309,18 @@ def _episode(
         leaf_call_id=f"{name}/{TURNS - 1}",
         kind=CallKind.MAIN,
         role=None,
-        token_ids=ids.astype(np.uint32),
+        token_ids=session.ids.astype(np.uint32),
         mask=mask,
-        logprobs=logprobs,
-        versions=np.where(mask, version, -1),
+        logprobs=session.logprobs,
+        versions=np.where(mask, versions, -1),
         calls=np.where(mask, turns, -1).astype(np.int32),
         call_ids=tuple(f"{name}/{turn}" for turn in range(TURNS)),
         weight=1.0,
     )
     return Episode(
-        SessionRecord(name, 0.0, group_id=group, outcome="completed"),
+        SessionRecord(name, 0.0, group_id=session.group, outcome="completed"),
         (sample,),
-        (Reward(name, "reward", float(reward), 0.0, source=RewardSource.VERIFIER),),
+        (Reward(name, "reward", reward, 0.0, source=RewardSource.VERIFIER),),
         Conservation(captured=tokens, trained=tokens),
     )
 

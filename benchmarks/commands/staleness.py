@@ -33,6 +33,9 @@ def staleness(
     first_seed: Annotated[int, typer.Option(min=0, help="The seeds count up from it.")] = 0,
     steps: Annotated[int, typer.Option(min=3, help="Steps of each run.")] = 75,
     rate: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
+    by_sessions: Annotated[
+        bool, typer.Option(help="Sessions take time; single ones are collected, at a mean lag.")
+    ] = False,
     processes: Annotated[
         int, typer.Option(min=1, help="Runs at a time; each takes one core for 20 to 60 seconds.")
     ] = 1,
@@ -49,7 +52,7 @@ def staleness(
         losses_of(trust_region or ("none", "clip"), importance or ("truncate",)),
         lag or (0, 4),
         range(first_seed, first_seed + seeds),
-        StalenessSettings(steps=steps, rate=rate),
+        StalenessSettings(steps=steps, rate=rate, by_sessions=by_sessions),
     )
     runs = []
     for run in bench_staleness(jobs, processes):
@@ -78,5 +81,6 @@ def _line(case: str, runs: Sequence[StalenessRun]) -> str:
     return (
         f"{case}: {collapsed} of {len(runs)} collapsed; reward over the last third {final}; over "
         f"all steps {fmean(fmean(run.rewards) for run in runs):.3f}; "
-        f"{fmean(run.outside for run in runs):.1%} of tokens outside"
+        f"{fmean(run.outside for run in runs):.1%} of tokens outside; mean lag "
+        f"{fmean(run.mean_lag for run in runs):.1f}; time {fmean(run.time for run in runs):.0f}"
     )
