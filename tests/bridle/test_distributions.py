@@ -90,7 +90,7 @@ def test_a_format_that_nothing_has_is_refused_with_those_that_are_installed(
     refused = run("export", tmp_path / "x.jsonl", "--format", "markdwon", "--store", store)
     assert refused.returncode == 2
     assert "there is no export 'markdwon': name FILE.py:NAME or one of chat" in refused.stderr
-    assert "atif, markdown (an installed distribution adds one" in refused.stderr
+    assert "replay, markdown (an installed distribution adds one" in refused.stderr
 
 
 def test_a_harness_of_another_distribution_is_rolled_out(

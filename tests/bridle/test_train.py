@@ -61,7 +61,8 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     assert "step 1: reward 0." in first.stdout
     store = str(tmp_path / "out" / "bridle.db")
     assert f"look at it with: bridle viewer --store {store}" in first.stdout
-    assert first.stdout.startswith("run run_")
+    assert first.stdout.startswith("training ")
+    assert "\nrun run_" in first.stdout
     assert "no session has a call" not in first.stderr
     again = bridle(*arguments, "--steps", "2", "--set", "training.compute.device=cpu,cpu")
     assert again.returncode == 0, again.stdout + again.stderr

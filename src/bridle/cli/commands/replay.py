@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 from bridle.cli.commands.run import create, launch, seal
-from bridle.cli.options import ProxyOption, StoreOption, base_urls, model_path
+from bridle.cli.options import ProxyOption, StoreOption, model_path
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.terminal import err, fail, out
 from bridle.harnesses.client import Client, Origin
 from bridle.harnesses.install import NotLaunchable
-from bridle.run.environment import admin_key_for
+from bridle.run.environment import admin_key_for, is_base_url
 from bridle.run.siblings import Entry, Recording, Sibling, Siblings
 from bridle.run.siblings.commands import CommandSiblings, RecordedCommand
 from bridle.run.siblings.copies import why_no_copies
@@ -93,17 +93,11 @@ def replay(
     engine: Annotated[
         str | None,
         typer.Option(
-            callback=base_urls,
-            help="Base URL of another engine for the live turns. A proxy of its own, on the same "
-            "store, serves the siblings.",
-        ),
-    ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            help="A model or a checkpoint for the live turns, served by an engine of its own.",
-            parser=model_path,
-            metavar="MODEL",
+            "--engine",
+            "--policy",
+            metavar="URL|MODEL",
+            help="Another engine for the live turns: its base URL, or a model or checkpoint that "
+            "gets one. A proxy of its own, on the same store, serves the siblings.",
         ),
     ] = None,
     on_divergence: Annotated[
@@ -120,19 +114,13 @@ def replay(
             "so that work in the background ends at the same turn."
         ),
     ] = Pace.INSTANT,
-    noise: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=REGEX of text that may differ. Repeatable."),
-    ] = None,
     edit: Annotated[
         Path | None,
         typer.Option(
             help="JSON file of text that the live turns see in place of recorded text: `system`, "
-            "and `tool_results` by the ids of their calls."
+            "and `tool_results` by the ids of their calls; and of `noise`, patterns by name of "
+            "text that may differ."
         ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
     ] = None,
 ) -> None:
     """Start a recorded agent anew, and go on live at one of its turns.
@@ -141,24 +129,15 @@ def replay(
     `bridle run` starts its command again, several siblings in copies of the recorded folder. A
     session of a run gets its sandbox, agent and verifier again.
     """
-    if engine is not None and policy is not None:
-        fail("an engine serves its own model: name --engine or --policy", 2)
     leave_on_sigterm()
     with ExitStack() as opened:
-        key = admin_key_for(proxy, key)
-        if engine is not None or policy is not None:
-            own = proxy_before(store, engine=engine, policy=policy)
-            proxy, key = opened.enter_context(own)
+        key = admin_key_for(proxy)
+        if engine is not None:
+            proxy, key = opened.enter_context(proxy_before(store, _served_by(engine)))
         recording = asyncio.run(recorded(proxy, key, session))
         branch_call = _branch(recording, branch)
         stops = "live" if on_divergence is OnDivergence.LIVE else "stop"
-        rules: dict[str, Any] = {
-            "on_divergence": stops,
-            "noise": dict(map(_rule, noise or ())),
-            "pace": pace.value,
-        }
-        if edit is not None:
-            rules["edit"] = _edits(edit)
+        rules = {"on_divergence": stops, "pace": pace.value, **_edits(edit)}
         entry = Entry(
             Origin(recording.id, branch_call["id"]),
             rules if model is None else {**rules, "model": model},
@@ -303,18 +282,20 @@ def _branch(recording: Recording, wanted: str) -> Mapping[str, Any]:
     return able[int(wanted)]
 
 
-def _edits(file: Path) -> dict[str, Any]:
+def _served_by(engine: str) -> str | Path:
+    """Return an engine's base URL, or the directory of the model to serve."""
+    return engine if is_base_url(engine) else model_path(engine)
+
+
+def _edits(file: Path | None) -> dict[str, Any]:
+    """Return the settings of a replay in a file: its ``noise``, and the rest as ``edit``."""
+    if file is None:
+        return {}
     try:
         edits = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         fail(f"--edit {file} is no readable JSON file: {error}", 2)
     if not isinstance(edits, dict):
-        fail(f"--edit {file} is no JSON object with 'system' or 'tool_results'", 2)
-    return edits
-
-
-def _rule(text: str) -> tuple[str, str]:
-    name, equals, expression = text.partition("=")
-    if not (name and equals and expression):
-        fail(f"--noise {text!r} is not NAME=REGEX", 2)
-    return name, expression
+        fail(f"--edit {file} is no JSON object with 'system', 'tool_results' or 'noise'", 2)
+    noise = edits.pop("noise", {})
+    return {"noise": noise, "edit": edits} if edits else {"noise": noise}

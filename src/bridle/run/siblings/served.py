@@ -15,23 +15,19 @@ from bridle.run.upstream import examine
 
 
 @contextlib.contextmanager
-def proxy_before(
-    store: str, *, engine: str | None = None, policy: Path | None = None
-) -> Iterator[tuple[str, str]]:
-    """Run a proxy on ``store`` in front of ``engine``, or of an embedded one for ``policy``.
+def proxy_before(store: str, engine: str | Path) -> Iterator[tuple[str, str]]:
+    """Run a proxy on ``store`` in front of an engine, given by its URL or by the model's directory.
 
     Yield its base URL and its admin key. Raise :class:`bridle.run.services.ServiceFailed`.
     """
     with ExitStack() as opened:
         logs = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="bridle-replay-")))
         key = key_in(UPSTREAM_KEY_VARIABLE)
-        if policy is not None:
-            key = new_key()
-            engine = opened.enter_context(engine_service("embedded", policy, logs, key=key)).url
-        if engine is None:
-            raise ValueError("neither an engine nor a policy is named")
-        tokenizer = policy
-        if tokenizer is None:
-            found = examine(engine, api_key=key, model=None, external=False, wait_s=0.0)
-            tokenizer = found.tokenizer
-        yield opened.enter_context(proxy(engine, tokenizer, store, logs, key=key))
+        tokenizer: Path | None
+        if isinstance(engine, Path):
+            key, tokenizer = new_key(), engine
+            url = opened.enter_context(engine_service("embedded", engine, logs, key=key)).url
+        else:
+            url = engine
+            tokenizer = examine(url, api_key=key, model=None, external=False, wait_s=0.0).tokenizer
+        yield opened.enter_context(proxy(url, tokenizer, store, logs, key=key))
