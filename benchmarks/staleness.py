@@ -135,7 +135,7 @@ def run_with_lag(
     kept: deque[dict[str, Tensor]] = deque(maxlen=lag + 1)
     rewards: list[float] = []
     drifts: list[dict[str, float]] = []
-    lags: list[NDArray[np.int64]] = []
+    lags: list[int] = []
     passed = 0.0
     for version in range(settings.steps):
         earlier: list[Episode] = []
@@ -149,7 +149,7 @@ def run_with_lag(
             passed += in_turn(len(episodes), np.random.default_rng((seed, version)))
         rewards.append(fmean(each.rewards[0].value for each in episodes))
         prepared = prepare(episodes, version, config, earlier=earlier)
-        lags.append(prepared.staleness)
+        lags += prepared.staleness.tolist()
         if prepared.items:
             update = update_policy(
                 model, optimizer, prepared.items, config, step=version, version=version
@@ -166,7 +166,7 @@ def run_with_lag(
         rewards,
         _mean(drifts, "importance/outside"),
         _mean(drifts, "importance/effective"),
-        float(np.concatenate(lags).mean()),
+        fmean(lags) if lags else 0.0,
         passed,
     )
 

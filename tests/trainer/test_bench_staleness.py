@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,12 +53,23 @@ def test_on_policy_nothing_is_outside_and_a_lag_widens_the_distance() -> None:
 
 
 def test_a_run_has_collapsed_when_its_last_third_is_not_good() -> None:
-    run = StalenessRun("clip", "truncate", 4, 0, [0.9] * 50 + [GOOD - 0.1] * 25, 0.0, 1.0)
-    assert run.as_data()["collapsed"]
-    assert not StalenessRun("clip", "truncate", 4, 0, [0.1] * 50 + [GOOD] * 25, 0, 1).as_data()[
-        "collapsed"
-    ]
+    for rewards, collapsed in (
+        ([0.9] * 50 + [GOOD - 0.1] * 25, True),
+        ([0.1] * 50 + [GOOD] * 25, False),
+    ):
+        run = StalenessRun("clip", "truncate", 4, 0, rewards, 0.0, 1.0, mean_lag=4.0, time=1.0)
+        assert run.as_data()["collapsed"] is collapsed
     assert len(losses_of(["none", "clip"], ["truncate", "mask"])) == 4
+
+
+def test_sessions_that_take_time_are_sampled_over_versions_and_take_less_of_it() -> None:
+    over_time = replace(SMALL, steps=8, warmth=0.3, hidden=64, by_sessions=True)
+    in_turn = run_with_lag(LossConfig(), 0, 0, over_time)
+    ahead = run_with_lag(LossConfig(), 2, 0, over_time)
+    assert in_turn.mean_lag == 0
+    assert 0 < ahead.mean_lag <= 2
+    assert ahead.time < in_turn.time
+    assert len(ahead.rewards) == 8
 
 
 @pytest.mark.long
