@@ -54,6 +54,8 @@ def test_siblings_are_trained_from_their_branch_on(
         "groups.branch=0.5",
         "groups.size=3",
         "training.max_staleness=0",
+        # What a group of equal rewards trains is nothing by chance, not by its branch.
+        "training.filters.drop_zero_variance=false",
         f"training.advantages.baseline={estimator}",
     )
     options = [word for one in changed for word in ("--set", one)]
@@ -81,7 +83,7 @@ def test_siblings_are_trained_from_their_branch_on(
             assert len(group) == 3, name
         fates = [report[f"tokens_{fate}"] for fate in ("trained", "trainable", "masked", "dropped")]
         assert report["tokens_captured"] == live == sum(fates)
-        assert report["tokens_trained"] > live / 2
+        assert report["tokens_trained"] == live
         assert report["sessions_re_entered"] == 6
         for name in branched:
             ((origin, call),) = origins[name]

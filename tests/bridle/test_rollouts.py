@@ -209,8 +209,8 @@ def test_a_group_that_runs_at_the_end_is_cancelled_and_sealed(
 
         adapter = Command(("sh", "-c", "{prompt}"))
         start = rollouts.groups(adapter, plan, settings)
-        assert len(start(0, lambda: None).result()) == 1
-        start(1, lambda: None)
+        assert len(start(0, lambda: None, print).result()) == 1
+        start(1, lambda: None, print)
         with Reader(store) as reader:
             while len(list(reader.sessions())) < 2:
                 time.sleep(0.05)
