@@ -176,10 +176,24 @@ def begun(bridle: Callable[..., Any], tmp_path: Path) -> Path:
     return policy
 
 
+LENGTHS = """
+def lengths(delivery):
+    places = [place.partition(":") for place in delivery.answer.split("|")]
+    return {
+        "planner": sum(len(name) for name, _, _ in places) / 10,
+        "worker": sum(len(job) for _, _, job in places) / 10,
+    }
+"""
+"""A verifier whose rewards differ within a group whatever a tiny policy has learned."""
+
+
 @pytest.mark.loop
 @pytest.mark.usefixtures("warm_start")
 def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Path) -> None:
-    done = train(begun, tmp_path / "out", "--steps", "1", *SIZES)
+    lengths = tmp_path / "lengths.py"
+    lengths.write_text(LENGTHS)
+    verifier = f"{lengths}:lengths"
+    done = train(begun, tmp_path / "out", "--steps", "1", *SIZES, verifier=verifier)
     assert done.returncode == 0, done.stdout + done.stderr
     with Reader(str(tmp_path / "out" / "bridle.db")) as reader:
         (run,) = reader.runs("train")
@@ -197,17 +211,6 @@ def test_a_step_trains_both_roles_with_per_role_credit(begun: Path, tmp_path: Pa
     assert figures["tokens_trained"] == prepared.account.trained > 0
     trained = tmp_path / "out" / "checkpoints" / "step-00000001" / "policy" / "model.safetensors"
     assert trained.read_bytes() != (begun / "model.safetensors").read_bytes()
-
-
-LENGTHS = """
-def lengths(delivery):
-    places = [place.partition(":") for place in delivery.answer.split("|")]
-    return {
-        "planner": sum(len(name) for name, _, _ in places) / 10,
-        "worker": sum(len(job) for _, _, job in places) / 10,
-    }
-"""
-"""A verifier whose rewards differ within a group whatever a tiny policy has learned."""
 
 
 @pytest.mark.loop
