@@ -18,7 +18,7 @@ from bridle.trainer.batch.prepare import prepare
 from bridle.trainer.collection.session_book import SessionBook
 from bridle.trainer.config import GrpoConfig
 
-TICK: Final = 0.05
+TICK: Final = 0.1
 """The grain of the clock."""
 
 State = TypeVar("State")
@@ -112,7 +112,8 @@ class Clock(Generic[State]):
         for number in self.book.unjudged(version):
             waiting = [self._waiting[one] for one in self.book.waiting(number)]
             taken = self._taken.get(number, [])
-            live = bool(prepare(waiting, version, self.config, earlier=taken).items)
+            live = self.book.is_live(number, version)
+            live = live or bool(prepare(waiting, version, self.config, earlier=taken).items)
             self.book.judge(number, (), live, version)
 
 
