@@ -326,8 +326,32 @@ def test_as_many_sessions_run_or_wait_as_their_mean_lag_allows():
     book.judge(5, (), live=True, version=0)
     assert book.ready() == {3: [*"abcd"], 5: [*"efgh"]}
     book.take({3: ["a", "b"], 5: [*"efgh"]})
-    assert book.begin(99) == 6
-    assert book.begin(99) is None
+    assert [book.begin(99) for _ in range(3)] == [6, 7, None]
+
+
+@pytest.mark.parametrize("refill", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_are_full_to_the_last_whatever_teaches_something(refill, seed):
+    """Sessions end in any order, and groups are spent at random."""
+    draw = np.random.default_rng(seed)
+    book = SessionBook(per_step=6, group_size=4, lag=1, limit=6 * refill)
+    running: list[tuple[int, str]] = []
+    steps = 0
+    while steps < 5:
+        while (number := book.begin(5 - steps)) is not None:
+            running += [(number, f"{number}-{member}") for member in range(4)]
+        if (chosen := book.ready()) is not None:
+            book.take(chosen)
+            steps += 1
+            continue
+        assert running, "nothing runs, and the step is not full"
+        number, one = running.pop(draw.integers(len(running)))
+        book.end(number, one)
+        if not any(group == number for group, _ in running):
+            book.finish(number)
+        for each in book.unjudged(steps):
+            late = [one for one in book.waiting(each) if draw.random() < 0.1]
+            book.judge(each, late, live=bool(each % 3), version=steps)
 
 
 def test_a_session_is_trained_before_its_slow_sibling_ends_and_counts_in_its_baseline(sessions):
@@ -406,8 +430,8 @@ def test_sessions_that_an_earlier_attempt_took_are_not_taken_again(sessions):
         collect.restore({"first": 4, "taken": [5], "partial": {"4": ["s004-0@0"]}}, 3)
         assert collect.groups()["partial"] == {"4": ["s004-0@0"]}
         step = asked(collect, 3, 3)
-        sessions.until_begun(4, 6)
-        assert sessions.begun == [4, 6]
+        sessions.until_begun(4, 6, 7)
+        assert sessions.begun == [4, 6, 7]
         sessions.ended[4]("s004-0@0")
         sessions.ended[4]("s004-1@3")
         sessions.ended[6]("s006-0@3")

@@ -62,8 +62,7 @@ class SessionBook:
 
     def begin(self, steps_left: int) -> int | None:
         """Begin the next group. Return ``None`` if none may begin."""
-        steps = min(self.lag + 1, steps_left)
-        if self._outstanding() + self.group_size > self.per_step * steps:
+        if self._counted() >= self.per_step * min(self.lag + 1, steps_left):
             return None
         number = self.first
         while number in self.done or number in self._open:
@@ -71,8 +70,14 @@ class SessionBook:
         self._open[number] = _Group(self.group_size, self.partial.pop(number, []))
         return number
 
-    def _outstanding(self) -> int:
-        return sum(group.size - len(group.taken) for group in self._open.values())
+    def _counted(self) -> int:
+        """Return the number of sessions in flight or waiting, without spent ones to be replaced.
+
+        If it is at least that of a step, a step is full once all of them have ended.
+        """
+        spent = sum(len(group.spent()) for group in self._open.values())
+        outstanding = sum(group.size - len(group.taken) for group in self._open.values())
+        return outstanding - min(spent, self.limit - self.per_step)
 
     def end(self, number: int, session_id: str) -> bool:
         """Record the end of a session. Return whether no earlier attempt has taken it."""
