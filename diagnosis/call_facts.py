@@ -125,7 +125,7 @@ def count_calls(connection: Connection, wanted: SessionFilter) -> CallFacts:
         if not numbers["noted", noted]:
             continue
         counts: list[Any] = [_counts(wanted, name, noted)]
-        if of_live:
+        if stored.summed != stored.sessions:
             found = count_rows(calls.c.session_id.in_(of_live), [name]).subquery().c
             counts.append(select(found.value, func.sum(found.number)).group_by(found.value))
         for query in counts:

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
 
+from bridle.bench.gallery import fill
 from bridle.bench.large_store import fill_store
 from bridle.bench.pages import _addresses, _client
+from bridle.diagnosis import call_facts
 from bridle.diagnosis.findings import findings_of_run
 from bridle.store.reading.queries import Reader
 
@@ -80,3 +82,16 @@ def test_the_pages_of_a_run_read_the_sums_of_its_own_sessions(
     account, newest = (plan for plan in used.values() if "session_fates" in plan)
     assert "ix_session_fates_account (account=?)" in account
     assert "SEARCH session_fates USING PRIMARY KEY (session_id=?)" in newest
+
+
+def test_many_sessions_without_sums_are_counted_like_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "bridle.db")
+    fill(path, 40, turns=3)
+    with Reader(path) as reader:
+        runs = [run.id for run in reader.runs()]
+        few = [findings_of_run(reader, run, most=5) for run in runs]
+        monkeypatch.setattr(call_facts, "_LIVE_LISTED", 0)
+        assert [findings_of_run(reader, run, most=5) for run in runs] == few
+    assert any(few)
