@@ -391,6 +391,21 @@ def test_a_session_is_trained_before_its_slow_sibling_ends_and_counts_in_its_bas
         assert collect.groups()["first"] == 1
 
 
+@pytest.mark.parametrize("baseline", ["spiral", "critic"])
+def test_an_estimator_that_remembers_learns_from_each_session_once(
+    make_sample, make_episode, baseline
+):
+    own, before = (
+        make_episode([make_sample([1, 2, 3], [2], session=name)], reward, session=name, group="g")
+        for name, reward in (("a", 1.0), ("b", 0.0))
+    )
+    config = GrpoConfig(advantages=AdvantageConfig(baseline))
+    alone, beside = {}, {}
+    prepare([own], 0, config, alone)
+    prepare([own], 0, config, beside, earlier=[before])
+    assert alone == beside != {}
+
+
 def test_equal_rewards_wait_for_a_sibling_and_are_taken_once_none_is_left(sessions):
     sessions.equal = {0}
     with by_sessions(sessions, per_step=1) as collect:

@@ -34,6 +34,7 @@ from bridle.trainer.credit import (
     CreditGroup,
     Likelihoods,
     estimated,
+    is_remembering,
     is_stepwise,
 )
 from bridle.trainer.credit.distillation import AskTeacher, TeacherGap, taught
@@ -118,7 +119,7 @@ def prepare(
     the estimators that need it. Their errors are raised.
     """
     own = range(len(episodes))
-    episodes = [*episodes, *earlier]
+    episodes = [*episodes, *_siblings(earlier, config)]
     judgement = cache(lambda index: filtered(episodes[index], config.filters))
 
     def fate(index: int, degenerate_group: bool) -> str | None:
@@ -212,6 +213,11 @@ def prepare(
         signal=signal(episodes[: len(own)], compared, tuple(members.values())),
         teacher_gap=teacher_gap,
     )
+
+
+def _siblings(earlier: Sequence[Episode], config: GrpoConfig) -> Sequence[Episode]:
+    """Return those of ``earlier`` that the estimator compares with; none if it remembers."""
+    return () if is_remembering(ADVANTAGES.get(config.advantages.baseline)) else earlier
 
 
 def _members(episodes: Sequence[Episode], indices: Iterable[int]) -> dict[Hashable, list[int]]:

@@ -20,8 +20,10 @@ from bridle.trainer.credit.group import Credit as Credit
 from bridle.trainer.credit.group import CreditGroup as CreditGroup
 from bridle.trainer.credit.group import Likelihoods as Likelihoods
 from bridle.trainer.credit.group import estimated as estimated
+from bridle.trainer.credit.group import is_remembering as is_remembering
 from bridle.trainer.credit.group import is_scoring as is_scoring
 from bridle.trainer.credit.group import is_stepwise as is_stepwise
 from bridle.trainer.credit.group import register_advantage as register_advantage
+from bridle.trainer.credit.group import remembering as remembering
 from bridle.trainer.credit.group import scoring as scoring
 from bridle.trainer.credit.group import stepwise as stepwise

@@ -36,6 +36,7 @@ from bridle.trainer.credit.group import (
     CreditStep,
     normalized,
     register_advantage,
+    remembering,
     stepwise,
 )
 from bridle.trainer.credit.steps import rewards_in_order
@@ -67,6 +68,7 @@ _CRITIC: Final = CriticOptions()
 
 @register_advantage("critic")
 @stepwise
+@remembering
 def critic(group: CreditGroup, options: CriticOptions = _CRITIC) -> Credit:
     """Compare each step's outcome with what the critic expected, by GAE over steps."""
     places = [(step.episode, step.call_id) for step in group.steps]

@@ -315,6 +315,7 @@ def is_stepwise(advantage: Advantage) -> bool:
 
 
 SCORING: Final = "scores_texts"
+REMEMBERING: Final = "remembers_sessions"
 
 
 def scoring(advantage: Advantage) -> Advantage:
@@ -326,6 +327,20 @@ def scoring(advantage: Advantage) -> Advantage:
 def is_scoring(advantage: Advantage) -> bool:
     """Return whether the estimator is marked by :func:`scoring`."""
     return bool(getattr(advantage, SCORING, False))
+
+
+def remembering(advantage: Advantage) -> Advantage:
+    """Mark an estimator that learns from sessions into :attr:`CreditGroup.memory`.
+
+    It compares with what it remembers, and gets no sibling that an earlier step has trained.
+    """
+    setattr(advantage, REMEMBERING, True)
+    return advantage
+
+
+def is_remembering(advantage: Advantage) -> bool:
+    """Return whether the estimator is marked by :func:`remembering`."""
+    return bool(getattr(advantage, REMEMBERING, False))
 
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage", "bridle.advantages")

@@ -19,7 +19,13 @@ from typing import Final
 import numpy as np
 
 from bridle.trainer.config import BelowOne
-from bridle.trainer.credit.group import Credit, CreditGroup, register_advantage, stepwise
+from bridle.trainer.credit.group import (
+    Credit,
+    CreditGroup,
+    register_advantage,
+    remembering,
+    stepwise,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ _SPIRAL: Final = SpiralOptions()
 
 @register_advantage("spiral")
 @stepwise
+@remembering
 def spiral(group: CreditGroup, options: SpiralOptions = _SPIRAL) -> Credit:
     """Compare each role with the running mean of its rewards, which decays by ``α``."""
     decay = options.decay
