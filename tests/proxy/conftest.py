@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.asgi import read_body
+from tests.support.native_providers import SERVE, NativeProvider
 from tests.support.processes import until
 
 from bridle.engine.scripted import Script, ScriptedEngine, ScriptedReply, ScriptedRequest
@@ -181,3 +182,12 @@ def events() -> Callable[[bytes], list[Any]]:
 @pytest.fixture(name="until")
 def waits_for_a_condition() -> Callable[[Callable[[], bool]], None]:
     return until
+
+
+@pytest.fixture
+def provider(dialect: str) -> Iterator[NativeProvider]:
+    """An upstream of a dialect, which holds to its provider's rules."""
+    server = NativeProvider(SERVE[dialect]())
+    server.start()
+    yield server
+    server.stop()

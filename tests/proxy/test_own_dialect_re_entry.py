@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from tests.support.native_providers import KEY, SERVE, TURNS, NativeProvider
+from tests.support.native_providers import KEY, TURNS, NativeProvider
 from tests.support.tool_loops import (
     FIELDS,
     Ask,
@@ -31,14 +30,6 @@ WAYS = [
 ]
 BRANCH = 3
 """Number of replayed calls."""
-
-
-@pytest.fixture
-def provider(dialect: str) -> Iterator[NativeProvider]:
-    server = NativeProvider(SERVE[dialect]())
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -77,14 +77,6 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def provider(dialect: str) -> Iterator[NativeProvider]:
-    server = NativeProvider(SERVE[dialect]())
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def bench(stage: Any, start_proxy: Any, provider: NativeProvider, dialect: str) -> Any:
     other = OtherModel((provider.base_url,), None, KEY, external=True, dialects=(dialect,))
     return start_proxy(stage.engine.base_url, other_models={"*": other})
