@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +21,17 @@ from bridle.proxy.replay.recorded import RecordedCall, renamed_replies
 from bridle.proxy.replay.replay import Step
 from bridle.proxy.services import Services
 from bridle.proxy.session.registry import store_unavailable
+from bridle.proxy.session.rules import EditedReply
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import (
     Event,
+    Finished,
     Minted,
+    ReasoningDelta,
     Request,
     Started,
+    TextDelta,
     ToolCallDelta,
     Usage,
 )
@@ -35,7 +40,7 @@ from bridle.proxy.wire.sse import SseParser
 from bridle.store.call import EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
-from bridle.store.records import CallStatus, Message
+from bridle.store.records import CallStatus, Message, ToolCall
 
 
 async def serve_replayed(
@@ -64,11 +69,16 @@ async def serve_replayed(
     replies = renamed_replies(recorded, replay.names)
     minted = dialect.mint(begun.id, int(begun.started_at), request.model)
     reply = await asyncio.to_thread(replay.response, recorded)
-    if dialect.native is not None:
+    if step.reply is not None:
+        replies = (_edited(step.reply, minted, dialect.tool_call_prefix),)
+        reply = _written(dialect, request, minted, _events(replies[0]))
+    elif dialect.native is not None:
         reply = _in_native_form(dialect.native, request, reply, recorded, step)
     elif recorded.row.stream != request.stream or _has_other_names(replies, step):
         reply = _emitted(dialect, request, minted, reply, recorded)
-    recording = ReplayedRecording(begun, session, request, link, recorded, replies, watch.now)
+    recording = ReplayedRecording(
+        begun, session, request, link, recorded, replies, watch.now, edited=step.reply is not None
+    )
     recording.sent(reply)
     try:
         services.recorder.open(session, begun)
@@ -133,6 +143,34 @@ def _emitted(
         else event
         for event in events
     ]
+    return _written(dialect, request, minted, events)
+
+
+def _edited(reply: EditedReply, minted: Minted, prefix: str) -> Message:
+    """Return an edited reply, whose tool calls have ids of the new call."""
+    calls = tuple(
+        ToolCall(minted.tool_call_id(place, prefix), one.name, json.dumps(one.arguments))
+        for place, one in enumerate(reply.tool_calls)
+    )
+    return Message("assistant", reply.text or None, reply.reasoning, calls)
+
+
+def _events(reply: Message) -> list[Event]:
+    """Return the events of a reply that no engine has sent."""
+    events: list[Event] = [Started(None)]
+    if reply.reasoning:
+        events.append(ReasoningDelta(reply.reasoning))
+    if isinstance(reply.content, str):
+        events.append(TextDelta(reply.content))
+    events += [
+        ToolCallDelta(place, one.id, one.name, one.arguments)
+        for place, one in enumerate(reply.tool_calls)
+    ]
+    return [*events, Finished("tool_calls" if reply.tool_calls else "stop"), Usage(0, 0)]
+
+
+def _written(dialect: Dialect, request: Request, minted: Minted, events: Sequence[Event]) -> bytes:
+    """Return a reply as the dialect writes it, streamed or whole."""
     if request.stream:
         emitter = dialect.emitter(request, minted)
         return b"".join([emitter.begin(), *map(emitter.event, events), emitter.end()])

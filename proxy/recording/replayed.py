@@ -27,11 +27,17 @@ class ReplayedRecording(Recording):
         recorded: RecordedCall,
         replies: tuple[Message, ...],
         now: Callable[[], float],
+        *,
+        edited: bool = False,
     ) -> None:
-        """Create it. ``replies`` are the recorded ones, with the tool-call ids of this call."""
+        """Create it. ``replies`` are the recorded ones, with the tool-call ids of this call.
+
+        They are others if the reply was ``edited``; the record then has no tokens of it.
+        """
         super().__init__(begun, session, request, link, NO_PROMPT, now)
         self._recorded = recorded
         self._replies = replies
+        self._edited = edited
 
     def ended(
         self,
@@ -41,7 +47,8 @@ class ReplayedRecording(Recording):
     ) -> tuple[CallEnded, Turn]:
         """Return the call's record and its turn. The recorded call has been checked already."""
         session, call_id, link = self.session, self.begun.id, self.link
-        prompt, reply = self._recorded.prompt, self._recorded.reply
+        prompt = self._recorded.prompt
+        reply = None if self._edited else self._recorded.reply
         growth = None
         if prompt is not None and reply is not None:
             growth = session.observe(call_id, link, prompt, reply)

@@ -26,7 +26,7 @@ from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.grafted_body import GraftedBodies
 from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
 from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed, renamed
-from bridle.proxy.session.rules import Edits, ReplayRules
+from bridle.proxy.session.rules import EditedReply, Edits, ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.store.call import CallRow
@@ -46,7 +46,8 @@ UNREAD: Final = "request_unread"
 REWORDED: Final = "replay_reworded"
 """Name of the note on a call whose upstream got the recorded words in the client's JSON."""
 EDITED: Final = "replay_edited"
-"""Name of the note on the first live call for each edit; the detail is the call's id or role."""
+"""Name of the note on the first live call for each edit; the detail is the call's id or role. It is
+also on the call whose reply was edited, with the detail ``reply``."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
 _KEPT: Final = 256
@@ -63,6 +64,8 @@ class Step:
     notes: tuple[Note, ...] = ()
     replayed: RecordedCall | None = None
     """The recorded call whose reply is the answer; ``None`` if the engine is asked."""
+    reply: EditedReply | None = None
+    """The reply to give in its place."""
     prompt: TokenIds | None = None
     """The recorded ids of the prompt of a live call, ``uint32[P]``."""
     aliases: Aliases | None = None
@@ -99,7 +102,15 @@ class Replay:
         if rules.edit != Edits() and branch is None:
             raise ValueError("an edit needs the call at which the session goes on")
         self.recorded = recorded
-        self._edited_call = None if rules.edit == Edits() else branch
+        texts = structs.replace(rules.edit, reply=None)
+        self._edited_call = None if texts == Edits() else branch
+        self._edited_reply = None
+        if rules.edit.reply is not None and branch is not None:
+            if texts != Edits():
+                raise ValueError("edit either a reply or the texts of the call after it")
+            self._edited_reply = recorded.by_id[branch].row.parent_call_id
+            if self._edited_reply not in recorded.by_id:
+                raise ValueError(f"call {branch} continues no call whose reply can be edited")
         self._prefix = frozenset(order if branch is None else order[: order.index(branch)])
         self._rules = rules
         self._judge = judge
@@ -297,8 +308,11 @@ class Replay:
     def _follows_replayed(self, call: RecordedCall) -> bool:
         """Whether a recorded call continues none, or one whose reply was replayed.
 
-        A later call has another history: the new session's own.
+        A later call has another history: the new session's own. So has one that follows a reply
+        which is edited.
         """
+        if self._edited_reply is not None and call.id not in self._prefix:
+            return False
         before = call.row.parent_call_id
         return before is None or before in self._names or before not in self.recorded.by_id
 
@@ -322,6 +336,10 @@ class Replay:
             instructions=then.instructions,
             notes=then.notes,
         )
+        if call.id == self._edited_reply:
+            noted = (*_notes(verdict), Note(EDITED, "reply"))
+            reply = self._rules.edit.reply
+            return Step(grafted, noted, replayed=call, reply=reply, aliases=self.aliases)
         if call.id in self._prefix:
             return Step(grafted, _notes(verdict), replayed=call, aliases=self.aliases)
         prompt = None if notes else call.prompt

@@ -76,6 +76,21 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
 
+class EditedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call of an edited reply."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class EditedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The reply that the agent gets in place of a recorded one."""
+
+    text: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[EditedCall, ...] = ()
+
+
 class Edits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Text in place of recorded text, in the prompt of the first live call."""
 
@@ -83,6 +98,9 @@ class Edits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The text of the first system message."""
     tool_results: dict[str, str] = {}
     """Results by the recorded ids of their tool calls."""
+    reply: EditedReply | None = None
+    """The reply to the call before the first live one. The agent acts on it, so that the first live
+    call is the agent's own and not the recorded one."""
 
 
 class ReplayRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

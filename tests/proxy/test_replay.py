@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import Any
@@ -114,6 +115,13 @@ def asks(url: str, *messages: Any) -> Any:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     reply = client.chat.completions.create(model="m", messages=list(messages), tools=[TOOL])
     return reply.choices[0].message
+
+
+def streamed(url: str, *messages: Any) -> Any:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    asked = client.chat.completions.stream(model="m", messages=list(messages), tools=[TOOL])
+    with asked as stream:
+        return stream.get_final_completion().choices[0].message
 
 
 def begins(url: str, name: str) -> list[Any]:
@@ -379,6 +387,15 @@ def test_text_that_the_turn_does_not_have_cannot_be_edited(stage: Any, bench: An
     body |= {"settings": {"replay": {"edit": {"system": "x"}}}}
     refused = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60)
     assert "an edit needs the call" in refused.text
+    for edit, problem in (
+        ({"system": "x", "reply": {"text": "y"}}, "either a reply or the texts"),
+        ({"reply": {"text": "y"}}, "continues no call"),
+    ):
+        calls = bench.calls()
+        body["origin"] = {"session": calls[0].session_id, "call": calls[0].id}
+        body["settings"] = {"replay": {"edit": edit}}
+        refused = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60)
+        assert problem in refused.text
 
 
 def test_a_name_of_letters_and_digits_is_translated_wherever_it_is() -> None:
@@ -387,3 +404,38 @@ def test_a_name_of_letters_and_digits_is_translated_wherever_it_is() -> None:
     assert aliases.arguments(f'{{"targets":["{OLD}"]}}') == f'{{"targets":["{NEW}"]}}'
     result = Message("tool", f'{{"status":{{"{NEW}":"over"}}}}', tool_call_id="a")
     assert aliases.recorded(result).content == f'{{"status":{{"{OLD}":"over"}}}}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_agent_acts_on_an_edited_reply(stage: Any, bench: Any, stream: bool) -> None:
+    stage.play = looks_once
+    question = {"role": "user", "content": "red"}
+    url = f"{bench.url}/s/agents"
+    reply = asks(url, question)
+    result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "seen"}
+    asks(url, question, reply.model_dump(exclude_none=True), result)
+    first, second = bench.calls()
+    call = {"name": "look", "arguments": {"at": "blue"}}
+    edit = {"reply": {"text": "Rather blue.", "tool_calls": [call]}}
+    body = {
+        "origin": {"session": first.session_id, "call": second.id},
+        "settings": {"replay": {"edit": edit}},
+    }
+    again = httpx.post(f"{bench.url}/bridle/v1/sessions", json=body, timeout=60).json()["id"]
+    asked, url = len(stage.requests), f"{bench.url}/s/{again}"
+    for _ in range(2):  # a request that comes twice gets the edited reply twice
+        given = streamed(url, question) if stream else asks(url, question)
+        assert given.content == "Rather blue."
+        assert json.loads(given.tool_calls[0].function.arguments) == {"at": "blue"}
+    assert len(stage.requests) == asked, "the edited reply asks no engine"
+    result |= {"tool_call_id": given.tool_calls[0].id, "content": "blue is seen"}
+    said = asks(url, question, given.model_dump(exclude_none=True), result)
+    assert said.content == "red is done."
+    assert stage.requests[-1].messages[1]["content"] == "Rather blue."
+    *_, replayed, live = bench.reader.calls(again)
+    assert ("replay_edited", "reply") in {(one.name, one.detail) for one in replayed.notes}
+    assert replayed.replies[0].content == "Rather blue."
+    assert not replayed.sampled_tokens
+    assert live.sampled_tokens
+    assert live.break_reason == "parent_without_ids"
+    assert live.parent_call_id == replayed.id

@@ -118,8 +118,8 @@ def replay(
         Path | None,
         typer.Option(
             help="JSON file of text that the live turns see in place of recorded text: `system`, "
-            "and `tool_results` by the ids of their calls; and of `noise`, patterns by name of "
-            "text that may differ."
+            "and `tool_results` by the ids of their calls; or of the `reply` to which the agent "
+            "goes on; and of `noise`, patterns by name of text that may differ."
         ),
     ] = None,
 ) -> None:
@@ -296,6 +296,6 @@ def _edits(file: Path | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         fail(f"--edit {file} is no readable JSON file: {error}", 2)
     if not isinstance(edits, dict):
-        fail(f"--edit {file} is no JSON object with 'system', 'tool_results' or 'noise'", 2)
+        fail(f"--edit {file} is no JSON object of 'system', 'tool_results', 'reply' or 'noise'", 2)
     noise = edits.pop("noise", {})
     return {"noise": noise, "edit": edits} if edits else {"noise": noise}
