@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from bridle.proxy.engines.errors import error_in, reported
 from bridle.proxy.engines.finish_reasons import FINISH_REASONS, odd_reason
@@ -291,19 +292,19 @@ class ReplyDecoder:
     # -- what it says ----------------------------------------------------------------------------
 
     def _tokens(self, choice: Choice[Any]) -> Tokens:
-        ids = choice.token_ids or []
+        ids, kept = choice.token_ids or [], choice.sampling_mask
         given: Logprobs[Any] | None = choice.logprobs
         if given is None or (given.content is None and given.token_logprobs is None):
             # Nothing says which tokens these would belong to, so each of them is without one.
-            return Tokens(ids, [math.nan] * len(ids), choice.index)
+            return Tokens(ids, [math.nan] * len(ids), choice.index, kept=kept)
         if given.content is not None:
             if self._detail:
-                return self._detailed(ids, given.content, choice.index)
-            return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index)
+                return replace(self._detailed(ids, given.content, choice.index), kept=kept)
+            return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index, kept=kept)
         plain = given.token_logprobs or []
         values = [math.nan if value is None else value for value in plain]
         detail = _completion_detail(given) if self._detail else None
-        return Tokens(ids, values, choice.index, detail)
+        return Tokens(ids, values, choice.index, detail, kept)
 
     def _detailed(self, ids: list[int], content: Detail, choice: int) -> Tokens:
         try:
@@ -418,7 +419,8 @@ class ReplyDecoder:
             except ApiError as failure:
                 self._failure = failure
         stop = choice.stop_reason
-        events.append(Finished(reason, index, stop if isinstance(stop, str) else None))
+        stop = stop if isinstance(stop, str) else None
+        events.append(Finished(reason, index, stop, choice.routed_experts))
         return events
 
 

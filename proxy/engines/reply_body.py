@@ -97,6 +97,10 @@ class Choice(msgspec.Struct, Generic[Entry], gc=False):
     logprobs: Logprobs[Entry] | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | str | None = None
+    sampling_mask: list[list[TokenId]] | None = None
+    """The ids that each of ``token_ids`` was drawn from."""
+    routed_experts: str | None = None
+    """The experts of the whole choice's positions: the base64 of a ``.npy`` file."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: Any = None

@@ -171,12 +171,16 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     choice: int = 0
     detail: Detail | None = None
     """Kept only when the client wants it."""
+    kept: Sequence[Sequence[int]] | None = None
+    """The ids that each token was drawn from; ``None`` if the engine did not report them."""
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
     reason: FinishReason
     choice: int = 0
     stop_sequence: str | None = None
+    routed_experts: str | None = None
+    """The experts of the choice, as the engine wrote them (``proxy/recording/experts.py``)."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -206,6 +210,10 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     """Opaque fields of the message, as in :class:`Opaque`."""
     versions: Sequence[VersionRun] = ()
     """The policy versions of the tokens."""
+    kept: Sequence[Sequence[int]] = ()
+    """The ids that each token was drawn from; empty if the engine reported none."""
+    routed_experts: str | None = None
+    """As :attr:`Finished.routed_experts`."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

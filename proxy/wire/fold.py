@@ -78,6 +78,8 @@ class Fold:
                     choice.version = version
                     choice.versions.append(VersionRun(len(choice.token_ids), version))
                     self.first_token_at = self.first_token_at or self._now()
+                if event.kept or choice.kept:
+                    choice.add_kept(event)
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 choice.detail += event.detail or ()
@@ -119,6 +121,8 @@ class Fold:
                         finish_reason=finished.reason if finished else None,
                         stop_sequence=finished.stop_sequence if finished else None,
                         opaque=choice.opaque,
+                        kept=choice.kept,
+                        routed_experts=finished.routed_experts if finished else None,
                     )
                 )
             self.whole = Reply(choices, self.usage, self.prompt_token_ids)
@@ -154,6 +158,7 @@ class _Choice:
     __slots__ = (
         "detail",
         "finished",
+        "kept",
         "logprobs",
         "opaque",
         "reasoning",
@@ -172,11 +177,18 @@ class _Choice:
         self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.kept: list[Sequence[int]] = []
+        """The sets of the first tokens; of all if the engine reports any."""
         self.version: int | None = None
         """The policy version of the latest tokens."""
         self.versions: list[VersionRun] = []
         self.detail: list[Mapping[str, Any] | msgspec.Raw] = []
         self.finished: Finished | None = None
+
+    def add_kept(self, event: Tokens) -> None:
+        """Add the sets of the event's tokens, before these. One without a set has an empty one."""
+        self.kept += [()] * (len(self.token_ids) - len(self.kept))
+        self.kept += event.kept or [()] * len(event.token_ids)
 
     def take(self, event: ToolCallDelta | Opaque) -> int:
         """Add a piece of a tool call, or opaque fields, whose lists are joined.

@@ -190,6 +190,6 @@ def test_no_token_of_gemini_cli_is_trained_as_if_drawn_otherwise(chat_directory,
         for each in episode.samples
     ]
     (pack,) = pack_minibatch(items, GrpoConfig())
-    assert pack.drawn.unique(dim=0).tolist() == [[1.0, 0.95, 64.0, 0.0]]
+    assert pack.drawn.settings.unique(dim=0).tolist() == [[1.0, 0.95, 64.0, 0.0]]
     scores = score_pack(load_policy(chat_directory), pack.pack, drawn=pack.drawn)
     torch.testing.assert_close(scores.logprobs.detach(), pack.behaviour_logprobs, atol=1e-4, rtol=0)
