@@ -166,7 +166,7 @@ def by_hand_gradients(directory, samples):
         loss, _ = policy_loss(loss_terms(pack, scores), config.loss)
         loss.backward(retain_graph=True)
     gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
-    return gradients, {key: float(value) for key, value in logprobs.items()}
+    return gradients, {key: float(value.detach()) for key, value in logprobs.items()}
 
 
 def own_choices(model, samples):
