@@ -538,10 +538,10 @@ class KeptTokens(msgspec.Struct, frozen=True, gc=False):
         counts = np.fromiter(map(len, sets), np.uint32, len(sets))
         return cls(counts, token_array([each for one in sets for each in one]))
 
-    def part(self, start: int, stop: int) -> Self:
-        """Return the sets of the tokens from ``start`` to ``stop``."""
-        ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
-        return type(self)(self.counts[start:stop], self.ids[ends[start] : ends[stop]])
+    def first(self, tokens: int) -> Self:
+        """Return the sets of the first ``tokens`` tokens."""
+        counts = self.counts[:tokens]
+        return type(self)(counts, self.ids[: int(counts.sum(dtype=np.int64))])
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):

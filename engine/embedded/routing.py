@@ -1,13 +1,13 @@
 """The routers of a model with experts: the choices that they make, and choices that they are given.
 
 Transformers' routers differ in how they score experts (softmax or sigmoid, groups, scaling), and
-agree in the end: they take the ``top_k`` highest of a row of scores, one for each expert, and return
-logits, weights and numbers of the chosen experts. Choices are read from that result. To replay
-choices, the selection of the highest scores inside the router is replaced by the recorded numbers:
-the weights are those that the router computes for them, with its gradient.
+agree in the end: they take the ``top_k`` highest of a row of scores, one for each expert, and
+return logits, weights and numbers of the chosen experts. Choices are read from that result. To
+replay choices, the selection of the highest scores inside the router is replaced by the recorded
+numbers: the weights are those that the router computes for them, with its gradient.
 
-Experts are ``[positions, layers, top_k]``, with all layers of the model, as in vLLM. A layer without
-experts has zeros there.
+Experts are ``[positions, layers, top_k]``, with all layers of the model, as in vLLM. A layer
+without experts has zeros there.
 
 Rollout Routing Replay: Ma et al. 2025, arXiv 2510.11370.
 """
@@ -67,8 +67,8 @@ class Routers:
     def record(self) -> Callable[[], Tensor | None]:
         """Note the experts of every forward pass from now on.
 
-        Return a function that returns those of the latest pass, ``int16[positions, layers, top_k]``,
-        once; ``None`` if there was none since.
+        Return a function that returns those of the latest pass, once: ``int16[positions, layers,
+        top_k]``, or ``None`` if there was none since.
         """
         chosen: dict[int, Tensor] = {}
 

@@ -34,7 +34,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 def experts(routed: NDArray[np.int16] | None) -> dict[str, str]:
-    """Return ``routed_experts``, the base64 of a ``.npy`` file as vLLM sends it, if there is any."""
+    """Return ``routed_experts``, the base64 of a ``.npy`` file as in vLLM, if there are any."""
     if routed is None:
         return {}
     kind = np.uint8 if routed.max(initial=0) < _BYTE else np.uint16

@@ -24,6 +24,7 @@ from bridle.proxy.engines.reply_body import (
     SURROGATE,
     Choice,
     DetailedBody,
+    DraftCounts,
     Function,
     LeanBody,
     LogprobEntry,
@@ -34,6 +35,7 @@ from bridle.proxy.engines.reply_body import (
     ToolCallPiece,
     UsageObject,
     as_logprob,
+    draft_counts,
     malformed,
 )
 from bridle.proxy.engines.request import REASONING
@@ -107,6 +109,7 @@ class ReplyDecoder:
         """The tool calls of each choice, by its index."""
         self._call_count = 0
         self._usage: UsageObject | None = None
+        self._drafted: DraftCounts | None = None
         self._reasoning = ReasoningCount()
         self.notes: dict[Note, None] = {}
         """The notes of the normalisations so far, in order."""
@@ -137,6 +140,8 @@ class ReplyDecoder:
             self._check_id(body.id, bool(choices))
         if body.usage is not None:
             self._usage = body.usage
+        if body.metrics is not None:
+            self._drafted = draft_counts(body.metrics)
         if body.model is not None:
             self.model = body.model
         events: list[Event] = []
@@ -196,7 +201,13 @@ class ReplyDecoder:
             if self._gave_up is not None:
                 message = f"the engine ended the reply with {self._gave_up!r}"
             raise ApiError("upstream_error", message, status=502)
-        return [] if self._usage is None else [_usage(self._usage, self._reasoning.tokens)]
+        if self._usage is None:
+            return []
+        usage = _usage(self._usage, self._reasoning.tokens)
+        if self._drafted is None:
+            return [usage]
+        drafted, accepted = msgspec.structs.astuple(self._drafted)
+        return [replace(usage, draft_tokens=drafted, accepted_draft_tokens=accepted)]
 
     # -- what the payload is ---------------------------------------------------------------------
 
@@ -292,7 +303,7 @@ class ReplyDecoder:
     # -- what it says ----------------------------------------------------------------------------
 
     def _tokens(self, choice: Choice[Any]) -> Tokens:
-        ids, kept = choice.token_ids or [], choice.sampling_mask
+        ids, kept = choice.token_ids or [], choice.sampling_mask or ()
         given: Logprobs[Any] | None = choice.logprobs
         if given is None or (given.content is None and given.token_logprobs is None):
             # Nothing says which tokens these would belong to, so each of them is without one.

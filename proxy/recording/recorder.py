@@ -15,9 +15,9 @@ from zstandard import ZstdCompressor, ZstdDecompressor
 
 from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.prompt import CallPrompt
-from bridle.proxy.recording.experts import ReplyExperts, read_experts
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.recording.token_facts import ReplyExperts, read_experts, read_kept
 from bridle.proxy.session.harness_identity import kept_headers
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.session import Session
@@ -42,7 +42,6 @@ from bridle.store.records import (
     CallStatus,
     Choice,
     Conversation,
-    KeptTokens,
     Note,
     is_frozen,
     logprob_array,
@@ -228,12 +227,14 @@ class Recording:
         prompt = None if ids is None else token_array(ids)
         choices: list[Choice] = []
         experts: list[ReplyExperts] = []
+        fact_notes: list[Note] = []
         missing = 0
         for choice in reply.choices:
             routed = choice.routed_experts if prompt is not None else None
             length = 0 if prompt is None else len(prompt)
             experts.append(read_experts(routed, length, len(choice.token_ids)))
-            kept = KeptTokens.of(choice.kept) if choice.kept else None
+            kept, unread_sets = read_kept(choice.kept, len(choice.token_ids))
+            fact_notes += (*experts[-1].notes, *unread_sets)
             logprobs = logprob_array(choice.logprobs if with_ids else ())
             missing += int(np.count_nonzero(np.isnan(logprobs)))
             sampled, versions = token_array(choice.token_ids), tuple(choice.versions)
@@ -264,7 +265,7 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread,
-                *(note for one in experts for note in one.notes),
+                *fact_notes,
                 *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
             ),

@@ -78,11 +78,10 @@ class Fold:
                     choice.version = version
                     choice.versions.append(VersionRun(len(choice.token_ids), version))
                     self.first_token_at = self.first_token_at or self._now()
-                if event.kept or choice.kept:
-                    choice.add_kept(event)
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 choice.detail += event.detail or ()
+                choice.kept += event.kept
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
@@ -178,17 +177,11 @@ class _Choice:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.kept: list[Sequence[int]] = []
-        """The sets of the first tokens; of all if the engine reports any."""
         self.version: int | None = None
         """The policy version of the latest tokens."""
         self.versions: list[VersionRun] = []
         self.detail: list[Mapping[str, Any] | msgspec.Raw] = []
         self.finished: Finished | None = None
-
-    def add_kept(self, event: Tokens) -> None:
-        """Add the sets of the event's tokens, before these. One without a set has an empty one."""
-        self.kept += [()] * (len(self.token_ids) - len(self.kept))
-        self.kept += event.kept or [()] * len(event.token_ids)
 
     def take(self, event: ToolCallDelta | Opaque) -> int:
         """Add a piece of a tool call, or opaque fields, whose lists are joined.

@@ -155,7 +155,7 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         span, take = piece.span, piece.take
         experts = _with_experts(experts, span, take, length)
         if span.kept is not None:
-            kept = span.kept.part(0, take)
+            kept = span.kept.first(take)
             counts[span.start : span.start + take] = kept.counts
             sets.append(kept.ids)
         at = slice(span.start, span.start + take)

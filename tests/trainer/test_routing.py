@@ -17,8 +17,8 @@ from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.routing import Routers
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.reconstruct.episodes import episodes
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+from bridle.reconstruct.episodes import episodes
 from bridle.store.reading.queries import Reader
 from bridle.trainer.batch.packing import make_packs, with_routing
 from bridle.trainer.batch.prepare import TrainItem
@@ -160,9 +160,7 @@ def by_hand_gradients(directory, samples):
     for pack in pack_minibatch(items_of(samples), config):
         keys = zip(pack.pack.samples.tolist(), pack.pack.offsets.tolist(), strict=True)
         chosen = torch.stack([logprobs[key] for key in keys])
-        scores = dataclasses.replace(
-            score_pack(load_policy(directory), pack.pack), logprobs=chosen
-        )
+        scores = dataclasses.replace(score_pack(load_policy(directory), pack.pack), logprobs=chosen)
         loss, _ = policy_loss(loss_terms(pack, scores), config.loss)
         loss.backward(retain_graph=True)
     gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
@@ -238,7 +236,11 @@ def test_routing_of_another_model_is_refused(recorded, moe_directory):
 
 
 FAMILIES = {
-    "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+    },
     "olmoe": {"num_experts": 8},
     "mixtral": {"num_local_experts": 8},
     "deepseek_v3": {

@@ -1,23 +1,31 @@
-"""The experts of a reply, read from the form in which vLLM sends them.
+"""What an engine reports of a reply's tokens beside logprobs, in the forms of vLLM.
 
 vLLM 0.32 (``--enable-return-routed-experts``) puts ``routed_experts`` into each choice of a reply
 that is not streamed: the base64 of a ``.npy`` file, ``[P + T - 1, layers, top_k]`` for ``P`` prompt
 tokens and ``T`` sampled ones, of type ``uint8`` or ``uint16``. The last sampled token was never
 computed. Row ``p`` is of position ``p``, from which the token after it is predicted.
+
+``sampling_mask`` has the ids that were left by top-k, top-p and min-p, a list for each token. Of
+vLLM's routes only ``/inference/v1/generate`` sends it (``--return-sampling-mask``); the embedded
+engine sends both with every reply.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from bridle.store.records import Note, RoutedExperts
+from bridle.store.records import KeptTokens, Note, RoutedExperts
 
 UNREAD: Final = "routed_experts_unread"
 """Name of the note on a call whose engine sent experts that cannot be those of its tokens."""
+
+MASK_UNREAD: Final = "sampling_mask_unread"
+"""Name of the note on a call whose engine sent sets for another number of tokens."""
 
 
 class ReplyExperts(NamedTuple):
@@ -57,3 +65,17 @@ def read_experts(text: str | None, prompt: int, sampled: int) -> ReplyExperts:
 
 
 _HIGHEST: Final = int(np.iinfo(np.int16).max)
+
+
+def read_kept(
+    sets: Sequence[Sequence[int]], sampled: int
+) -> tuple[KeptTokens | None, tuple[Note, ...]]:
+    """Return the sets that a choice's tokens were drawn from, and notes.
+
+    There are none without ``sets``, and none for another number of tokens, which is a note.
+    """
+    if not sets:
+        return None, ()
+    if len(sets) != sampled:
+        return None, (Note(MASK_UNREAD, f"{len(sets)} sets for {sampled} tokens"),)
+    return KeptTokens.of(sets), ()
