@@ -47,9 +47,10 @@ FACT_COLUMNS: Final = (
     ("routed_experts", "list<int16>"),
     ("routed_shape", "list<int32>"),
 )
-"""What engines know of a sample's tokens. ``kept_ids`` are the ids that the tokens were drawn from,
-one token's after another's. ``routed_experts`` has the shape ``routed_shape``. NULL if nothing is
-recorded."""
+"""Further fields of a sample, which engines report of its tokens.
+
+``kept_ids`` are the ids that the tokens were drawn from, one token's after another's.
+``routed_experts`` has the shape ``routed_shape``. A value is NULL if nothing is recorded."""
 
 
 def sample_schema(reward_names: Sequence[str], *, facts: bool = False) -> pa.Schema:

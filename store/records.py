@@ -578,7 +578,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     """The logprobs, ``float32[len(token_ids)]``, of sampled spans; ``None`` for others."""
     versions: tuple[VersionRun, ...] = ()
     kept: KeptTokens | None = None
-    """As :attr:`Choice.kept`."""
+    """The set that each token was drawn from; ``None`` if the engine reported none."""
     routed_experts: RoutedExperts | None = None
     """The experts behind each token; ``None`` if they are not known for all of them."""
 

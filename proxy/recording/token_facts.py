@@ -1,4 +1,4 @@
-"""What an engine reports of a reply's tokens beside logprobs, in the forms of vLLM.
+"""The reader of what engines report of a reply's tokens beside logprobs, in the forms of vLLM.
 
 vLLM 0.32 (``--enable-return-routed-experts``) puts ``routed_experts`` into each choice of a reply
 that is not streamed: the base64 of a ``.npy`` file, ``[P + T - 1, layers, top_k]`` for ``P`` prompt

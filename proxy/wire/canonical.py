@@ -217,7 +217,7 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     kept: Sequence[Sequence[int]] = ()
     """The ids that each token was drawn from; empty if the engine reported none."""
     routed_experts: str | None = None
-    """As :attr:`Finished.routed_experts`."""
+    """The experts of the choice, as the engine wrote them."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""What an engine reports of its tokens beside logprobs, in vLLM's shapes, as it is recorded."""
+"""Engines report more of tokens than logprobs, in vLLM's shapes, and it is recorded."""
 
 from __future__ import annotations
 

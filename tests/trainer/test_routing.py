@@ -8,17 +8,20 @@ import logging
 
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.moe import LAYERS, TOP_K, make_moe_policy
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.routing import Routers
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
-from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.episodes import episodes
+from bridle.reconstruct.exports.parquet import export_parquet
+from bridle.reconstruct.exports.selection import Selection
 from bridle.store.reading.queries import Reader
 from bridle.trainer.batch.packing import make_packs, with_routing
 from bridle.trainer.batch.prepare import TrainItem
@@ -28,50 +31,19 @@ from bridle.trainer.losses.losses import policy_loss
 from bridle.trainer.policy.model import load_policy, score_pack
 from bridle.trainer.policy.routing import RoutingDiffers
 
-LAYERS, EXPERTS, TOP_K = 3, 8, 2
 LAYOUTS = ("tree", "flat", "padded")
-
-
-def moe_config(vocabulary: int) -> Qwen3MoeConfig:
-    return Qwen3MoeConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-        mlp_only_layers=[0],
-        max_position_embeddings=512,
-        eos_token_id=2,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
 
 
 @pytest.fixture(scope="module")
 def moe_directory(tmp_path_factory):
-    """A policy with experts in all layers but the first, whose routers are not sure."""
     directory = tmp_path_factory.mktemp("moe")
-    texts = ["What is the capital of Norway? Oslo. Call lookup with 12 and answer: 3 + 4 = 7"] * 20
-    size = train_tokenizer(directory, texts, vocab_size=400)
-    torch.manual_seed(5)
-    model = Qwen3MoeForCausalLM(moe_config(size))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
-    model.save_pretrained(directory)
+    make_moe_policy(directory)
     return directory
 
 
 @pytest.fixture(scope="module")
-def recorded(moe_directory, tmp_path_factory):
-    """The samples of a session of two turns and a retry, one streamed and one whole."""
+def session_store(moe_directory, tmp_path_factory):
+    """A store with a session of two turns and a retry, one streamed and two whole."""
     store = str(tmp_path_factory.mktemp("store") / "bridle.db")
     with EmbeddedEngine(moe_directory) as engine:
         settings = ProxySettings(upstream_url=engine.base_url, store_url=store)
@@ -85,7 +57,13 @@ def recorded(moe_directory, tmp_path_factory):
                 if seed == 1:
                     messages.append(reply.json()["choices"][0]["message"])
                     messages.append({"role": "user", "content": "Call lookup with 12"})
-    with Reader(store) as reader:
+    return store
+
+
+@pytest.fixture(scope="module")
+def recorded(session_store):
+    """The samples of that session."""
+    with Reader(session_store) as reader:
         (episode,) = episodes(reader)
     return episode.samples
 
@@ -316,3 +294,40 @@ def test_a_router_that_does_not_follow_is_reported_and_chooses_itself(tmp_path, 
     torch.testing.assert_close(
         score_pack(model, routed).logprobs, score_pack(model, pack).logprobs, atol=0, rtol=0
     )
+
+
+def test_a_file_of_tokens_has_the_experts_if_asked(session_store, recorded, tmp_path):
+    plain, full = tmp_path / "plain.parquet", tmp_path / "full.parquet"
+    with Reader(session_store) as reader:
+        export_parquet(reader, plain)
+        export_parquet(reader, full, Selection(facts=True))
+    assert "routed_experts" not in pq.read_schema(plain).names
+    rows = pq.read_table(full).to_pylist()
+    assert len(rows) == len(recorded)
+    for row, sample in zip(rows, recorded, strict=True):
+        experts = np.reshape(row["routed_experts"], row["routed_shape"])
+        assert np.array_equal(experts, sample.routed_experts)
+        assert row["kept_counts"] is None
+
+
+def test_experts_of_a_reply_that_a_text_ends_are_those_of_its_tokens(moe_directory, tmp_path):
+    """The engine has computed tokens after the one that the text ends in, in the same step."""
+    store = str(tmp_path / "bridle.db")
+    messages = [{"role": "user", "content": "What is the capital of Norway?"}]
+    body = {"model": "m", "messages": messages, "max_tokens": 12, "seed": 1}
+    with EmbeddedEngine(moe_directory) as engine:
+        settings = ProxySettings(upstream_url=engine.base_url, store_url=store)
+        with ProxyServer(settings) as proxy:
+            url = f"{proxy.base_url}/s/stop/v1/chat/completions"
+            whole = httpx.post(url, json=body, timeout=60).json()
+            text = whole["choices"][0]["message"]["content"]
+            httpx.post(url, json=body | {"stop": text[4:7]}, timeout=60).raise_for_status()
+    with Reader(store) as reader:
+        (session,) = reader.sessions()
+        unstopped, stopped = reader.calls(session.id)
+        (choice,) = reader.sampled(stopped.id)
+        (first,) = reader.sampled(unstopped.id)
+    length = len(choice.token_ids)
+    assert 0 < length < len(first.token_ids)
+    assert np.array_equal(choice.routed_experts, first.routed_experts[:length])
+    assert not any(note.name == "routed_experts_unread" for note in stopped.notes)

@@ -45,8 +45,7 @@ class TrainPack:
     versions: Tensor
     """``int64[M]``"""
     drawn: Drawn | None = None
-    """What each target was drawn from; ``None`` if each was drawn from the policy's own
-    distribution."""
+    """The distributions that the targets were drawn from; ``None`` if each is the policy's own."""
     old_logprobs: Tensor | None = None
     """``float32[M]``: this policy's logprobs before the step's first update, or ``None`` if it has
     not changed yet."""
