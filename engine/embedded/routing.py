@@ -51,7 +51,7 @@ class Routers:
     @classmethod
     def of(cls, model: nn.Module) -> Routers | None:
         """Return the routers of a causal LM of Transformers, or ``None`` if it has none."""
-        found: dict[int, nn.Module] = {}
+        found: dict[int, Any] = {}
         for name, module in model.named_modules():
             layer = _LAYER.search(f"{name}.")
             if layer is not None and _ROUTER.search(type(module).__name__.removeprefix("FSDP")):
