@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from bridle.reconstruct.arrow import needs_arrow
 from bridle.reconstruct.samples.sample import Sample
@@ -40,12 +41,23 @@ SAMPLE_COLUMNS: Final = (
     ("samplers", "list<string>"),
 )
 """The fields of a sample, each with the name of its Arrow type."""
+FACT_COLUMNS: Final = (
+    ("kept_counts", "list<uint32>"),
+    ("kept_ids", "list<uint32>"),
+    ("routed_experts", "list<int16>"),
+    ("routed_shape", "list<int32>"),
+)
+"""Further fields of a sample, which engines report of its tokens.
+
+``kept_ids`` are the ids that the tokens were drawn from, one token's after another's.
+``routed_experts`` has the shape ``routed_shape``. A value is NULL if nothing is recorded."""
 
 
-def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
+def sample_schema(reward_names: Sequence[str], *, facts: bool = False) -> pa.Schema:
     """Return the schema of a row per sample.
 
-    It has the sample's fields, its session's, and a float64 column ``reward.NAME`` for each name.
+    It has the sample's fields, its session's, and a float64 column ``reward.NAME`` for each name;
+    with ``facts`` also :data:`FACT_COLUMNS`.
     Raises :class:`bridle.reconstruct.arrow.ArrowMissing` without pyarrow.
     """
     with needs_arrow():
@@ -57,7 +69,8 @@ def sample_schema(reward_names: Sequence[str]) -> pa.Schema:
         return pa.field(name, plain if inner == kind else pa.list_(plain))
 
     rewards = ((f"reward.{name}", "double") for name in reward_names)
-    return pa.schema([column(*each) for each in (*SAMPLE_COLUMNS, *_SESSION_COLUMNS, *rewards)])
+    own = (*SAMPLE_COLUMNS, *(FACT_COLUMNS if facts else ()))
+    return pa.schema([column(*each) for each in (*own, *_SESSION_COLUMNS, *rewards)])
 
 
 def sample_row(
@@ -70,3 +83,14 @@ def sample_row(
     ]
     row |= {name: getattr(session, name) for name, _ in _SESSION_COLUMNS}
     return row | {f"reward.{name}": rewards.get(name) for name in names}
+
+
+def fact_values(sample: Sample) -> dict[str, Any]:
+    """Return the values of :data:`FACT_COLUMNS`."""
+    kept, experts = sample.kept, sample.routed_experts
+    return {
+        "kept_counts": None if kept is None else np.diff(kept.ends, prepend=0).astype(np.uint32),
+        "kept_ids": None if kept is None else kept.ids,
+        "routed_experts": None if experts is None else experts.reshape(-1),
+        "routed_shape": None if experts is None else list(experts.shape),
+    }

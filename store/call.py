@@ -31,6 +31,7 @@ from bridle.store.records import (
     Growth,
     Message,
     Note,
+    RoutedExperts,
     Sampler,
     TokenIds,
 )
@@ -198,6 +199,8 @@ class CallEnded(EndedFacts):
     prompt_token_ids: TokenIds | None = None
     """The prompt's ids, ``uint32[P]``, as the engine reports that it used them; ``None`` without a
     report."""
+    prompt_experts: RoutedExperts | None = None
+    """The experts behind the last tokens of the prompt; ``None`` if the engine reported none."""
     choices: tuple[Choice, ...] = ()
     growth: Growth | None = None
     """The place of these tokens in the session's tree; if ``None``, they are stored whole."""

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
@@ -23,6 +23,11 @@ from bridle.store.declaration import SHORT_TEXT, Codec, Fact
 
 TokenIds = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
+RoutedExperts = NDArray[np.uint8] | NDArray[np.uint16]
+"""The experts that an engine chose, ``[T, layers, top_k]``: row ``t`` is of the position that token
+``t`` was predicted from, which is that of token ``t - 1``. A layer without experts has zeros. So a
+reply's rows are known when it ends, although its last token was never computed, and a span in the
+middle of a path needs no row of its neighbours."""
 
 
 def token_array(ids: Sequence[int] | TokenIds) -> TokenIds:
@@ -519,6 +524,26 @@ PLAIN: Final = Sampler()
 """The policy's own distribution."""
 
 
+class KeptTokens(msgspec.Struct, frozen=True, gc=False):
+    """The sets of ids that ``T`` sampled tokens were drawn from, after top-k, top-p and min-p."""
+
+    counts: TokenIds
+    """The number of ids of each token's set, ``uint32[T]``; 0 if the set is not recorded."""
+    ids: TokenIds
+    """The ids of all sets, one set after another, ``uint32[sum(counts)]``."""
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[int]]) -> Self:
+        """Return the record of one set per token. Raise ``OverflowError`` as token_array does."""
+        counts = np.fromiter(map(len, sets), np.uint32, len(sets))
+        return cls(counts, token_array([each for one in sets for each in one]))
+
+    def first(self, tokens: int) -> Self:
+        """Return the sets of the first ``tokens`` tokens."""
+        counts = self.counts[:tokens]
+        return type(self)(counts, self.ids[: int(counts.sum(dtype=np.int64))])
+
+
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """One sampled sequence of a call (``n`` of them when the client asked for ``n``)."""
 
@@ -528,6 +553,10 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """The logprobs, ``float32[T]``, of the distribution that :attr:`Sampler.logprobs` names."""
     versions: tuple[VersionRun, ...]
     finish_reason: str | None
+    kept: KeptTokens | None = None
+    """The set that each token was drawn from; ``None`` if the engine reported none."""
+    routed_experts: RoutedExperts | None = None
+    """The experts behind each token; ``None`` if the engine reported none."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -548,6 +577,10 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     logprobs: Logprobs | None = None
     """The logprobs, ``float32[len(token_ids)]``, of sampled spans; ``None`` for others."""
     versions: tuple[VersionRun, ...] = ()
+    kept: KeptTokens | None = None
+    """The set that each token was drawn from; ``None`` if the engine reported none."""
+    routed_experts: RoutedExperts | None = None
+    """The experts behind each token; ``None`` if they are not known for all of them."""
 
     @property
     def end(self) -> int:

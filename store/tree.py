@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.store.records import Choice, Growth, Span, SpanKind, TokenIds
+from bridle.store.records import Choice, Growth, RoutedExperts, Span, SpanKind, TokenIds
 
 DETACHED: Final = -1
 """The ``start`` of sampled tokens whose prompt is not known; they are not part of the tree."""
@@ -101,10 +101,12 @@ class TokenTree:
         choices: Sequence[Choice],
         near: Node | None = None,
         known: int = 0,
+        experts: RoutedExperts | None = None,
     ) -> Growth:
         """Add a call: the unrecorded tokens of its prompt, and the sampled tokens of every choice.
 
-        ``near`` and ``known`` are those of :meth:`find`.
+        ``near`` and ``known`` are those of :meth:`find`. ``experts`` are those behind the last
+        tokens of the prompt.
         """
         if prompt is None:
             sampled = self._sampled(call_id, choices, None, DETACHED)
@@ -116,7 +118,9 @@ class TokenTree:
             # A view would keep all of the prompt.
             new = prompt[start:].copy() if start else prompt
             name, observed = f"{call_id}.o", SpanKind.OBSERVED
-            spans.append(Span(name, self.session_id, call_id, end.id, start, observed, new))
+            own = None if experts is None or len(experts) < len(new) else experts[-len(new) :]
+            place = (name, self.session_id, call_id, end.id, start, observed)
+            spans.append(Span(*place, new, routed_experts=own))
             end = self._insert(spans[0], end)
         sampled = self._sampled(call_id, choices, end.id, len(prompt))
         for span in sampled:
@@ -141,6 +145,8 @@ class TokenTree:
                     ids,
                     logprobs,
                     versions,
+                    choice.kept,
+                    choice.routed_experts,
                 )
             )
         return spans

@@ -57,6 +57,8 @@ class _Reader:
         """
         if outcome.token is not None:
             self._step.tokens.append(outcome.token)
+        if outcome.experts is not None:
+            self._step.experts.append(outcome.experts)
         self._step.finish = outcome.finish
         self._step.stop_token = outcome.stop_token
         self._news.set()

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 _GRANULE = 64
 """The number of tokens of which capacities are multiples."""
+_EXPERTS = -1
+"""The place, among the layers, of the experts that computed each token."""
 
 
 class SequenceKV:
@@ -29,6 +31,7 @@ class SequenceKV:
         """The policy version that computed them."""
         self._capacity = 0
         self._layers: dict[int, torch.Tensor] = {}
+        self._experts_shape: Sequence[int] = ()
 
     @property
     def nbytes(self) -> int:
@@ -55,12 +58,30 @@ class SequenceKV:
             buffer = self._layers[index] = like.new_empty((heads, self._capacity, dims))
         return buffer
 
+    def note_experts(self, experts: torch.Tensor) -> None:
+        """Keep the experts of the next tokens, ``int16[tokens, layers, top_k]``."""
+        self._experts_shape = experts.shape[1:]
+        rows = experts.reshape(1, len(experts), -1)
+        self.layer(_EXPERTS, rows)[:, self.length : self.length + len(experts)] = rows
+
+    def experts(self, start: int) -> NDArray[np.int16] | None:
+        """Return the experts of the tokens from ``start`` on, ``int16[tokens, layers, top_k]``.
+
+        Return ``None`` if the model has none.
+        """
+        buffer = self._layers.get(_EXPERTS)
+        if buffer is None:
+            return None
+        rows = buffer[0, start : self.length].cpu().numpy()
+        return rows.reshape(len(rows), *self._experts_shape).copy()
+
     def prefix(self, length: int) -> SequenceKV:
         """Return a copy of the first ``length`` tokens."""
         copy = SequenceKV(self.version)
         copy.reserve(length + _GRANULE)
         for index, buffer in self._layers.items():
             copy._layers[index] = copy._grown(buffer[:, :length])
+        copy._experts_shape = self._experts_shape
         copy.length = length
         return copy
 

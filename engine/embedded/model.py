@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from bridle.engine.embedded.attention import ATTENTION_NAME, Chunk, RaggedBatch
 from bridle.engine.embedded.kv import SequenceKV
+from bridle.engine.embedded.routing import Routers
 from bridle.errors import BridleError
 
 _LOADING: Final = threading.Lock()
@@ -39,6 +40,8 @@ class PackedModel:
         self._dtype = dtype
         self._model = load_model(directory, dtype).to(self.device)
         self.vocab_size = int(self._model.config.get_text_config().vocab_size)
+        routers = Routers.of(self._model)
+        self._chosen_experts = None if routers is None else routers.record()
         self.kv_bytes_per_token = 0
         """Bytes of keys and values per computed token, as measured by the probe."""
         self._probe()
@@ -77,12 +80,29 @@ class PackedModel:
             logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
             ragged=RaggedBatch(tuple(decoding), tuple(chunks)),
         )
+        if self._chosen_experts is not None:
+            self._note_experts(self._chosen_experts(), decoding, chunks)
         for kv in decoding:
             kv.length += 1
         for chunk in chunks:
             chunk.kv.length += chunk.count
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _note_experts(
+        self,
+        experts: torch.Tensor | None,
+        decoding: Sequence[SequenceKV],
+        chunks: Sequence[Chunk],
+    ) -> None:
+        if experts is None:
+            return
+        at = len(decoding)
+        for row, kv in enumerate(decoding):
+            kv.note_experts(experts[row : row + 1])
+        for chunk in chunks:
+            chunk.kv.note_experts(experts[at : at + chunk.count])
+            at += chunk.count
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the served parameters and buffers by name, not as copies."""

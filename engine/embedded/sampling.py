@@ -33,16 +33,22 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     The logprobs are of the distribution that is drawn from, after penalties, temperature and
     truncation; of a greedy row they are after penalties only.
     """
-    scores = _processed(_penalised(logits.float(), rows), [row.sampling for row in rows])
+    settings = [row.sampling for row in rows]
+    scores = _processed(_penalised(logits.float(), rows), settings)
     logprobs = scores.log_softmax(-1)
     greedy = all(row.sampling.greedy for row in rows)
     chosen = scores.argmax(-1) if greedy else _drawn(scores, rows)
     values = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
-    top = _likeliest(logprobs, [row.sampling.top_logprobs for row in rows])
-    return [
-        SampledToken(token_id, value, likeliest)
-        for token_id, value, likeliest in zip(chosen.tolist(), values, top, strict=True)
-    ]
+    top = _likeliest(logprobs, [one.top_logprobs for one in settings])
+    kept = [_kept(line, one) for line, one in zip(scores, settings, strict=True)]
+    return list(map(SampledToken, chosen.tolist(), values, top, kept))
+
+
+def _kept(scores: torch.Tensor, sampling: SamplingParams) -> tuple[int, ...]:
+    """Return the ids that may be drawn, in their order, or none if truncation is off."""
+    if sampling.greedy or not sampling.truncates:
+        return ()
+    return tuple((scores > -torch.inf).nonzero()[:, 0].tolist())
 
 
 def _drawn(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -61,7 +67,7 @@ def _processed(scores: torch.Tensor, settings: Sequence[SamplingParams]) -> torc
     changed = [
         index
         for index, one in enumerate(settings)
-        if not one.greedy and (one.temperature != 1.0 or one.top_k or one.top_p < 1.0 or one.min_p)
+        if not one.greedy and (one.temperature != 1.0 or one.truncates)
     ]
     if not changed:
         return scores

@@ -64,6 +64,8 @@ class Generation:
     cached_tokens: int = 0
     scores: list[PromptLogprob | None] | None = field(init=False)
     generator: random.Random = field(init=False)
+    experts_from: int = 0
+    """The first position whose experts were not returned yet."""
     waits_for: Generation | None = None
     """A running sequence that is computing a prefix that this one shares."""
 
@@ -91,6 +93,9 @@ class StepOutcome:
     token: SampledToken | None
     finish: EngineFinishReason | None
     stop_token: int | None = None
+    experts: NDArray[np.int16] | None = None
+    """The experts of the positions computed since the last outcome, ``[positions, layers, top_k]``;
+    ``None`` if the model has none."""
 
 
 class Scheduler:
@@ -308,6 +313,8 @@ class Scheduler:
 
     def _append(self, sequence: Generation, token: SampledToken) -> StepOutcome:
         sequence.tokens.append(token.id)
+        experts = _kv(sequence).experts(sequence.experts_from)
+        sequence.experts_from = _kv(sequence).length
         finish: EngineFinishReason | None = None
         stop_token = None
         if token.id in self._eos and not sequence.sampling.ignore_eos:
@@ -318,7 +325,7 @@ class Scheduler:
             finish = "length"
         if finish is not None:
             self._retire(sequence)
-        return StepOutcome(sequence, token, finish, stop_token)
+        return StepOutcome(sequence, token, finish, stop_token, experts)
 
     def _retire(self, sequence: Generation) -> None:
         self.running.remove(sequence)

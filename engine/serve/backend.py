@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from bridle.engine.contract.contract import ModelCard, PauseMode
 from bridle.engine.contract.tokenizer import Tokenizer
@@ -46,6 +48,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p leaves tokens out."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -66,6 +73,8 @@ class SampledToken(NamedTuple):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest ids and their logprobs, best first, if requested."""
+    kept: tuple[int, ...] = ()
+    """The ids that it was drawn from, if top-k, top-p or min-p left some out; all ids if empty."""
 
 
 class PromptLogprob(NamedTuple):
@@ -92,6 +101,9 @@ class Step:
     prompt_logprobs: list[PromptLogprob | None] | None = None
     """One entry per prompt id, the first of which is ``None``; set in the first step, if
     requested."""
+    experts: list[NDArray[np.int16]] = field(default_factory=list)
+    """The experts of the positions computed since the last step, ``[positions, layers, top_k]``
+    each; empty if the model has none. The last sampled token is not computed."""
 
 
 class Backend(Protocol):

@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.serve.backend import PromptLogprob, SampledToken
 from bridle.engine.serve.choices import Piece
 from bridle.engine.serve.deltas import Content, Delta, Reasoning, ToolArguments, ToolName
 from bridle.engine.serve.requests import ChatBody
-from bridle.engine.serve.wire import chat_logprobs, prompt_logprobs, texts, usage
+from bridle.engine.serve.wire import (
+    chat_logprobs,
+    experts,
+    prompt_logprobs,
+    sampling_mask,
+    texts,
+    usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class ChatWriter:
             choice["stop_reason"] = piece.stop_reason
         if self._body.return_token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
+            choice |= sampling_mask(piece.tokens) | experts(piece.routed_experts)
         return self._chunk([choice])
 
     def usage(self, prompt_tokens: int, completion_tokens: int, cached: int) -> dict[str, Any]:
@@ -114,10 +125,12 @@ class ChoiceFold:
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    routed_experts: NDArray[np.int16] | None = None
 
     def add(self, piece: Piece, body: ChatBody) -> None:
         self.tokens += piece.tokens
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        self.routed_experts = piece.routed_experts
         for part in visible(piece.deltas, body):
             match part:
                 case Content(text):
@@ -152,6 +165,11 @@ class ChoiceFold:
             "finish_reason": chat_finish(self.finish_reason, bool(self.calls), body),
             "stop_reason": self.stop_reason,
             "token_ids": [token.id for token in self.tokens] if body.return_token_ids else None,
+            **(
+                sampling_mask(self.tokens) | experts(self.routed_experts)
+                if body.return_token_ids
+                else {}
+            ),
         }
 
 

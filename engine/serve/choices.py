@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bridle.engine.contract.detokenizer import Detokenizer
 from bridle.engine.serve.backend import SampledToken, Step
 from bridle.engine.serve.deltas import Content, Delta
@@ -24,6 +27,9 @@ class Piece:
     calls."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the reply."""
+    routed_experts: NDArray[np.int16] | None = None
+    """The experts of prompt and reply without its last token, ``[positions, layers, top_k]``; with
+    the last piece of a model that has experts."""
 
 
 class ChoiceReader:
@@ -43,6 +49,7 @@ class ChoiceReader:
         self.sampled = 0
         """Number of tokens read so far."""
         self.finished = False
+        self._experts: list[NDArray[np.int16]] = []
         self._detokenizer = detokenizer
         self._stop = stop
         self.thinking: ThinkingParser | None = None
@@ -61,6 +68,7 @@ class ChoiceReader:
                 break
         piece.tokens = step.tokens[:taken]
         self.sampled += taken
+        self._experts += step.experts
         if self._stop.matched is not None:
             piece.finish_reason, piece.stop_reason = "stop", self._stop.matched
         elif step.finish is not None:
@@ -69,6 +77,9 @@ class ChoiceReader:
             piece.finish_reason, piece.stop_reason = step.finish, step.stop_token
         if piece.finish_reason is not None:
             self.finished = True
+            if self._experts:
+                experts = np.concatenate(self._experts)
+                piece.routed_experts = experts[: len(experts) - (len(step.tokens) - taken)]
             piece.deltas += self._flush()
         return piece
 

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.serve.backend import PromptLogprob, SampledToken
 from bridle.engine.serve.chat import ReplyHead
 from bridle.engine.serve.choices import Piece
 from bridle.engine.serve.deltas import Content
 from bridle.engine.serve.requests import CompletionBody
-from bridle.engine.serve.wire import completion_logprobs, prompt_logprobs, texts, usage
+from bridle.engine.serve.wire import (
+    completion_logprobs,
+    experts,
+    prompt_logprobs,
+    sampling_mask,
+    texts,
+    usage,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +38,7 @@ class CompletionFold:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     scored: Sequence[PromptLogprob | None] | None = None
+    routed_experts: NDArray[np.int16] | None = None
     _characters: int = 0
     """Length of the tokens' texts so far, which may be ahead of the text that was let through."""
 
@@ -35,10 +46,13 @@ class CompletionFold:
         self.tokens += piece.tokens
         self.text += _text(piece)
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        self.routed_experts = piece.routed_experts
 
     def write(self) -> dict[str, Any]:
         """Return this choice for a reply that is not streamed."""
-        choice = self._choice(self.text, self.tokens, self.finish_reason, self.stop_reason)
+        choice = self._choice(
+            self.text, self.tokens, self.finish_reason, self.stop_reason, self.routed_experts
+        )
         choice["prompt_logprobs"] = (
             None if self.scored is None else prompt_logprobs(self.scored, self.vocabulary)
         )
@@ -48,7 +62,13 @@ class CompletionFold:
 
     def write_piece(self, piece: Piece, *, first: bool) -> dict[str, Any]:
         """Return this choice for the chunk of one piece."""
-        choice = self._choice(_text(piece), piece.tokens, piece.finish_reason, piece.stop_reason)
+        choice = self._choice(
+            _text(piece),
+            piece.tokens,
+            piece.finish_reason,
+            piece.stop_reason,
+            piece.routed_experts,
+        )
         if self.body.return_token_ids and first:
             choice["prompt_token_ids"] = list(self.prompt_ids)
         return choice
@@ -59,6 +79,7 @@ class CompletionFold:
         tokens: Sequence[SampledToken],
         finish_reason: str | None,
         stop_reason: int | str | None,
+        routed_experts: NDArray[np.int16] | None,
     ) -> dict[str, Any]:
         logprobs = None
         if self.body.logprobs is not None:
@@ -72,6 +93,11 @@ class CompletionFold:
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
             "token_ids": [token.id for token in tokens] if self.body.return_token_ids else None,
+            **(
+                sampling_mask(tokens) | experts(routed_experts)
+                if self.body.return_token_ids
+                else {}
+            ),
         }
 
 

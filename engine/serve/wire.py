@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import base64
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from bridle.engine.contract.contract import MISSING_LOGPROB
 from bridle.engine.contract.detokenizer import Vocabulary
 from bridle.engine.serve.backend import PromptLogprob, SampledToken
 
+_BYTE: Final = 256
 DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -26,6 +31,22 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def experts(routed: NDArray[np.int16] | None) -> dict[str, str]:
+    """Return ``routed_experts``, the base64 of a ``.npy`` file as in vLLM, if there are any."""
+    if routed is None:
+        return {}
+    kind = np.uint8 if routed.max(initial=0) < _BYTE else np.uint16
+    with io.BytesIO() as file:
+        np.save(file, routed.astype(kind), allow_pickle=False)
+        return {"routed_experts": base64.b64encode(file.getbuffer()).decode("ascii")}
+
+
+def sampling_mask(tokens: Sequence[SampledToken]) -> dict[str, list[Sequence[int]]]:
+    """Return ``sampling_mask``, the ids that each token was drawn from, if any were left out."""
+    kept = [token.kept for token in tokens]
+    return {"sampling_mask": list(kept)} if any(kept) else {}
 
 
 def finite(logprob: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from bridle.proxy.engines.errors import error_in, reported
 from bridle.proxy.engines.finish_reasons import FINISH_REASONS, odd_reason
@@ -23,6 +24,7 @@ from bridle.proxy.engines.reply_body import (
     SURROGATE,
     Choice,
     DetailedBody,
+    DraftCounts,
     Function,
     LeanBody,
     LogprobEntry,
@@ -33,6 +35,7 @@ from bridle.proxy.engines.reply_body import (
     ToolCallPiece,
     UsageObject,
     as_logprob,
+    draft_counts,
     malformed,
 )
 from bridle.proxy.engines.request import REASONING
@@ -106,6 +109,7 @@ class ReplyDecoder:
         """The tool calls of each choice, by its index."""
         self._call_count = 0
         self._usage: UsageObject | None = None
+        self._drafted: DraftCounts | None = None
         self._reasoning = ReasoningCount()
         self.notes: dict[Note, None] = {}
         """The notes of the normalisations so far, in order."""
@@ -136,6 +140,8 @@ class ReplyDecoder:
             self._check_id(body.id, bool(choices))
         if body.usage is not None:
             self._usage = body.usage
+        if body.metrics is not None:
+            self._drafted = draft_counts(body.metrics)
         if body.model is not None:
             self.model = body.model
         events: list[Event] = []
@@ -195,7 +201,13 @@ class ReplyDecoder:
             if self._gave_up is not None:
                 message = f"the engine ended the reply with {self._gave_up!r}"
             raise ApiError("upstream_error", message, status=502)
-        return [] if self._usage is None else [_usage(self._usage, self._reasoning.tokens)]
+        if self._usage is None:
+            return []
+        usage = _usage(self._usage, self._reasoning.tokens)
+        if self._drafted is None:
+            return [usage]
+        drafted, accepted = msgspec.structs.astuple(self._drafted)
+        return [replace(usage, draft_tokens=drafted, accepted_draft_tokens=accepted)]
 
     # -- what the payload is ---------------------------------------------------------------------
 
@@ -291,19 +303,19 @@ class ReplyDecoder:
     # -- what it says ----------------------------------------------------------------------------
 
     def _tokens(self, choice: Choice[Any]) -> Tokens:
-        ids = choice.token_ids or []
+        ids, kept = choice.token_ids or [], choice.sampling_mask or ()
         given: Logprobs[Any] | None = choice.logprobs
         if given is None or (given.content is None and given.token_logprobs is None):
             # Nothing says which tokens these would belong to, so each of them is without one.
-            return Tokens(ids, [math.nan] * len(ids), choice.index)
+            return Tokens(ids, [math.nan] * len(ids), choice.index, kept=kept)
         if given.content is not None:
             if self._detail:
-                return self._detailed(ids, given.content, choice.index)
-            return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index)
+                return replace(self._detailed(ids, given.content, choice.index), kept=kept)
+            return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index, kept=kept)
         plain = given.token_logprobs or []
         values = [math.nan if value is None else value for value in plain]
         detail = _completion_detail(given) if self._detail else None
-        return Tokens(ids, values, choice.index, detail)
+        return Tokens(ids, values, choice.index, detail, kept)
 
     def _detailed(self, ids: list[int], content: Detail, choice: int) -> Tokens:
         try:
@@ -418,7 +430,8 @@ class ReplyDecoder:
             except ApiError as failure:
                 self._failure = failure
         stop = choice.stop_reason
-        events.append(Finished(reason, index, stop if isinstance(stop, str) else None))
+        stop = stop if isinstance(stop, str) else None
+        events.append(Finished(reason, index, stop, choice.routed_experts))
         return events
 
 

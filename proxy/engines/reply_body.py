@@ -97,6 +97,10 @@ class Choice(msgspec.Struct, Generic[Entry], gc=False):
     logprobs: Logprobs[Entry] | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | str | None = None
+    sampling_mask: list[list[TokenId]] | None = None
+    """The ids that each of ``token_ids`` was drawn from."""
+    routed_experts: str | None = None
+    """The experts of the whole choice's positions: the base64 of a ``.npy`` file."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: Any = None
@@ -125,6 +129,8 @@ class Body(msgspec.Struct, Generic[Entry], gc=False):
     error: Any = None
     model: str | None = None
     id: str | None = None
+    metrics: Any = None
+    """vLLM's figures of the request (``--per-request-spec-decode-metrics``)."""
 
     @property
     def is_bare(self) -> bool:
@@ -138,6 +144,20 @@ DetailedBody = Body[msgspec.Raw]
 them. To make objects of 20,000 of them takes ten times as long."""
 OddDetailedBody = Body[dict[str, Any]]
 """A body whose logprob entries had to be normalised."""
+
+
+class DraftCounts(msgspec.Struct, gc=False):
+    num_draft_tokens: Count
+    num_accepted_draft_tokens: Count
+
+
+def draft_counts(metrics: Any) -> DraftCounts | None:
+    """Return the counts of speculative decoding in an upstream's ``metrics``, if it has any."""
+    given = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    try:
+        return None if given is None else msgspec.convert(given, DraftCounts)
+    except msgspec.ValidationError:
+        return None
 
 
 def malformed(detail: str) -> ApiError:

@@ -17,6 +17,7 @@ from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.recording.token_facts import ReplyExperts, read_experts, read_kept
 from bridle.proxy.session.harness_identity import kept_headers
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.session import Session
@@ -225,18 +226,27 @@ class Recording:
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
         choices: list[Choice] = []
+        experts: list[ReplyExperts] = []
+        fact_notes: list[Note] = []
         missing = 0
         for choice in reply.choices:
+            routed = choice.routed_experts if prompt is not None else None
+            length = 0 if prompt is None else len(prompt)
+            experts.append(read_experts(routed, length, len(choice.token_ids)))
+            kept, unread_sets = read_kept(choice.kept, len(choice.token_ids))
+            fact_notes += (*experts[-1].notes, *unread_sets)
             logprobs = logprob_array(choice.logprobs if with_ids else ())
             missing += int(np.count_nonzero(np.isnan(logprobs)))
             sampled, versions = token_array(choice.token_ids), tuple(choice.versions)
-            choices.append(Choice(sampled, logprobs, versions, choice.finish_reason))
+            parts = (sampled, logprobs, versions, choice.finish_reason, kept, experts[-1].sampled)
+            choices.append(Choice(*parts))
         messages: list[Message] = []
         for choice in reply.choices:
             messages.append(assistant_message(choice))
         unread = unread_tool_calls(self.request, reply.choices)
         session, call_id, link = self.session, self.begun.id, self.link
-        growth, exact = session.grow(call_id, link, choices, prompt, sent)
+        of_prompt = next((one.prompt for one in experts if one.prompt is not None), None)
+        growth, exact = session.grow(call_id, link, choices, prompt, sent, of_prompt)
         if prompt is None or frozen or status not in TRUSTED:
             turn = session.turn(call_id, link, status, messages)
         else:
@@ -255,6 +265,7 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread,
+                *fact_notes,
                 *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
             ),
@@ -264,6 +275,7 @@ class Recording:
             id=call_id,
             session_id=self.begun.session_id,
             prompt_token_ids=prompt,
+            prompt_experts=of_prompt,
             choices=tuple(choices),
             growth=growth,
             response_body=b"".join(self._sent),

@@ -24,7 +24,15 @@ from bridle.proxy.session.turn import Ending, Link, Sampled, Turn, TurnIndex, en
 from bridle.proxy.wire.canonical import Message, Request, prefilled
 from bridle.proxy.wire.cut_ids import KnownPrompt
 from bridle.proxy.wire.histories import History
-from bridle.store.records import CallStatus, Choice, Growth, SessionRecord, TokenIds, token_array
+from bridle.store.records import (
+    CallStatus,
+    Choice,
+    Growth,
+    RoutedExperts,
+    SessionRecord,
+    TokenIds,
+    token_array,
+)
 from bridle.store.tree import Point, TokenTree, path_nodes
 
 _SESSION_BYTES: Final = 4000
@@ -131,18 +139,20 @@ class Session:
         choices: Sequence[Choice],
         prompt: TokenIds | None,
         sent: TokenIds | None = None,
+        experts: RoutedExperts | None = None,
     ) -> tuple[Growth, bool]:
         """Put a call's tokens into the tree.
 
-        ``prompt`` holds the ids that the engine used, and ``sent`` the ids that it was sent. Return
-        the growth and whether both are the same.
+        ``prompt`` holds the ids that the engine used, and ``sent`` the ids that it was sent.
+        ``experts`` are those behind the last tokens of the prompt. Return the growth and whether
+        both ids are the same.
         """
         exact = prompt is not None and (
             prompt is sent or (sent is not None and np.array_equal(prompt, sent))
         )
         near = None if link.base is None else link.base.tip(link.choice)
         known = near.end if exact and near is not None else 0
-        growth = self.tree.grow(call_id, prompt, choices, near, known)
+        growth = self.tree.grow(call_id, prompt, choices, near, known, experts)
         if prompt is not None and growth.prompt_span_id is not None:
             self.prompt.settle(prompt, Point(self.tree.nodes[growth.prompt_span_id], len(prompt)))
         return growth, exact

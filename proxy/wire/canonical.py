@@ -171,12 +171,16 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     choice: int = 0
     detail: Detail | None = None
     """Kept only when the client wants it."""
+    kept: Sequence[Sequence[int]] = ()
+    """The ids that each token was drawn from; empty if the engine did not report them."""
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
     reason: FinishReason
     choice: int = 0
     stop_sequence: str | None = None
+    routed_experts: str | None = None
+    """The experts of the choice, as the engine wrote them (``proxy/recording/token_facts.py``)."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -186,6 +190,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int = 0
     cache_written_tokens: int | None = None
     """Prompt tokens that the upstream wrote to its cache; ``None`` if it reports none."""
+    draft_tokens: int | None = None
+    """Tokens that speculative decoding drafted; ``None`` if the engine does not report it."""
+    accepted_draft_tokens: int | None = None
+    """The drafted tokens that the model accepted."""
 
 
 Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | Opaque | Tokens | Finished | Usage
@@ -206,6 +214,10 @@ class ChoiceReply(msgspec.Struct, frozen=True, gc=False):
     """Opaque fields of the message, as in :class:`Opaque`."""
     versions: Sequence[VersionRun] = ()
     """The policy versions of the tokens."""
+    kept: Sequence[Sequence[int]] = ()
+    """The ids that each token was drawn from; empty if the engine reported none."""
+    routed_experts: str | None = None
+    """The experts of the choice, as the engine wrote them."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -81,6 +81,7 @@ class Fold:
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
                 choice.detail += event.detail or ()
+                choice.kept += event.kept
                 self.sampled += len(event.token_ids)
             elif isinstance(event, TextDelta):
                 choice.text.append(event.text)
@@ -119,6 +120,8 @@ class Fold:
                         finish_reason=finished.reason if finished else None,
                         stop_sequence=finished.stop_sequence if finished else None,
                         opaque=choice.opaque,
+                        kept=choice.kept,
+                        routed_experts=finished.routed_experts if finished else None,
                     )
                 )
             self.whole = Reply(choices, self.usage, self.prompt_token_ids)
@@ -154,6 +157,7 @@ class _Choice:
     __slots__ = (
         "detail",
         "finished",
+        "kept",
         "logprobs",
         "opaque",
         "reasoning",
@@ -172,6 +176,7 @@ class _Choice:
         self.opaque: dict[str, Any] = {}
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.kept: list[Sequence[int]] = []
         self.version: int | None = None
         """The policy version of the latest tokens."""
         self.versions: list[VersionRun] = []

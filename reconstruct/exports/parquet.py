@@ -18,7 +18,7 @@ from bridle.reconstruct.exports.selection import ExportReport, Selection, select
 from bridle.reconstruct.samples.builders import BUILDER_VERSION, build
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.session import LoadedSession
-from bridle.reconstruct.tables import sample_row, sample_schema
+from bridle.reconstruct.tables import fact_values, sample_row, sample_schema
 from bridle.store.encoding.packing import dump_json
 from bridle.store.reading.queries import CallRow, Reader
 
@@ -40,7 +40,7 @@ def export_parquet(
         b"bridle.builder": f"{builder}/{BUILDER_VERSION}".encode(),
         b"bridle.rules": dump_json(selection.rules.as_data()),
     }
-    schema = sample_schema(names).with_metadata(provenance)
+    schema = sample_schema(names, facts=selection.facts).with_metadata(provenance)
     waiting: list[dict[str, Any]] = []
     with pq.ParquetWriter(report.path, schema, compression="zstd") as file:
         for session in select(reader, selection, report):
@@ -56,7 +56,8 @@ def export_parquet(
                     report.leave_out("duplicate")
                     report.untrained["duplicate"] += tokens
                     continue
-                waiting.append(sample_row(session.record, sample, names, session.rewards))
+                row = sample_row(session.record, sample, names, session.rewards)
+                waiting.append(row | (fact_values(sample) if selection.facts else {}))
                 written.append(sample)
                 report.tokens += tokens
             report.take_rows(len(written), session, _trained(session, written))

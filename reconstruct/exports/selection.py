@@ -52,6 +52,9 @@ class Selection:
     """An SQL condition on the columns of ``sessions``."""
     deduplicate: bool = False
     """Leave out rows with the content of an earlier one."""
+    facts: bool = False
+    """Add what the engine reported of each token to files of tokens: the ids that it was drawn
+    from, and the experts behind it (:data:`bridle.reconstruct.tables.FACT_COLUMNS`)."""
     part: ExportPart | None = None
     """The part of the split by ``eval_share`` whose tasks are taken; ``None`` for both."""
     eval_share: float = 0.0

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bridle.reconstruct.samples.rules import Ruling, SampleRules, rulings
-from bridle.reconstruct.samples.sample import Conservation, Sample, sample_logprobs
+from bridle.reconstruct.samples.sample import Conservation, KeptSets, Sample, sample_logprobs
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import Branch, SessionTree, SpanPiece, version_ranges
 from bridle.store.reading.conversation import ReplyId
 from bridle.store.reading.queries import SpanRow
-from bridle.store.records import DEFAULT_POLICY, SpanKind
+from bridle.store.records import DEFAULT_POLICY, Span, SpanKind, TokenIds
 
 BUILDER_VERSION: Final = 2
 """The version of the builders. It changes when the same session and rules would give other
@@ -147,8 +148,16 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
     versions = np.full(length, -1, dtype=np.int64)
     calls = np.full(length, -1, dtype=np.int32)
     call_ids: dict[str, int] = {}
+    counts = np.zeros(length, dtype=np.int64)
+    sets: list[TokenIds] = []
+    experts: NDArray[np.int16] | None = None
     for piece in branch:
         span, take = piece.span, piece.take
+        experts = _with_experts(experts, span, take, length)
+        if span.kept is not None:
+            kept = span.kept.first(take)
+            counts[span.start : span.start + take] = kept.counts
+            sets.append(kept.ids)
         at = slice(span.start, span.start + take)
         token_ids[at] = span.token_ids[:take]
         if span.kind is not SpanKind.SAMPLED:
@@ -177,7 +186,24 @@ def assemble(tree: SessionTree, branch: Branch, weight: float) -> Sample:
         roles=tuple(tree.calls[call_id].role for call_id in call_ids),
         policies=tuple(tree.calls[call_id].policy or DEFAULT_POLICY for call_id in call_ids),
         samplers=tuple(tree.calls[call_id].sampler for call_id in call_ids),
+        kept=KeptSets(np.cumsum(counts), np.concatenate(sets)) if sets else None,
+        routed_experts=experts,
     )
+
+
+def _with_experts(
+    experts: NDArray[np.int16] | None, span: Span, take: int, length: int
+) -> NDArray[np.int16] | None:
+    """Add the experts of a span to those of a branch with ``length`` tokens."""
+    own = span.routed_experts
+    if own is None or (experts is not None and experts.shape[1:] != own.shape[1:]):
+        return experts
+    if experts is None:
+        experts = np.full((length, *own.shape[1:]), -1, np.int16)
+    experts[span.start : span.start + take] = own[:take]
+    if span.start == 0:
+        experts[0] = -1  # nothing stands before the first token
+    return experts
 
 
 def _account(

@@ -63,6 +63,25 @@ class Sample:
     """The name of the policy that was requested in each of ``call_ids``."""
     leaf_choice: int = 0
     """The choice of the leaf call that ends the branch."""
+    kept: KeptSets | None = None
+    """The ids that each token was drawn from; ``None`` if the engine reported none."""
+    routed_experts: NDArray[np.int16] | None = None
+    """``int16[T, layers, top_k]``: the experts behind token ``t``, which the engine chose at the
+    position before it; -1 where they are not known. ``None`` if the engine reported none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSets:
+    """The ids that each of a sample's ``T`` tokens was drawn from."""
+
+    ends: NDArray[np.int64]
+    """``int64[T]``: the index in ``ids`` after the token's last one. Token ``t`` was drawn from
+    ``ids[ends[t - 1] : ends[t]]``; nothing is recorded for it if these are none."""
+    ids: TokenIds
+    """``uint32[ends[-1]]``"""
+
+    def of_token(self, token: int) -> TokenIds:
+        return self.ids[self.ends[token - 1] if token else 0 : self.ends[token]]
 
 
 def sample_logprobs(logprobs: Logprobs) -> Logprobs:

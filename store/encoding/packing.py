@@ -7,6 +7,7 @@ Token ids are split into their low halves and their high ones, because whole wor
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,7 +18,7 @@ import orjson
 import zstandard
 from numpy.typing import ArrayLike
 
-from bridle.store.records import Logprobs, TokenIds
+from bridle.store.records import KeptTokens, Logprobs, RoutedExperts, TokenIds
 
 RAW: Final = 0
 ZSTD: Final = 1
@@ -187,6 +188,56 @@ def unpack_logprobs(packed: bytes) -> Logprobs:
         return np.frombuffer(unpack(packed), dtype="<f4")
     words = np.frombuffer(planes, dtype=np.uint8).reshape(4, -1).T.tobytes()
     return np.frombuffer(words, dtype="<f4")
+
+
+_EXPERTS: Final = struct.Struct("<BHH")
+"""Bytes of an expert's number, layers, and experts of a token in a layer."""
+_COUNTS: Final = struct.Struct("<I")
+
+
+def pack_experts(experts: RoutedExperts) -> bytes:
+    """Return experts, ``[T, layers, top_k]``, as bytes; the numbers of one place lie together."""
+    tokens, layers, top_k = experts.shape
+    words = experts.astype(experts.dtype.newbyteorder("<"), copy=False)
+    planes = words.reshape(tokens, layers * top_k).T.tobytes()
+    return pack(_EXPERTS.pack(experts.itemsize, layers, top_k) + planes)
+
+
+def unpack_experts(packed: bytes) -> RoutedExperts:
+    """Return experts, ``uint8`` or ``uint16[T, layers, top_k]``.
+
+    Raise ``ValueError`` for damaged bytes.
+    """
+    raw = unpack(packed)
+    try:
+        size, layers, top_k = _EXPERTS.unpack_from(raw)
+    except struct.error as error:
+        raise ValueError(f"a packed value is damaged: {error}") from error
+    if size not in (1, 2) or not layers * top_k:
+        raise ValueError("a packed value is damaged: it holds no experts")
+    words = np.frombuffer(raw, dtype=f"<u{size}", offset=_EXPERTS.size)
+    return np.ascontiguousarray(words.reshape(layers * top_k, -1).T).reshape(-1, layers, top_k)
+
+
+def pack_kept(kept: KeptTokens) -> bytes:
+    """Return the sets that tokens were drawn from as bytes."""
+    counts = pack_ids(kept.counts)
+    return _COUNTS.pack(len(counts)) + counts + pack_ids(kept.ids)
+
+
+def unpack_kept(packed: bytes) -> KeptTokens:
+    """Return what :func:`pack_kept` was given. Raise ``ValueError`` for damaged bytes."""
+    try:
+        (size,) = _COUNTS.unpack_from(packed)
+        begin = _COUNTS.size
+        kept = KeptTokens(
+            unpack_ids(packed[begin : begin + size]), unpack_ids(packed[begin + size :])
+        )
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"a packed value is damaged: {error}") from error
+    if int(kept.counts.sum(dtype=np.int64)) != len(kept.ids):
+        raise ValueError("a packed value is damaged: its sets have other ids than it holds")
+    return kept
 
 
 def dump_json(value: Any) -> bytes:

@@ -37,7 +37,12 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import NullType
 
 from bridle.store.declaration import Stored
-from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
+from bridle.store.encoding.packing import (
+    unpack_experts,
+    unpack_ids,
+    unpack_kept,
+    unpack_logprobs,
+)
 from bridle.store.errors import StoreUnavailable
 from bridle.store.records import ToolCall, span_id
 from bridle.store.schema.columns import Digest, Time, Undecodable
@@ -82,6 +87,8 @@ _DECODED: Final[Mapping[Column[Any], Any]] = {
     call_messages.c.tool_calls: msgspec.json.Decoder(tuple[ToolCall, ...]).decode,
     spans.c.token_ids: unpack_ids,
     spans.c.logprobs: unpack_logprobs,
+    spans.c.kept: unpack_kept,
+    spans.c.routed_experts: unpack_experts,
 }
 
 

@@ -29,7 +29,12 @@ from bridle.store.encoding.bodies import (
     unpack_request,
     unpack_whole,
 )
-from bridle.store.encoding.packing import unpack_ids, unpack_logprobs
+from bridle.store.encoding.packing import (
+    unpack_experts,
+    unpack_ids,
+    unpack_kept,
+    unpack_logprobs,
+)
 from bridle.store.errors import NotFound, RecordRejected
 from bridle.store.reading.damage import Shapes
 from bridle.store.records import (
@@ -65,7 +70,7 @@ SPANS: Final = select(*json_as_text(spans), calls.c.session_id).join(
 def read_span(row: Sequence[Any]) -> Span:
     """Return the span of a row of ``SPANS``. Raise ``ValueError`` if it is damaged."""
     (call_id, choice, parent_call, parent_choice, start, _length, _finish, ids, logprobs,
-     versions, _checksum, session_id) = row  # fmt: skip
+     versions, kept, experts, _checksum, session_id) = row  # fmt: skip
     identifier = span_id(call_id, choice)
     try:
         return Span(
@@ -78,6 +83,8 @@ def read_span(row: Sequence[Any]) -> Span:
             unpack_ids(ids),
             None if logprobs is None else unpack_logprobs(logprobs),
             () if versions == "[]" else tuple([VersionRun(*run) for run in orjson.loads(versions)]),
+            None if kept is None else unpack_kept(kept),
+            None if experts is None else unpack_experts(experts),
         )
     except (ValueError, IndexError) as error:
         raise ValueError(f"span {identifier} is damaged: {error}") from error

@@ -394,6 +394,8 @@ class Reader:
                 logprobs=_required(row.span.logprobs, row.span.id),
                 versions=row.span.versions,
                 finish_reason=row.finish_reason,
+                kept=row.span.kept,
+                routed_experts=row.span.routed_experts,
             )
             for row in found
         )

@@ -205,11 +205,14 @@ spans = Table(
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
     Column("versions", PlainJson, nullable=False),
+    Column("kept", LargeBinary),
+    Column("routed_experts", LargeBinary),
     Column("checksum", LargeBinary(8), nullable=False),
 )
 """The spans of token trees. ``choice`` is -1 for the observed tokens of a call. The parent is a
 span of ``parent_call_id``, or of the same call if that is NULL; there is none if ``parent_choice``
-is NULL."""
+is NULL. ``kept`` has the ids that each token was drawn from, and ``routed_experts`` the experts
+that each was predicted by, where the engine reported them."""
 
 bodies = Table(
     "bodies",

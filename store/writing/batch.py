@@ -299,7 +299,9 @@ class Batch:
         """
         if ended.growth is not None and not self._orphaned(ended.growth):
             return ended.growth
-        return TokenTree(ended.session_id).grow(ended.id, ended.prompt_token_ids, ended.choices)
+        tree = TokenTree(ended.session_id)
+        prompt, experts = ended.prompt_token_ids, ended.prompt_experts
+        return tree.grow(ended.id, prompt, ended.choices, experts=experts)
 
     def _orphaned(self, growth: Growth) -> bool:
         if not self._lost:

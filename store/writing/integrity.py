@@ -13,7 +13,15 @@ from typing import Final
 import numpy as np
 
 from bridle.store.call import CallEnded
-from bridle.store.records import MISSING_LOGPROB, CallStatus, Choice, Span, VersionRun
+from bridle.store.records import (
+    MISSING_LOGPROB,
+    CallStatus,
+    Choice,
+    KeptTokens,
+    Span,
+    TokenIds,
+    VersionRun,
+)
 
 _ANY_ID: Final = 1 << 32
 
@@ -70,10 +78,27 @@ def _choice_contradiction(choice: Choice, vocabulary: int) -> str | None:
         return f"logprobs_missing: {lowest:g} stands for no logprob; NaN does in a record"
     if highest > _ROUNDING:
         return f"logprobs_positive: {highest:g}"
+    if choice.kept is not None and (reason := _kept_contradiction(choice, choice.kept)) is not None:
+        return reason
+    if choice.routed_experts is not None and len(choice.routed_experts) != sampled:
+        return f"experts_mismatch: {sampled} ids, experts of {len(choice.routed_experts)}"
     runs = choice.versions
     if not runs or runs[0].start != 0:
         return "version_missing: a sampled token has no policy version"
     return _runs_contradiction(runs, sampled) if len(runs) > 1 else None
+
+
+def _kept_contradiction(choice: Choice, kept: KeptTokens) -> str | None:
+    sampled = len(choice.token_ids)
+    if len(kept.counts) != sampled:
+        return f"kept_mismatch: {sampled} ids, sets of {len(kept.counts)}"
+    drawn = np.repeat(choice.token_ids, kept.counts) == kept.ids
+    owners = np.repeat(np.arange(sampled), kept.counts)
+    inside = np.zeros(sampled, np.bool_)
+    inside[owners[drawn]] = True
+    if not (inside | (kept.counts == 0)).all():
+        return "kept_without_token: a sampled token is not in the set that it was drawn from"
+    return None
 
 
 def _runs_contradiction(runs: Sequence[VersionRun], sampled: int) -> str | None:
@@ -103,10 +128,19 @@ def _usage_contradiction(ended: CallEnded) -> str | None:
 
 
 def span_checksum(span: Span) -> bytes:
-    """Return 8 bytes over all of a span's data: its place, its tokens, logprobs and versions."""
+    """Return 8 bytes over all of a span's data: its place, tokens and what is known of them."""
     place = (span.id, span.session_id, span.call_id, span.parent_id, span.start, span.kind.value)
     versions = [(run.start, run.version) for run in span.versions]
     head = f"{place}{versions}{len(span.token_ids)}".encode()
     ids = span.token_ids.astype("<u4", copy=False).tobytes()
     logprobs = b"" if span.logprobs is None else span.logprobs.astype("<f4", copy=False).tobytes()
-    return blake2b(b"".join((head, ids, logprobs)), digest_size=8).digest()
+    parts = [head, ids, logprobs]
+    if span.kept is not None:
+        parts += [one.astype("<u4", copy=False).tobytes() for one in _sets(span.kept)]
+    if span.routed_experts is not None:
+        parts += [str(span.routed_experts.shape).encode(), span.routed_experts.tobytes()]
+    return blake2b(b"".join(parts), digest_size=8).digest()
+
+
+def _sets(kept: KeptTokens) -> tuple[TokenIds, TokenIds]:
+    return kept.counts, kept.ids

@@ -28,7 +28,13 @@ from bridle.store.call import (
 )
 from bridle.store.declaration import Part
 from bridle.store.encoding.bodies import Packed
-from bridle.store.encoding.packing import dump_json, pack_ids, pack_logprobs
+from bridle.store.encoding.packing import (
+    dump_json,
+    pack_experts,
+    pack_ids,
+    pack_kept,
+    pack_logprobs,
+)
 from bridle.store.records import (
     IDS_MISSING,
     OBSERVED,
@@ -174,6 +180,8 @@ def span_row(span: Span, ended: CallEnded) -> tuple[Any, ...]:
         pack_ids(span.token_ids),
         None if span.logprobs is None else pack_logprobs(span.logprobs),
         _encode_json(list(map(_VERSIONS, span.versions))).decode(),
+        None if span.kept is None else pack_kept(span.kept),
+        None if span.routed_experts is None else pack_experts(span.routed_experts),
         span_checksum(span),
     )
 

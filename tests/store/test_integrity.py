@@ -9,6 +9,7 @@ from bridle.store.records import (
     MISSING_LOGPROB,
     CallStatus,
     Choice,
+    KeptTokens,
     VersionRun,
     logprob_array,
 )
@@ -44,6 +45,9 @@ def test_a_certain_token_may_have_a_logprob_just_above_zero(ended):
         ({"logprobs": scores(-1, -np.inf, -1, -1)}, "logprobs_not_finite"),
         ({"logprobs": scores(-1, 0.25, -1, -1)}, "logprobs_positive"),
         ({"versions": ()}, "version_missing"),
+        ({"kept": KeptTokens.of([[4], [5]])}, "kept_mismatch"),
+        ({"kept": KeptTokens.of([[4, 9], [], [8], []])}, "kept_without_token"),
+        ({"routed_experts": np.zeros((3, 2, 2), np.uint8)}, "experts_mismatch"),
         ({"versions": (VersionRun(1, 3),)}, "version_missing"),
         ({"versions": (VersionRun(0, 3), VersionRun(4, 4))}, "version_runs_malformed"),
         ({"versions": (VersionRun(0, 3), VersionRun(0, 4))}, "version_runs_malformed"),

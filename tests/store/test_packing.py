@@ -9,13 +9,18 @@ from bridle.store.encoding.packing import (
     dump_json,
     pack,
     pack_against,
+    pack_experts,
     pack_ids,
+    pack_kept,
     pack_logprobs,
     unpack,
     unpack_against,
+    unpack_experts,
     unpack_ids,
+    unpack_kept,
     unpack_logprobs,
 )
+from bridle.store.records import KeptTokens
 
 
 @given(arrays.arrays(np.uint32, st.integers(0, 300)))
@@ -32,6 +37,35 @@ def test_logprobs_come_back_to_the_bit_whatever_the_bits_say(bits):
 def test_negative_zero_and_not_a_number_survive():
     logprobs = np.array([-0.0, np.nan, -np.inf] * 200, dtype=np.float32)
     assert unpack_logprobs(pack_logprobs(logprobs)).tobytes() == logprobs.tobytes()
+
+
+@given(st.integers(0, 40), st.sampled_from([np.uint8, np.uint16]), st.data())
+def test_experts_come_back_exactly(tokens, kind, data):
+    experts = data.draw(arrays.arrays(kind, (tokens, 3, 2)))
+    found = unpack_experts(pack_experts(experts))
+    assert found.dtype == kind
+    assert np.array_equal(found, experts)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9), max_size=40))
+def test_the_sets_that_tokens_were_drawn_from_come_back_exactly(sets):
+    kept = KeptTokens.of(sets)
+    found = unpack_kept(pack_kept(kept))
+    assert np.array_equal(found.counts, kept.counts)
+    assert np.array_equal(found.ids, kept.ids)
+    assert found.first(3).ids.tolist() == [one for each in sets[:3] for one in each]
+
+
+@pytest.mark.parametrize("packed", [b"", b"\0", pack(b"\3\1\0\1\0ab"), pack(b"\2\1\0\1\0abc")])
+def test_damaged_experts_are_an_error(packed):
+    with pytest.raises((ValueError, IndexError)):
+        unpack_experts(packed)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5, -1])
+def test_damaged_sets_are_an_error(cut):
+    with pytest.raises(ValueError, match=r"damaged|buffer"):
+        unpack_kept(pack_kept(KeptTokens.of([[3, 4], [5]]))[:cut])
 
 
 @given(st.binary(max_size=4096))

@@ -14,6 +14,7 @@ import torch
 
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.engine.embedded.sampling import SamplingRow, sample
+from bridle.engine.embedded.truncation import Truncation
 from bridle.engine.serve.backend import SamplingParams
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
@@ -190,6 +191,45 @@ def test_no_token_of_gemini_cli_is_trained_as_if_drawn_otherwise(chat_directory,
         for each in episode.samples
     ]
     (pack,) = pack_minibatch(items, GrpoConfig())
-    assert pack.drawn.unique(dim=0).tolist() == [[1.0, 0.95, 64.0, 0.0]]
+    assert pack.drawn.settings.unique(dim=0).tolist() == [[1.0, 0.95, 64.0, 0.0]]
     scores = score_pack(load_policy(chat_directory), pack.pack, drawn=pack.drawn)
     torch.testing.assert_close(scores.logprobs.detach(), pack.behaviour_logprobs, atol=1e-4, rtol=0)
+
+
+def nucleus_first(self, scores, targets=None):
+    """Return the set of an engine that takes top-p of all tokens, and top-k of what is left."""
+    ordered, order = scores.double().softmax(-1).sort(descending=True, stable=True)
+    within = ordered.cumsum(-1) - ordered < self.top_p[:, None]
+    within &= torch.arange(scores.shape[-1]) < self.top_k[:, None]
+    return torch.zeros_like(within).scatter_(-1, order, within)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_set_that_the_engine_drew_from_is_the_one_that_is_scored(
+    chat_directory, tmp_path, monkeypatch, stream
+):
+    store = str(tmp_path / "bridle.db")
+    body = {"model": "m", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    body |= {"top_p": 0.9, "top_k": 12, "max_tokens": 24, "seed": 5, "stream": stream}
+    with monkeypatch.context() as patch, EmbeddedEngine(chat_directory) as engine:
+        patch.setattr(Truncation, "kept", nucleus_first)
+        settings = ProxySettings(upstream_url=engine.base_url, store_url=store)
+        with ProxyServer(settings) as proxy:
+            url = f"{proxy.base_url}/s/mask/v1/chat/completions"
+            httpx.post(url, json=body, timeout=60).raise_for_status()
+    with Reader(store) as reader:
+        (episode,) = episodes(reader)
+    (one,) = episode.samples
+    sampled = np.flatnonzero(one.mask)
+    assert all(one.token_ids[at] in one.kept.of_token(at) for at in sampled)
+    assert not any(len(one.kept.of_token(at)) for at in np.flatnonzero(~one.mask))
+    model = load_policy(chat_directory)
+
+    def gap(sample):
+        item = TrainItem(sample, 0, "g", np.ones(len(sample.token_ids), np.float32))
+        (pack,) = pack_minibatch([item], GrpoConfig())
+        scores = score_pack(model, pack.pack, drawn=pack.drawn)
+        return (scores.logprobs.detach() - pack.behaviour_logprobs).abs().max()
+
+    assert gap(one) < 1e-5
+    assert gap(dataclasses.replace(one, kept=None)) > 1e-3

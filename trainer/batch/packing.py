@@ -21,7 +21,7 @@ Shared-prefix training: Tree Training (arXiv 2511.00413); AReaL's tree attention
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -44,6 +44,14 @@ class TokenSequence(Protocol):
     @property
     def mask(self) -> NDArray[np.bool_]:
         """``bool[T]``: token ``t`` is trained, predicted from ``token_ids[:t]``."""
+
+
+class RoutedSequence(TokenSequence, Protocol):
+    """A sequence whose experts may be recorded."""
+
+    @property
+    def routed_experts(self) -> NDArray[np.int16] | None:
+        """``int16[T, layers, top_k]``: the experts behind each token; -1 where not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,9 @@ class Pack:
     sample."""
     unshared_tokens: int
     """Number of tokens that the same samples take one after another, without sharing or padding."""
+    routed_experts: NDArray[np.int16] | None = None
+    """``int16[N, layers, top_k]``: the experts that the engine chose for each token, -1 where they
+    are not known; ``None`` if no sample has any."""
 
 
 IDLE: Final = Pack(
@@ -257,3 +268,38 @@ def _with_targets(
         offsets=np.concatenate([offsets[i] for i in paths]),
         unshared_tokens=sum(len(branches[i]) for i in paths),
     )
+
+
+def with_routing(pack: Pack, sequences: Sequence[RoutedSequence]) -> Pack:
+    """Return ``pack``, made of ``sequences``, with the experts that they were sampled with.
+
+    A token that several sequences share has the experts of the first of them that knows them.
+    """
+    chosen = None
+    # Target ``offset`` of a sample is predicted at ``source``, the end of the path of its prefix.
+    ends = {int(one): at for at, one in enumerate(pack.samples)}
+    for index in sorted(ends):
+        experts = sequences[index].routed_experts
+        if experts is None:
+            continue
+        if chosen is None:
+            chosen = np.full((len(pack.token_ids), *experts.shape[1:]), -1, np.int16)
+        elif chosen.shape[1:] != experts.shape[1:]:
+            raise ValueError("the samples of a pack were recorded with models of different experts")
+        path = _path(pack, int(pack.sources[ends[index]]))
+        behind = experts[1 : len(path) + 1]
+        fresh = (chosen[path, 0, 0] < 0) & (behind[:, 0, 0] >= 0)
+        chosen[path[fresh]] = behind[fresh]
+    return replace(pack, routed_experts=chosen)
+
+
+def _path(pack: Pack, token: int) -> Index:
+    """Return the tokens from the root to ``token``, ``int64[depth + 1]``."""
+    before = np.arange(-1, len(pack.parents) - 1)
+    starts = np.flatnonzero((pack.parents != before) | (pack.parents < 0))
+    runs: list[Index] = []
+    while token >= 0:
+        start = int(starts[np.searchsorted(starts, token, side="right") - 1])
+        runs.append(np.arange(start, token + 1))
+        token = int(pack.parents[start])
+    return np.concatenate(runs[::-1])

@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from bridle.errors import BridleError
 from bridle.reconstruct.samples.sample import Sample
 from bridle.reconstruct.samples.samplers import unscored
-from bridle.trainer.batch.packing import Index, Pack, make_packs
+from bridle.trainer.batch.packing import Index, Pack, make_packs, with_routing
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit.weighting import branch_token_weights
 from bridle.trainer.losses.terms import TokenTerms
+from bridle.trainer.policy.drawn import Drawn
 from bridle.trainer.policy.model import TokenScores, score_idly, score_pack
 
 _PLAIN: Final = np.asarray([1.0, 1.0, 0.0, 0.0])
 """Temperature, top-p, top-k and min-p of the policy's own distribution."""
+_NO_IDS: Final = np.empty(0, np.uint32)
 
 
 class UnscoredSampler(BridleError, ValueError):
@@ -42,9 +44,8 @@ class TrainPack:
     """``float32[M]``: the engine's logprobs."""
     versions: Tensor
     """``int64[M]``"""
-    drawn: Tensor | None = None
-    """``float64[M, 4]``: the temperature, top-p, top-k and min-p that each target was drawn at.
-    ``None`` if each was drawn from the policy's own distribution."""
+    drawn: Drawn | None = None
+    """The distributions that the targets were drawn from; ``None`` if each is the policy's own."""
     old_logprobs: Tensor | None = None
     """``float32[M]``: this policy's logprobs before the step's first update, or ``None`` if it has
     not changed yet."""
@@ -68,7 +69,10 @@ def deal_minibatches(
 
 def pack_minibatch(items: Sequence[TrainItem], config: GrpoConfig) -> list[TrainPack]:
     """Return the packs of one optimizer update."""
-    packs = make_packs([item.sample for item in items], config.packing)
+    samples = [item.sample for item in items]
+    packs = make_packs(samples, config.packing)
+    if config.replay_routing == "auto":
+        packs = [with_routing(pack, samples) for pack in packs]
     _, sessions = np.unique([item.session for item in items], return_inverse=True)
     weights = branch_token_weights(
         np.asarray([int(item.sample.mask.sum()) for item in items]),
@@ -100,8 +104,23 @@ def _train_pack(
         weights=torch.from_numpy(weights[pack.samples]).float(),
         behaviour_logprobs=torch.from_numpy(behaviour),
         versions=torch.from_numpy(versions),
-        drawn=None if (drawn == _PLAIN).all() else torch.from_numpy(drawn),
+        drawn=_drawn_from(drawn, [items[index].sample for index in pack.samples], pack.offsets),
     )
+
+
+def _drawn_from(
+    settings: NDArray[np.float64], samples: Sequence[Sample], offsets: Index
+) -> Drawn | None:
+    """Return what the tokens at ``offsets`` of ``samples`` were drawn from."""
+    kept = [
+        _NO_IDS if sample.kept is None else sample.kept.of_token(int(offset))
+        for sample, offset in zip(samples, offsets, strict=True)
+    ]
+    if (settings == _PLAIN).all() and not any(map(len, kept)):
+        return None
+    counts = torch.tensor([len(ids) for ids in kept])
+    ids = np.concatenate([_NO_IDS, *kept]).astype(np.int64)
+    return Drawn(torch.from_numpy(settings), counts, torch.from_numpy(ids))
 
 
 def _drawn(sample: Sample, offsets: Index) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
-from bridle.engine.embedded.truncation import Truncation
+from bridle.engine.embedded.routing import Unreplayable
 from bridle.errors import BridleError
 from bridle.trainer.batch.attention import TREE_ATTENTION, plan_tree
 from bridle.trainer.batch.packing import IDLE, Index, Pack, longest_branch
@@ -37,11 +38,15 @@ from bridle.trainer.policy.compute import (
     in_bfloat16,
     place,
 )
+from bridle.trainer.policy.drawn import Drawn, at_least_float32
 from bridle.trainer.policy.head import Head, why_not_its_own
 from bridle.trainer.policy.lora import adapters, add_adapters, merged_state
 from bridle.trainer.policy.rounding import rounded_as
+from bridle.trainer.policy.routing import accept_routing, routing_of
 from bridle.trainer.policy.sharding import gathered, load_state, share_of, within_forward
 from bridle.trainer.policy.sparse import require_within_index
+
+log = logging.getLogger(__name__)
 
 DType = Literal["float32", "float64", "bfloat16"]
 
@@ -118,6 +123,11 @@ def _read(directory: str | Path, dtype: DType) -> nn.Module:
     if (why := why_not_its_own(model)) is not None:
         raise UnsupportedModel(f"{directory} is not supported by the trainer: {why}")
     fork_states(model)
+    try:
+        accept_routing(model)
+    except Unreplayable as error:
+        # Sessions without recorded experts, which are most, can be trained all the same.
+        log.warning("recorded routing is not replayed: %s", error)
     loaded: nn.Module = model
     return loaded
 
@@ -223,16 +233,16 @@ def score_pack(
     pack: Pack,
     *,
     block_tokens: int = 256,
-    drawn: Tensor | None = None,
+    drawn: Drawn | None = None,
     entropy_gradient: bool = False,
 ) -> TokenScores:
     """Compute logprobs and entropies of the pack's targets in one forward pass.
 
-    ``drawn`` is ``float64[M, 4]`` on the CPU: the temperature, top-p, top-k and min-p that each
-    target was drawn at. ``None`` means that all were drawn from the policy's own distribution. The
-    set that may be drawn is that of this model's logits, with the target in any case. Entropies
-    have a gradient with ``entropy_gradient``. Raises
-    :class:`bridle.trainer.policy.sparse.SequenceTooLong`.
+    ``drawn`` states what each target was drawn from; ``None`` means that all were drawn from the
+    policy's own distribution. Entropies have a gradient with ``entropy_gradient``. Experts that the
+    pack has are replayed (:mod:`bridle.trainer.policy.routing`). Raises
+    :class:`bridle.trainer.policy.sparse.SequenceTooLong`, and
+    :class:`bridle.trainer.policy.routing.RoutingDiffers`.
     """
     require_within_index(model, longest_branch(pack))
     arguments = (model, pack, block_tokens, drawn, entropy_gradient)
@@ -250,7 +260,7 @@ def score_idly(model: nn.Module) -> None:
 
 
 def _score_pack(
-    model: nn.Module, pack: Pack, block_tokens: int, drawn: Tensor | None, entropy_gradient: bool
+    model: nn.Module, pack: Pack, block_tokens: int, drawn: Drawn | None, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     device = next(model.parameters()).device
     sources = torch.from_numpy(pack.sources).to(device)
@@ -296,6 +306,8 @@ def _tree_hidden_states(
     }
     if forks_states(model):
         plans["tree_states"] = plan_states(pack.parents, device)
+    if pack.routed_experts is not None:
+        plans |= routing_of(model, pack.routed_experts)
     output = _backbone(model)(
         input_ids=torch.from_numpy(pack.token_ids)[None].to(device),
         position_ids=torch.from_numpy(pack.positions)[None].to(device),
@@ -316,7 +328,11 @@ def _padded_hidden_states(model: nn.Module, pack: Pack, device: torch.device) ->
     rows = np.cumsum(pack.parents < 0) - 1
     token_ids = torch.zeros(int(rows[-1]) + 1, int(pack.positions.max()) + 1, dtype=torch.int64)
     token_ids[rows, pack.positions] = torch.from_numpy(pack.token_ids)
-    output = _backbone(model)(input_ids=token_ids.to(device), use_cache=False)
+    routing: dict[str, Tensor] = {}
+    if pack.routed_experts is not None:
+        places = torch.from_numpy(rows * token_ids.shape[1] + pack.positions).to(device)
+        routing = routing_of(model, pack.routed_experts, places, token_ids.numel())
+    output = _backbone(model)(input_ids=token_ids.to(device), use_cache=False, **routing)
     hidden: Tensor = output.last_hidden_state[rows, pack.positions]
     return hidden
 
@@ -326,7 +342,7 @@ def _score_targets(
     head: Head,
     sources: Tensor,
     targets: Tensor,
-    drawn: Tensor | None,
+    drawn: Drawn | None,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Apply ``head`` to the hidden states that predict something, each once."""
@@ -344,7 +360,7 @@ def _score_targets(
         states = hidden[needed[number * chunk : (number + 1) * chunk]]
         wanted = order[start:stop]
         rows = inverse[wanted] - number * chunk
-        at = None if drawn is None else drawn[wanted]
+        at = None if drawn is None else drawn.of(wanted)
         arguments = (head, states, rows, targets[wanted], at, entropy_gradient)
         if len(needed) > chunk and torch.is_grad_enabled():
             scores = checkpoint(_score_chunk, *arguments, use_reentrant=False)
@@ -362,12 +378,12 @@ def _score_chunk(
     states: Tensor,
     rows: Tensor,
     targets: Tensor,
-    drawn: Tensor | None,
+    drawn: Drawn | None,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(states)
     if drawn is not None:
-        logits, rows = _drawn_from(logits, rows, targets, drawn)
+        logits, rows = drawn.apply(logits, rows, targets)
     log_probabilities = _log_softmax(logits)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = entropy(log_probabilities)[rows]
@@ -383,36 +399,9 @@ def entropy(log_probabilities: Tensor) -> Tensor:
     return -(log_probabilities.exp() * finite).sum(dim=-1)
 
 
-def _drawn_from(
-    logits: Tensor, rows: Tensor, targets: Tensor, drawn: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the logits that the targets were drawn from, and each target's row of them.
-
-    They are the logits of the distribution that a target was drawn from, ``-inf`` outside the set.
-    There is a row for each different state, sampler and, where the sampler truncates, target.
-    """
-    keyed = torch.cat([rows[:, None].double(), drawn], dim=1)
-    if Truncation.of(drawn).truncates:
-        keyed = torch.cat([keyed, targets[:, None].double()], dim=1)
-    pairs, places = torch.unique(keyed, dim=0, return_inverse=True)
-    scores = _at_least_float32(logits)[pairs[:, 0].long()]
-    sampler = Truncation.of(pairs[:, 1:5])
-    scores = scores / sampler.temperature[:, None].to(scores.dtype)
-    if sampler.truncates:
-        kept = sampler.kept(scores.detach(), pairs[:, 5].long())
-        # Rounding may put a token at the set's edge outside of it here; the engine drew it.
-        kept[places, targets] = True
-        scores = scores.masked_fill(~kept, -torch.inf)
-    return scores, places
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
 def _log_softmax(logits: Tensor) -> Tensor:
     """Return the log softmax of ``logits`` in at least float32, as the engine does."""
-    return torch.log_softmax(_at_least_float32(logits), dim=-1)
+    return torch.log_softmax(at_least_float32(logits), dim=-1)
 
 
 def vocabulary_size(model: nn.Module) -> int:
