@@ -75,6 +75,7 @@ def viewer(
     from bridle.viewer.scoring import ScoreForm
     from bridle.web_pages import NoWebPages
 
+    leave_on_sigterm()
     with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -89,7 +90,6 @@ def viewer(
         server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
         os.nice(YIELDS)
         # The server raises the signal that ended it again, when it is done.
-        leave_on_sigterm()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
