@@ -24,8 +24,8 @@ def listening_on(host: str, port: int) -> Iterator[None]:
     except OSError as error:
         # asyncio repeats the address in ``strerror``.
         reason = os.strerror(error.errno) if error.errno else str(error)
-        taken = error.errno == errno.EADDRINUSE
-        fail(f"cannot listen on {host}:{port}: {reason}{'; choose another --port' if taken else ''}")
+        remedy = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        fail(f"cannot listen on {host}:{port}: {reason}{remedy}")
 
 
 def announce(url: str, json: bool, *lines: str, **more: Any) -> None:

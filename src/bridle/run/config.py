@@ -69,7 +69,7 @@ class AgentConfig:
     ``container-forked``, an installed one, or ``FILE.py:NAME``. ``None`` stands for the one that
     suits the tasks and the harness."""
     unsafe_sandbox: bool = False
-    """Whether ``process`` and ``forked`` sessions may run as this user, with this user's files and
+    """Let ``process`` and ``forked`` sessions run as this user, with this user's files and
     network, where the machine gives them no walls (bubblewrap)."""
     env: tuple[str, ...] = ()
     """Names of environment variables of this machine that sessions get, besides the few that every
@@ -116,7 +116,7 @@ class GroupsConfig:
     size: Count = 8
     """Number of sessions per task, which are compared with each other."""
     weighted: bool = False
-    """Whether to draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in
+    """Draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in
     turn."""
     branch: Share = 0.0
     """The share of groups whose sessions re-enter one earlier session of the run at one of its
@@ -222,7 +222,7 @@ class EvalConfig:
     by: Literal["harness", "task", "version"] = "harness"
     """The property of sessions that has a row of the table for each value."""
     plot: bool = False
-    """Whether to draw pass@k into ``OUT/eval.png``."""
+    """Draw pass@k into ``OUT/eval.png``."""
     where: str | None = None
     """An SQL condition on the columns of ``sessions``, for recorded sessions."""
     sources: tuple[RewardSource, ...] | None = None
@@ -265,14 +265,14 @@ class RecordingsConfig:
     trained; the run then waits for further groups. With ``None`` it trains the groups that are
     there."""
     other_policy: bool = False
-    """Whether to train sessions although they were drawn from other weights; importance weights
+    """Train sessions although they were drawn from other weights; importance weights
     bound the effect of that."""
     policy: Named = DEFAULT_POLICY
     """The name of the policy to train, for sessions that were recorded with several."""
 
     @property
     def alone(self) -> bool:
-        """Whether recorded sessions are trained and no agent runs."""
+        """Return whether recorded sessions are trained and no agent runs."""
         return self.store is not None and not self.share
 
 
