@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, to_builtins
 
@@ -276,6 +276,10 @@ class RecordingsConfig:
         return self.store is not None and not self.share
 
 
+_WHOLE_RATE: Final = 1e-6
+"""The default learning rate, which suits the weights of whole models."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """The settings of a training run. They are stored with the run."""
@@ -286,7 +290,7 @@ class RunConfig:
     groups: GroupsConfig = GroupsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     training: GrpoConfig = field(
-        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
+        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=_WHOLE_RATE))
     )
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
@@ -308,6 +312,17 @@ class RunConfig:
     def policy_roles(self) -> dict[str, str]:
         """The name of the policy of each role that does not use the first one."""
         return {role: name for name, one in self.policies.items() for role in one.roles or (name,)}
+
+    @property
+    def rate_notice(self) -> str | None:
+        """A line for the user if adapters are trained at the default rate of whole models."""
+        rate = self.training.optimizer.learning_rate
+        if not self.training.lora.rank or rate != _WHOLE_RATE:
+            return None
+        return (
+            f"adapters learn little at {rate:g}, the rate of whole models: set "
+            "training.optimizer.learning_rate to 10 to 100 times that"
+        )
 
     @classmethod
     def load(cls, file: str | Path, overrides: Sequence[str] = ()) -> Self:
