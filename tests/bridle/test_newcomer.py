@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -171,3 +173,21 @@ def test_a_reader_that_went_away_is_no_error(bridle: Bridle, store: str) -> None
     typed = f"{sys.executable} -m bridle show last --store {store} --json | true"
     done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_conversation_is_paged_in_a_terminal(
+    bridle: Bridle, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcripts = Path(__file__).parents[1] / "reconstruct" / "transcripts"
+    assert bridle("import", transcripts, "--store", store).exit_code == 0
+    monkeypatch.setenv("PAGER", f"cat > {tmp_path / 'paged'}")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    typed = [sys.executable, "-m", "bridle", "show", "last", "--store", store]
+    ours, theirs = pty.openpty()
+    assert subprocess.run(typed, stdin=theirs, stdout=theirs, check=False).returncode == 0
+    os.close(theirs)
+    os.close(ours)
+    paged = (tmp_path / "paged").read_text()
+    assert "What is in this folder?" in paged
+    assert "\x1b[1mturn 1\x1b[0m" in paged, "its colours are kept"
