@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def _require_one_each(registry: Registry[Any], name: str, values: object, what: 
         _refuse(registry, name, f"gives {what} as {shape}, not as a tensor [M] for M tokens")
 
 
-def _refuse(registry: Registry[Any], name: str, reason: str) -> None:
+def _refuse(registry: Registry[Any], name: str, reason: str) -> NoReturn:
     raise UsageError(f"the {registry.kind} {name!r} {reason}")
 
 

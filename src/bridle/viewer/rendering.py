@@ -95,7 +95,8 @@ def piece_texts(pieces: Sequence[bytes], tokens: Sequence[int]) -> list[str]:
     A character whose bytes are in several tokens is the text of the last one, and the others show
     their bytes, such as ``\\xc2``. So do bytes that are part of no character.
     """
-    texts, begun = [], b""
+    texts: list[str] = []
+    begun = b""
     for token in tokens:
         if token >= len(pieces):
             texts.append(str(token))
