@@ -48,7 +48,7 @@ class CollectSettings:
     refill: float = 1.0
     """The ``refill`` setting of the step's filters."""
     half_degenerate: bool = False
-    """Whether every other group has equal rewards."""
+    """True if every other group has equal rewards."""
     collection: Literal["groups", "sessions"] = "groups"
     """The unit that a step takes."""
 

@@ -65,7 +65,7 @@ class Delegation:
     summary: str = SUMMARY
     """The reply to a request for a summary."""
     titles: bool = False
-    """Whether the harness asks for a title on the side."""
+    """True if the harness asks for a title on the side."""
 
 
 def _described(kind: str) -> Callable[[str], dict[str, str]]:

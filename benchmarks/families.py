@@ -89,7 +89,7 @@ class Family:
     added: tuple[str, ...] = ()
     """Special tokens of the family, besides the delimiters that appear in its template."""
     stand_in: bool = False
-    """Whether the tokenizer is the nearest genuine one instead of the family's own."""
+    """True if the tokenizer is the nearest genuine one instead of the family's own."""
     call_end: str | None = None
     """The token that ends a reply with tool calls, if it differs from the first of ``eos``."""
     text_end: str | None = None
@@ -100,7 +100,7 @@ class Family:
     call_ids: CallIds = "openai"
     """The form of the tool-call ids that the engine makes for the family."""
     renumbered: bool = False
-    """Whether the copy of the template numbers the calls anew, which is undone here.
+    """True if the copy of the template numbers the calls anew, which is undone here.
 
     Such a copy changes a list, which the sandbox of Transformers and vLLM refuses.
     """

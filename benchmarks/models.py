@@ -50,7 +50,7 @@ class Shown:
     text_beside_calls: bool
     bare_calls: bool
     ids_refused: bool
-    """Whether the template refuses ids as long as a client's."""
+    """True if the template refuses ids as long as a client's."""
     thinks: bool
     prefix_preserving: bool
 

@@ -128,7 +128,7 @@ def _record(writer: Writer, seed: int) -> float:
 @contextmanager
 def _client(store: str) -> Iterator[TestClient]:
     with Reader(store) as reader:
-        yield TestClient(viewer_app(Source(reader, "bench", str)), follow_redirects=False)
+        yield TestClient(viewer_app(Source(reader, "bench")), follow_redirects=False)
 
 
 def _addresses(client: TestClient) -> tuple[dict[str, str], dict[str, str]]:

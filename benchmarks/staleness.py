@@ -61,7 +61,7 @@ class StalenessSettings:
     """Share of right answers when the training begins."""
     hidden: int = 128
     by_sessions: bool = False
-    """Whether sessions take time and are collected one by one, where they may lag."""
+    """True if sessions take time and are collected one by one, where they may lag."""
 
 
 @dataclass(frozen=True, slots=True)

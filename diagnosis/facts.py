@@ -32,7 +32,7 @@ class Facts:
 
     run: RunRecord | None
     scored: bool
-    """Whether the sessions are meant to be scored: they belong to a run, or their task has data for
+    """True if the sessions are meant to be scored: they belong to a run, or their task has data for
     a verifier. A session that somebody only records is not."""
     sessions: Sequence[Placed]
     outcomes: Mapping[str, int]
@@ -225,7 +225,7 @@ def _metrics(reader: Reader, run_id: str) -> dict[str, list[Metric]]:
 
 
 def _is_scored(connection: Connection, chosen: Select[Any]) -> bool:
-    """Whether any of the sessions belongs to a run, or has a task with data for a verifier."""
+    """Return whether a session belongs to a run, or has a task with data for a verifier."""
     of_task = and_(
         tasks.c.suite == sessions.c.task_suite,
         tasks.c.split == sessions.c.task_split,

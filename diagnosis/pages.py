@@ -30,6 +30,7 @@ from bridle.store.reading.totals import (
     CALLS,
     OLDEST_VERSION,
     OWN,
+    PROMPTED,
     SECONDS,
     TOKENS,
     total_rows,
@@ -62,6 +63,7 @@ class SessionOrder(StrEnum):
     REWARD = "reward"
     CALLS = "calls"
     BREAKS = "breaks"
+    PROMPTED = "prompted"
     TOKENS = "tokens"
     VERSION = "version"
     DURATION = "duration"
@@ -111,6 +113,7 @@ _KEYS: Final[Mapping[SessionOrder, Any]] = {
     SessionOrder.OUTCOME: sessions.c.outcome,
     SessionOrder.CALLS: CALLS,
     SessionOrder.BREAKS: BREAKS,
+    SessionOrder.PROMPTED: PROMPTED,
     SessionOrder.TOKENS: TOKENS,
     SessionOrder.VERSION: OLDEST_VERSION,
     SessionOrder.DURATION: SECONDS,
@@ -198,10 +201,6 @@ def lines_of(
         figures |= {
             row.session_id: row for row in connection.execute(_FIGURES, {"sessions": others})
         }
-        prompted = {
-            session_id: number_or_none(tokens)
-            for session_id, tokens in connection.execute(_PROMPTED, {"sessions": ids})
-        }
         asked: dict[str, list[str]] = {}
         for session_id, *texts in connection.execute(_ASKED, {"sessions": ids}):
             asked.setdefault(session_id, []).extend(filter(None, texts))
@@ -214,6 +213,7 @@ def lines_of(
             lines.append(SessionLine(record, given=given, reward=reward))
             continue
         oldest, newest = number_or_none(found.version_start), number_or_none(found.version_end)
+        prompted = number_or_none(found.prompt_tokens)
         lines.append(
             SessionLine(
                 record,
@@ -221,7 +221,7 @@ def lines_of(
                 running=int(number_or_none(found.running) or 0),
                 failed=int(number_or_none(found.failed) or 0),
                 breaks=int(number_or_none(found.breaks) or 0),
-                prompted=_whole(prompted.get(record.id)),
+                prompted=None if prompted is None else int(prompted),
                 sampled=int(number_or_none(found.sampled_tokens) or 0),
                 model=None if found.model is None else str(found.model),
                 versions=None if oldest is None or newest is None else (oldest, newest),
@@ -229,25 +229,13 @@ def lines_of(
                 ended_at=number_or_none(found.ended_at),
                 given=given,
                 reward=reward,
-                title=title(asked.get(record.id, ())),
+                title=title(asked.get(record.id, ()), record.harness),
             )
         )
     return lines
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
 _SESSIONS: Final[BindParameter[Any]] = bindparam("sessions", expanding=True)
-_PROMPTED: Final = (
-    select(calls.c.session_id, func.sum(calls.c.prompt_tokens))
-    .where(calls.c.session_id.in_(_SESSIONS))
-    .group_by(calls.c.session_id)
-)
-"""The prompt tokens of sessions, of which the store keeps no sums."""
-
-
 _FIGURES: Final = total_rows(sessions.c.id.in_(_SESSIONS)).add_columns(
     func.count(case((calls.c.status == CallStatus.OPEN, 1))).label("running")
 )

@@ -41,7 +41,7 @@ class ShownMessage:
 
     @property
     def folded(self) -> bool:
-        """Whether a page shows only the beginning: it is a long prompt of the harness."""
+        """Return whether a page shows only the beginning: it is a long prompt of the harness."""
         return self.role in ("system", "developer") and len(self.text.strip("\n")) > FOLDED
 
 

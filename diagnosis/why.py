@@ -46,7 +46,7 @@ class Value:
     successes: int
     samples: int
     known: bool = False
-    """Whether the number is no estimate: nothing is left to happen after the last turn."""
+    """True if the number is no estimate: nothing is left to happen after the last turn."""
 
     @property
     def chance(self) -> float:

@@ -122,7 +122,7 @@ class ScriptedReply:
     logprob: float = 0.0
     """The logprob of every token; ``contract.MISSING_LOGPROB`` plays an engine that lost them."""
     end: bool = True
-    """Whether the model ends its turn after the text; if not, the reply ends with ``length``."""
+    """True if the model ends its turn after the text; if not, the reply ends with ``length``."""
 
     def markup(self) -> str:
         """Return the text that the policy would have sampled."""

@@ -27,7 +27,7 @@ class Permissions:
     """The permissions of one run."""
 
     unsafe_sandbox: bool = False
-    """Whether sessions may run without walls, where this machine gives them none."""
+    """True if sessions may run without walls, where this machine gives them none."""
     env: tuple[str, ...] = ()
     """Names of variables of this machine that sessions get."""
     shown: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ class RolloutResult:
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage (:mod:`bridle.harnesses.stages`)."""
     final: bool = True
-    """Whether another attempt would end the same way."""
+    """True if another attempt would end the same way."""
     rewards: tuple[Reward, ...] = ()
     """The recorded rewards of the session: its scores, and the findings of guards."""
 
@@ -133,7 +133,7 @@ class RolloutSettings:
     bounds: Bounds = field(default_factory=Bounds)
     """The bounds of each session's processes."""
     keep_directories: bool = False
-    """Whether the directories of completed sessions are kept. Those of other sessions are kept in
+    """True if the directories of completed sessions are kept. Those of other sessions are kept in
     any case."""
     scorers: tuple[Scorer, ...] = ()
     """The scorers that read each session's record after the verifier."""

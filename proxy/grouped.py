@@ -13,7 +13,7 @@ go on in step, and the processors of engine, proxy and server would wait for eac
 
 
 class Grouped:
-    """Whether names are in a set that a server keeps.
+    """True if names are in a set that a server keeps.
 
     ``among`` is called in a thread and returns those of the given names that are in the set. One
     query runs at a time. The names that are asked for meanwhile are in the next ones, so that each

@@ -154,7 +154,7 @@ class OtherModel:
     an external model the client's name."""
     api_key: str | None = field(default=None, repr=False)
     external: bool = False
-    """Whether the model is served by any OpenAI-compatible API, which is not asked for token ids
+    """True if the model is served by any OpenAI-compatible API, which is not asked for token ids
     and reports none."""
     key_variable: str | None = None
     """Name of the environment variable from which ``bridle proxy`` takes ``api_key``."""
@@ -213,7 +213,7 @@ class ProxyConfig:
     log_level: LogLevel = "warning"
     """The lowest level that is written; ``info`` includes a line for every call."""
     tracing: bool = False
-    """Whether calls are traced as OpenTelemetry spans; needs the extra ``[otel]``."""
+    """Trace calls as OpenTelemetry spans; this needs the extra ``[otel]``."""
     seal_idle_s: float = 0.0
     """Seconds without calls after which a session without a key is sealed, so that it reaches the
     feed; 0 disables this."""
@@ -221,11 +221,11 @@ class ProxyConfig:
     """Further stores, those of other deployments, from which the feed of this proxy leases sessions
     too."""
     redact: bool = False
-    """Whether text that looks like a secret is removed from recorded bodies
+    """Remove text that looks like a secret from recorded bodies
     (``store/writing/redaction.py``)."""
     stream_upstream: bool = False
-    """Whether replies are streamed from the engine even if the client does not stream. Partial
-    replies are then kept, and every token has its policy version, at about a third of the speed."""
+    """Stream replies from the engine even if the client does not stream. Partial replies
+    are then kept, and every token has its policy version, at about a third of the speed."""
     when_store_is_down: Literal["fail", "forward"] = "fail"
     """The handling of a call that cannot be recorded. ``fail`` refuses it; ``forward`` replies
     without a record and counts it in ``bridle_unrecorded_calls_total``."""
@@ -261,7 +261,7 @@ class ProxySettings(ProxyConfig):
     """The key that permits everything. Without one, everything is open on loopback; Bridle's own
     commands never start a proxy without one."""
     keyless_recording: bool = False
-    """Whether loopback clients may record without a key although there is an admin key."""
+    """True if loopback clients may record without a key although there is an admin key."""
     private_files: tuple[Path, ...] = ()
     """Files with keys, which no session on this machine may see. The store is hidden from sessions
     too."""
@@ -269,7 +269,7 @@ class ProxySettings(ProxyConfig):
     tokenizer_dir: Path | None = None
     """The served model's tokenizer and chat template; needed for exact continuation."""
     workers: bool = False
-    """Whether this is one of several worker processes of one port. Its metrics then have its
+    """True if this is one of several worker processes of one port. Its metrics then have its
     process id as their label ``worker``."""
     judge: Callable[[Reader, str], None] | None = None
     """A module-level function that is called in a thread with the id of each session that was
@@ -308,7 +308,7 @@ class ProxySettings(ProxyConfig):
 
     @property
     def keyless(self) -> bool:
-        """Whether loopback clients may record without a key."""
+        """Return whether loopback clients may record without a key."""
         return is_loopback(self.host) and (self.keyless_recording or self.admin_key is None)
 
     @property

@@ -85,7 +85,7 @@ class SessionAudit:
     """Number of calls that continue none and whose kind does not explain it
     (:func:`bridle.reconstruct.kinds.roots.unlinked_roots`)."""
     judged: bool = False
-    """Whether the audit has stored verdicts or an account that the store did not have."""
+    """True if the audit has stored verdicts or an account that the store did not have."""
 
     @property
     def clean(self) -> bool:
@@ -368,7 +368,7 @@ def _check_trained(
 
 
 def _shows(sample: Sample, piece: SpanPiece) -> bool:
-    """Whether a sample holds a piece's ids, logprobs, versions and call, bit for bit."""
+    """Return whether a sample holds a piece's ids, logprobs, versions and call, bit for bit."""
     span, take = piece.span, piece.take
     at = slice(span.start, span.start + take)
     if not np.array_equal(sample.token_ids[at], span.token_ids[:take]):

@@ -138,7 +138,7 @@ def _of_reply(
 
 
 def _rewritten(arguments: str) -> bool:
-    """Whether a template that serialises arguments anew writes them in another way."""
+    """Return whether a template that serialises arguments anew writes them in another way."""
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False) != arguments
     except ValueError:

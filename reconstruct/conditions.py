@@ -74,7 +74,7 @@ class Condition:
         return cls(of, rest, sign, value)
 
     def holds(self, actual: Any) -> bool:
-        """Whether a value meets the condition."""
+        """Return whether a value meets the condition."""
         if self.operator in _ORDER:
             wanted = _number(self.value)
             if isinstance(actual, bool) or not isinstance(actual, int | float) or wanted is None:
@@ -102,7 +102,7 @@ def session_meets(
     task: TaskRecord | None,
     rewards: Mapping[str, float],
 ) -> bool:
-    """Whether a session meets every condition that is not on calls."""
+    """Return whether a session meets every condition that is not on calls."""
     return all(
         condition.holds(_value(condition, session, task, rewards))
         for condition in conditions
@@ -111,7 +111,7 @@ def session_meets(
 
 
 def call_meets(conditions: tuple[Condition, ...], call: CallRow) -> bool:
-    """Whether a call meets every condition on calls."""
+    """Return whether a call meets every condition on calls."""
     return all(c.holds(getattr(call, c.name)) for c in conditions if c.of == "call")
 
 

@@ -60,7 +60,7 @@ _TEXT_PARTS: Final = frozenset(
 
 
 def holds_media(message: Message) -> bool:
-    """Whether a message has a part that is not text.
+    """Return whether a message has a part that is not text.
 
     Such a part is an image, sound, a file, or one of a type that is not known here.
     """

@@ -95,12 +95,12 @@ def findings_in(rewards: Iterable[Reward]) -> list[Reward]:
 
 
 def quarantined(rewards: Iterable[Reward]) -> bool:
-    """Whether a finding keeps the session out of training."""
+    """Return whether a finding keeps the session out of training."""
     return any(one.mode is FindingMode.QUARANTINE for one in findings_in(rewards))
 
 
 def zeroed(rewards: Iterable[Reward]) -> bool:
-    """Whether a finding zeroes the session, so that none of its numbers is above 0.
+    """Return whether a finding zeroes the session, so that none of its numbers is above 0.
 
     A quarantine does so too.
     """
@@ -127,13 +127,13 @@ class Numbers:
     roles: Mapping[str, float] = field(default_factory=dict)
     """The sum of the rewards that were given to each role."""
     complete: bool = True
-    """Whether there is a reward for every name in the weights."""
+    """True if there is a reward for every name in the weights."""
     unplaced: tuple[str, ...] = ()
     """Names of the rewards of turns that the session does not have. They are in no other number."""
 
     @property
     def parts_alone(self) -> bool:
-        """Whether there are numbers of calls or roles, and none of the session."""
+        """Return whether there are numbers of calls or roles, and none of the session."""
         return self.value is None and bool(self.calls or self.roles)
 
     @property

@@ -45,7 +45,7 @@ class BegunFacts:
     session_id: Annotated[str, Fact("Its session's id", size=64, references="sessions.id")]
     dialect: Annotated[str, Fact("The wire API of the request, such as `chat`", size=16)]
     started_at: Annotated[float, Fact("The time at which the request was admitted", time=True)]
-    stream: Annotated[bool, Fact("Whether the client asked for a stream")]
+    stream: Annotated[bool, Fact("True if the client asked for a stream")]
     model_requested: Annotated[str, Fact("The model that the client asked for")]
     parent_call_id: Annotated[
         str | None, Fact("The id of the call that this one continues", size=64)
@@ -209,7 +209,7 @@ class CallEnded(EndedFacts):
     replies: tuple[Message, ...] = ()
     """The reply of each choice, its tool calls under their minted ids."""
     compared: bool = False
-    """Whether the call was already checked for contradictions (``integrity.py``); if not, the
+    """True if the call was already checked for contradictions (``integrity.py``); if not, the
     writer checks it."""
 
 
@@ -232,7 +232,7 @@ class CallRow(BegunFacts, WrittenFacts, EndedFacts, DerivedFacts, DecidedFacts):
 
     @property
     def constrained(self) -> bool:
-        """Whether the request asked for a reply constrained by a grammar."""
+        """Return whether the request asked for a reply constrained by a grammar."""
         return any(note.name == CONSTRAINED for note in self.notes)
 
     def with_kind(self, kind: CallKind, role: str | None) -> CallRow:

@@ -56,20 +56,20 @@ class Fact:
     size: int | None = None
     """Maximum characters or bytes of the column."""
     big: bool = False
-    """Whether the number may need more than 32 bits."""
+    """True if the number may need more than 32 bits."""
     time: bool = False
-    """Whether the number is a time, in seconds since the epoch."""
+    """True if the number is a time, in seconds since the epoch."""
     digest: bool = False
-    """Whether the text is a digest in hex, whose bytes are stored."""
+    """True if the text is a digest in hex, whose bytes are stored."""
     key: bool = False
-    """Whether the column is (part of) the primary key."""
+    """True if the column is (part of) the primary key."""
     unique: bool = False
     references: str | None = None
     """The column ``TABLE.NAME`` whose values the column has."""
     nullable: bool = False
-    """Whether an empty value (``{}``, ``()``) is stored as NULL."""
+    """True if an empty value (``{}``, ``()``) is stored as NULL."""
     shown: bool = True
-    """Whether the SQL view of the table and the control API show the column."""
+    """True if the SQL view of the table and the control API show the column."""
     codec: Codec | None = None
     """The codec, if the type does not give it."""
 
@@ -85,7 +85,7 @@ class Stored(NamedTuple):
     codec: Codec | None
     """``None`` if the value is stored as it is."""
     required: bool
-    """Whether the field has no default."""
+    """True if the field has no default."""
     default: Any
     """The default of the field, or ``None``."""
 

@@ -461,7 +461,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     length: int = 0
     """Number of messages of the whole request, those before ``tail`` included."""
     instructions: bool = False
-    """Whether the first message is a Responses request's ``instructions``."""
+    """True if the first message is a Responses request's ``instructions``."""
     lineage: LineageState | None = None
 
 
@@ -704,7 +704,7 @@ class PolicyRecord:
     path: str | None = None
     digest: str | None = None
     verified: bool = False
-    """Whether the engine's logprobs were compared with the trainer's after the publish."""
+    """True if the engine's logprobs were compared with the trainer's after the publish."""
     logprob_gap: float | None = None
     """Mean absolute difference found by that comparison, in nats."""
     name: str = DEFAULT_POLICY

@@ -130,7 +130,7 @@ class Reward:
 
     @property
     def whole(self) -> bool:
-        """Whether the reward is about the session, not about a part of it."""
+        """Return whether the reward is about the session, not about a part of it."""
         return self.place == (None, None, None)
 
     @property

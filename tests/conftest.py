@@ -256,7 +256,7 @@ def _audit(store: Path | str) -> None:
 
 
 def _is_store(path: Path) -> bool:
-    """Whether it is a database with our tables; some tests make files that are not."""
+    """Return whether it is a database with our tables; some tests make files that are not."""
     with closing(sqlite3.connect(path)) as connection:
         try:
             tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'spans'")

@@ -31,7 +31,7 @@ ROOMS: Final = (
     "docs",
 )
 OPENINGS: Final = re.compile(
-    r"(What|Who|Whose|Whom|Which|Whichever|Whoever|Whatever|Those|That|Of|By|As|From|For|To|In|On"
+    r"(What|Who|Whose|Whom|Whether|Which|Whichever|Whoever|Whatever|Those|That|Of|By|As|From|For|To|In|On"
     r"|At|With|Without|Beside|Before|After|Among|Because|Where|When|Why|How)\b"
 )
 """First words that begin a fragment or a free relative."""

@@ -40,7 +40,7 @@ def interpreter(version: str) -> str | None:
 
 
 def check(version: str, python: str, wheel: Path) -> bool:
-    """Whether the recorder's tests pass there."""
+    """Return whether the recorder's tests pass there."""
     environment = ROOT / f".venv-python{version}"
     if not (environment / "bin" / "python").exists():
         subprocess.run([python, "-m", "venv", str(environment)], check=True)

@@ -198,7 +198,7 @@ class DistillationConfig:
 
     @property
     def teaches(self) -> bool:
-        """Whether there is a teacher."""
+        """Return whether there is a teacher."""
         return self.teacher == "ema" or bool(self.url)
 
 

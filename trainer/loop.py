@@ -102,7 +102,7 @@ class GrpoLoop:
         """The recorded sessions that steps train beside their own; for one policy."""
         self._seconds: dict[str, float] = {}
         self._updating = False
-        """Whether the weights may be between two versions."""
+        """True if the weights may be between two versions."""
 
     def resume(self) -> Progress:
         """Resume from the newest checkpoint in ``directory``.

@@ -69,7 +69,7 @@ class Comparison:
         return [own[step] for step in steps if step in own]
 
     def improves(self, by: float = 0.05) -> bool:
-        """Whether the mean reward has risen by a share of its range, or is near its best."""
+        """Return whether the mean reward has risen by a share of its range, or is near its best."""
         reward, (low, high) = self.change("reward/mean"), self.rewards
         if reward is None or not high > low:
             return False

@@ -13,7 +13,11 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-_ELSEWHERE = {"index.md": "../README.md", "changelog.md": "../CHANGELOG.md"}
+_ELSEWHERE = {
+    "index.md": "../README.md",
+    "changelog.md": "../CHANGELOG.md",
+    "contributing.md": "../CONTRIBUTING.md",
+}
 
 
 def llms_txt() -> str:

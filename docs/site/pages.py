@@ -6,12 +6,12 @@ are read from what is installed, so that the reference cannot differ from it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -36,7 +36,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     pages = {
         "index.md": _from_root((ROOT / "README.md").read_text(encoding="utf-8")),
-        "changelog.md": _from_root((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
+        **{
+            f"{name.lower()}.md": _from_root((ROOT / f"{name}.md").read_text(encoding="utf-8"))
+            for name in ("CHANGELOG", "CONTRIBUTING")
+        },
+        "examples.md": examples_page(),
         "reference/commands.md": commands_page(),
         "reference/settings.md": settings_page(),
         "reference/python.md": python_page(),
@@ -72,8 +76,8 @@ def _from_root(markdown: str) -> str:
         if found[1].startswith("docs/"):
             return found[1].removeprefix("docs/")
         name = found[1].partition("#")[0]
-        if name == "CHANGELOG.md":
-            return "changelog.md"
+        if name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+            return name.lower()
         return SOURCE + found[1] if (ROOT / name).exists() else found[1]
 
     return _LINK.sub(led, markdown)
@@ -144,17 +148,78 @@ def _default(value: Any) -> str:
     return "required" if value is dataclasses.MISSING else f"`{_cell(json.dumps(value))}`"
 
 
+def examples_page() -> str:
+    """Return the page of the examples that ``bridle examples`` copies, with their first words."""
+    parts = ["# Examples\n\n`bridle examples NAME` copies one into this folder.\n"]
+    for readme in sorted((ROOT / "examples").glob("*/README.md")):
+        _, first, *_ = readme.read_text(encoding="utf-8").split("\n\n")
+        folder = readme.parent.relative_to(ROOT)
+        parts.append(f"## {readme.parent.name}\n\n{first}\n\n[Files and steps]({SOURCE}{folder})\n")
+    return "\n".join(parts)
+
+
 def python_page() -> str:
     """Return the page of the names that ``import bridle`` gives."""
     parts = ["# Python\n\n`import bridle` gives these names; each is imported at its first use.\n"]
     for name in face.__all__:
         value = getattr(face, name)
         home = getattr(value, "__module__", "")
-        parts.append(f"## {name}\n\n`{home}.{name}`\n")
-        with contextlib.suppress(TypeError, ValueError):  # a value without a signature
-            parts.append(f"```python\n{name}{inspect.signature(value)}\n```\n")
+        parts.append(f"## {name}\n\n`{home}.{name}`\n\n{_signature(name, value)}")
         parts.append(_sphinx_free(inspect.getdoc(value) or "") + "\n")
+        if inspect.isclass(value):
+            parts += _members(value)
     return "\n".join(parts)
+
+
+def _members(kind: type) -> Iterator[str]:
+    """Yield the fields of a class that have a docstring, and then its public methods."""
+    if dataclasses.is_dataclass(kind):
+        docs = field_docs(kind)
+        rows = [
+            f"| `{field.name}` | {_cell(_sphinx_free(docs.get(field.name, '')))} |"
+            for field in dataclasses.fields(kind)
+        ]
+        yield "| field | |\n|---|---|\n" + "\n".join(rows) + "\n"
+    for name in vars(kind):
+        if not name.startswith("_") and inspect.isroutine(getattr(kind, name)):
+            doc = _sphinx_free(inspect.getdoc(getattr(kind, name)) or "")
+            yield f"{_signature(name, getattr(kind, name))}{doc}\n"
+
+
+class _Written(str):
+    """An annotation as the source writes it, without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _signature(name: str, value: Any) -> str:
+    """Return a signature as a block of code, or "" for a value that nobody calls."""
+    if getattr(value, "_is_protocol", False):
+        return ""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    shown = [
+        one.replace(annotation=_written(one.annotation), default=_default_of(one.default))
+        for one in found.parameters.values()
+    ]
+    text = found.replace(parameters=shown, return_annotation=_written(found.return_annotation))
+    awaited = "async " if inspect.iscoroutinefunction(value) else ""
+    return f"```python\n{awaited}{name}{text}\n```\n"
+
+
+def _default_of(value: Any) -> Any:
+    """Return a parameter's default with a ``repr`` that a reader can use."""
+    if isinstance(value, Enum):
+        return _Written(f"{type(value).__name__}.{value.name}")
+    made_here = callable(value) and value is not inspect.Parameter.empty
+    return _Written("...") if made_here else value
+
+
+def _written(annotation: Any) -> Any:
+    return _Written(annotation) if isinstance(annotation, str) else annotation
 
 
 def control_api_page() -> str:

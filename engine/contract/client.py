@@ -78,7 +78,7 @@ class EngineClient:
         self._http.close()
 
     def healthy(self) -> bool:
-        """Whether the engine answers ``/health`` with 200 now."""
+        """Return whether the engine answers ``/health`` with 200 now."""
         try:
             return self._http.get(contract.HEALTH).status_code == httpx.codes.OK
         except httpx.HTTPError:
@@ -103,7 +103,7 @@ class EngineClient:
         self._send("POST", contract.RESUME)
 
     def is_paused(self) -> bool:
-        """Whether the engine is paused now: it then takes requests and answers none."""
+        """Return whether the engine is paused now: it then takes requests and answers none."""
         return bool(self._send("GET", contract.IS_PAUSED).get("is_paused"))
 
     def reload_weights(self, directory: str | Path) -> None:

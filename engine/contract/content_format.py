@@ -14,7 +14,7 @@ from jinja2 import nodes
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Whether the parsed ``template`` iterates over the parts of a message's content.
+    """Return whether the parsed ``template`` iterates over the parts of a message's content.
 
     As in vLLM, it does not if its variables cannot be followed.
     """
@@ -81,7 +81,7 @@ def _content_in_macros(
 
 
 def _is_any(node: nodes.Node | None, names: Iterable[str], key: str | None = None) -> bool:
-    """Whether ``node`` is a variable of one of ``names``, or its attribute or item ``key``.
+    """Return whether ``node`` is a variable of one of ``names``, or its attribute or item ``key``.
 
     Filters and slices make no difference.
     """

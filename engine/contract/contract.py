@@ -66,7 +66,7 @@ WEIGHT_INFO: Final = "/weight_info"
 COLLECTIVE_RPC: Final = "/collective_rpc"
 
 PauseMode = Literal["keep", "wait", "abort"]
-"""Whether running requests are frozen, waited for, or ended at a pause."""
+"""The treatment of running requests at a pause: they are frozen, waited for, or ended."""
 
 PROCESSED_LOGPROBS: Final = "processed_logprobs"
 """vLLM's name for the mode in which a token's logprob belongs to the distribution from which the

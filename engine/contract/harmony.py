@@ -28,7 +28,7 @@ _SPECIAL: Final = re.compile(r"<\|\w+\|>")
 
 
 def available() -> bool:
-    """Whether the library is installed (the extra ``harmony``)."""
+    """Return whether the library is installed (the extra ``harmony``)."""
     try:
         import openai_harmony
     except ImportError:

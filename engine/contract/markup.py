@@ -33,7 +33,7 @@ class ToolMarkup:
     """All texts that may be special tokens; a reader needs to see them in the text."""
 
     def is_in(self, text: str) -> bool:
-        """Whether all signs stand in ``text`` in their order.
+        """Return whether all signs stand in ``text`` in their order.
 
         Each is searched for after the first match of the one before it, so that the cost is linear
         in the text's length.
@@ -187,7 +187,7 @@ def reasoning_markup(tokenizer: Tokenizer) -> ReasoningMarkup | None:
 
 
 def _is_token(markup: ReasoningMarkup, tokenizer: Tokenizer) -> bool:
-    """Whether the opening of ``markup`` is plain text, or begins with a token of the model."""
+    """Return whether the opening is no special token, or is one that the model has."""
     tag = re.match(r"<[^>]*>|\[[^\]]*\]", markup.opening)
     return tag is None or tokenizer.token_id(tag.group()) is not None
 

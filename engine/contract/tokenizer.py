@@ -173,7 +173,7 @@ class Tokenizer:
 
     @cached_property
     def renders_by_harmony(self) -> bool:
-        """Whether the model is gpt-oss and can be rendered as vLLM renders it."""
+        """Return whether the model is gpt-oss and can be rendered as vLLM renders it."""
         return self._model_config.get("model_type") == harmony.MODEL_TYPE and harmony.available()
 
     @cached_property

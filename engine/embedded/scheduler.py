@@ -175,7 +175,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(held))
 
     def _waits(self, sequence: Generation) -> bool:
-        """Whether a running prompt computes a prefix that this sequence would compute again."""
+        """Return whether a running prompt computes a prefix that this sequence needs too."""
         if sequence.scores is not None:
             return False
         leader = sequence.waits_for

@@ -33,7 +33,7 @@ class Truncation:
 
     @property
     def truncates(self) -> bool:
-        """Whether any row leaves tokens out."""
+        """Return whether any row leaves tokens out."""
         return bool(((self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)).any())
 
     def apply(self, scores: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class Backend(Protocol):
     vocab_size: int
     """The bound that all prompt ids are below."""
     samples: bool
-    """Whether it computes a policy and draws from it; false for a script that writes replies."""
+    """True if it computes a policy and draws from it; false for a script that writes replies."""
 
     @property
     def policy_version(self) -> int:

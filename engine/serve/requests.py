@@ -100,7 +100,7 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     add_special_tokens: bool = True
-    """Whether special tokens that the tokenizer puts around a text, such as BOS, are added to a
+    """True if special tokens that the tokenizer puts around a text, such as BOS, are added to a
     text prompt."""
     max_tokens: int | None = 16
     logprobs: int | None = None
@@ -115,7 +115,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    """Whether special tokens are added, as in a completion. By default they are added to a prompt,
+    """True if special tokens are added, as in a completion. By default they are added to a prompt,
     but not to messages, whose template writes them."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False

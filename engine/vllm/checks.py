@@ -59,7 +59,7 @@ class Expectation:
     reasoning_parser: str | None = AUTO
     """The required reasoning parser: ``auto`` or ``None`` as for ``tool_parser``."""
     private_network: bool = False
-    """Whether the engine may listen on an address other than loopback, because only trusted
+    """True if the engine may listen on an address other than loopback, because only trusted
     machines reach it."""
     timeout: float = 120.0
     """Seconds for one request."""
@@ -105,7 +105,7 @@ class _Subject:
         self.card: dict[str, Any] = {}
         self.is_vllm = True
         self.is_scripted = False
-        """Whether a script writes its replies, so that it computes no model and draws no token."""
+        """True if a script writes its replies, so that it computes no model and draws no token."""
 
     @cached_property
     def greedy(self) -> ProbeReply:

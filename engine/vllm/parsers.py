@@ -50,7 +50,7 @@ def choose_parsers(model_dir: Path) -> Parsers:
 
 
 def _misread(tokenizer: Tokenizer) -> bool:
-    """Whether vLLM's Mistral parser misreads the model's calls.
+    """Return whether vLLM's Mistral parser misreads the model's calls.
 
     It takes an id before the arguments for a part of the name, and an array of calls for a name if
     ``[ARGS]`` is a token.

@@ -27,7 +27,7 @@ class PythonAgent:
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
     without_tls: bool = False
-    """Whether the agent opens no TLS connection, because the proxy is at a plain ``http`` URL and
+    """True if the agent opens no TLS connection, because the proxy is at a plain ``http`` URL and
     its tools stay local. This saves each session the loading of the machine's certificate
     authorities (40 ms)."""
 

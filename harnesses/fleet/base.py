@@ -40,7 +40,7 @@ class SessionPlan:
     bounds: Bounds = field(default_factory=Bounds)
     """The bounds of the session's processes."""
     keep_directory: bool = False
-    """Whether the folder of a completed session is kept."""
+    """True if the folder of a completed session is kept."""
     artefacts: tuple[str, ...] = ()
     """Files of the workspace that the result has, if the agent left them."""
     seen_as: Path | None = None

@@ -68,7 +68,7 @@ class Enclosure:
     temporary: Path
     """The session's folder for temporary files. With walls it is ``/tmp`` inside."""
     walled: bool = False
-    """Whether processes run inside walls."""
+    """True if processes run inside walls."""
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that are not visible inside."""
     user: int | None = None

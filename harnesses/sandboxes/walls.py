@@ -53,7 +53,7 @@ class Walls:
     """Files and folders that are not visible, wherever they lie. A file is hidden with its
     siblings, the files of its folder whose names begin with its name."""
     network: bool = True
-    """Whether the network is the session's own."""
+    """True if the network is the session's own."""
     user: int | None = None
     """The user that the command becomes; ``None`` means this process's own."""
 

@@ -42,7 +42,7 @@ class Score:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a score of the session as a whole."""
+        """Return whether it is a score of the session as a whole."""
         places = (self.role, self.branch, self.call_id, self.turn)
         return self.kind is RewardKind.SCORE and places == (None, None, None, None)
 

@@ -57,7 +57,7 @@ class Arrived(NamedTuple):
     parsed: Parsed
     to: EnginePool
     passes: bool
-    """Whether the engines speak the dialect and get the client's own request."""
+    """True if the engines speak the dialect and get the client's own request."""
 
 
 class DataPlane:

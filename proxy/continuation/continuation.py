@@ -84,7 +84,7 @@ class Continuer:
         return sum(word in text for word in words) >= 0.9 * len(words)
 
     def takes_long(self, link: Link) -> bool:
-        """Whether the tail takes so long to tokenise that other streams should not wait for it.
+        """Return whether the tail takes longer to tokenise than other streams should wait.
 
         The other streams are those of other clients.
         """

@@ -191,7 +191,7 @@ class Prober:
             return None
 
     def _shows_calls(self, text: str, count: int) -> bool:
-        """Whether ``text`` shows the names and arguments of the made-up calls, and the results."""
+        """Return whether ``text`` has the names and arguments of the made-up calls, and results."""
         declared = self._text((Message("user", "Q?"),), Setting(tools=(TOOL,)))
         arguments = all(f"cup{n}" in text for n in range(count))
         results = all(f"found{n}:" in text for n in range(count))

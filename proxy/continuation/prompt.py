@@ -23,7 +23,7 @@ class CallPrompt:
     """Number of new ids at the prompt's end, which were rendered now."""
     notes: tuple[Note, ...] = ()
     recorded: bool = False
-    """Whether the ids are those of a recorded prompt, which need not continue the link's base."""
+    """True if the ids are those of a recorded prompt, which need not continue the link's base."""
 
     def verdict(self, link: Link, growth: Growth) -> tuple[BreakReason | None, tuple[Note, ...]]:
         """Return the reason why the ids do not continue those of the link's base, and the notes.

@@ -16,31 +16,31 @@ class TemplateReport:
     """The verdict on one chat template."""
 
     usable: bool
-    """Whether it renders a plain conversation at all."""
+    """True if it renders a plain conversation at all."""
     prefix_preserving: bool
-    """Whether a rendered reply stays the same in every later rendering."""
+    """True if a rendered reply stays the same in every later rendering."""
     tails_local: bool
-    """Whether every tail that was tried renders on its own as it does at the end of the whole."""
+    """True if every tail that was tried renders on its own as it does at the end of the whole."""
     thinking: Thinking
     arguments_reserialised: bool
-    """Whether tool-call arguments are written anew rather than as sampled."""
+    """True if tool-call arguments are written anew rather than as sampled."""
     system: bool
-    """Whether it takes a leading system message; ``late_system`` is the same for a later one."""
+    """True if it takes a leading system message; ``late_system`` is the same for a later one."""
     late_system: bool
     alternation: bool
-    """Whether it refuses two user turns in a row."""
+    """True if it refuses two user turns in a row."""
     tools: bool
-    """Whether tool calls' names and arguments and their results are shown in its rendering."""
+    """True if tool calls' names and arguments and their results are shown in its rendering."""
     calls_vanish: bool
-    """Whether it renders a conversation with calls and leaves the calls or their results out."""
+    """True if it renders a conversation with calls and leaves the calls or their results out."""
     parallel_calls: bool
-    """Whether it shows several calls of one reply."""
+    """True if it shows several calls of one reply."""
     text_beside_calls: bool
-    """Whether it shows the text of a reply that has calls too."""
+    """True if it shows the text of a reply that has calls too."""
     bare_calls: bool
-    """Whether it takes a reply that has calls and no text."""
+    """True if it takes a reply that has calls and no text."""
     ids_refused: bool
-    """Whether it refuses tool-call ids that are not of its own form."""
+    """True if it refuses tool-call ids that are not of its own form."""
     end_of_turn_ids: frozenset[int]
     """Ids that end a reply in this template's text."""
     generation_prompt: str

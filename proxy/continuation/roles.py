@@ -96,7 +96,7 @@ class RoleRules:
     bare_calls: bool = True
     """A reply of tool calls without text; ``False`` only where the template raises on it."""
     tools_shown: bool = True
-    """Whether declared tools are rendered."""
+    """True if declared tools are rendered."""
 
     def shape(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Note, ...]]:
         """Return ``messages`` in a form that the template takes, and a note per kind of change."""
@@ -119,7 +119,7 @@ TAKES_ALL: Final = RoleRules()
 
 
 def is_ordinary(messages: Sequence[Message]) -> bool:
-    """Whether every template with a system role and tools takes the order of ``messages``.
+    """Return whether every template with a system role and tools takes the order of ``messages``.
 
     The order is one system message at most, then user turns and replies in turn.
     """

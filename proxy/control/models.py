@@ -196,7 +196,7 @@ class NewReward(_declared(_Body, Reward, without=_GIVEN)):  # type: ignore[misc]
     """
 
     scorer: bool = False
-    """Whether a scorer beside the run's verifier gave the reward; only the session's verifier key
+    """True if a scorer beside the run's verifier gave the reward; only the session's verifier key
     gives such a reward."""
 
 
@@ -234,9 +234,9 @@ class EngineView(_Documented):
     policy_version: int
     """The engine's policy version that was published last."""
     changed: bool
-    """Whether the engine reports other weights than were published."""
+    """True if the engine reports other weights than were published."""
     usable: bool
-    """Whether the circuit admits calls and the engine serves the pool's policy version."""
+    """True if the circuit admits calls and the engine serves the pool's policy version."""
     running: int
     retries: int
     ejections: int
@@ -327,7 +327,7 @@ class PublishPolicy(_Body):
     model: str | None = None
     """The served model's name, if it changes with the version."""
     back: bool = False
-    """Whether a lower version is permitted, for a publish that was undone or an engine that was
+    """True if a lower version is permitted, for a publish that was undone or an engine that was
     restarted."""
     engine: str | None = None
     """Name or URL of the one engine that serves the version. By default, all engines of the policy

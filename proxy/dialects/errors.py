@@ -27,7 +27,7 @@ class _Words(NamedTuple):
     """The error code of OpenAI's API."""
     anthropic: str = "api_error"
     retry: bool = True
-    """Whether the same request can succeed later. The official SDKs and Claude Code obey the header
+    """True if the same request can succeed later. The official SDKs and Claude Code obey the header
     that is made of it. Without that header, Claude Code repeats a refused key for minutes."""
 
 

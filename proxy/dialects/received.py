@@ -40,7 +40,7 @@ class ReceivedReply(ABC):
 
     def __init__(self, request: Request) -> None:
         self.over = False
-        """Whether the event that ends the reply has come."""
+        """True if the event that ends the reply has come."""
         self.failure: ApiError | None = None
         """The error that the upstream reported within the reply."""
         self.identifier: str | None = None

@@ -81,7 +81,7 @@ class UpstreamCall(ABC, Generic[Part]):
         arrival, because only a stream shows which of its tokens are older."""
         self._failure: ApiError | None = None
         self._broke_off = False
-        """Whether the reply ended before the engine had finished it."""
+        """True if the reply ended before the engine had finished it."""
         self._over = False
 
     @abstractmethod

@@ -71,7 +71,7 @@ class Circuit:
 
     @property
     def admits(self) -> bool:
-        """Whether a call may begin now."""
+        """Return whether a call may begin now."""
         state = self.state
         return state is CircuitState.CLOSED or (state is CircuitState.HALF_OPEN and not self._trial)
 

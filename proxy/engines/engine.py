@@ -112,7 +112,7 @@ class PooledEngine:
         """Number of calls that it serves. Add 1 for a call. When the call is over, subtract 1, and
         call :meth:`left` if the engine has been removed."""
         self.removed = False
-        """Whether it has been taken out of its pool."""
+        """True if it has been taken out of its pool."""
         self.retries = 0
         """Number of calls that were retried after this engine failed them."""
         self.fault: ApiError | str | None = None
@@ -131,7 +131,7 @@ class PooledEngine:
         """The connection epoch in which ``sampling`` was read: a restarted engine may differ."""
         self._models: tuple[dict[str, Any], ...] = ()
         self._ejected = False
-        """Whether the last report was that the circuit has opened."""
+        """True if the last report was that the circuit has opened."""
         self._left = asyncio.Event()
 
     @property
@@ -266,7 +266,7 @@ class PooledEngine:
 
     @property
     def sampling_known(self) -> bool:
-        """Whether ``sampling`` was reported by the engine that is connected."""
+        """Return whether ``sampling`` was reported by the engine that is connected."""
         return self._sampling_epoch == self.transport.connection_epoch
 
     async def read_sampling(self) -> None:

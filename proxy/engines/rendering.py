@@ -123,7 +123,7 @@ class PoolTemplate:
         self._continuer = continuer if pool.trained else None
         self._rules: RoleRules | None = None
         self._known = pool.external
-        """Whether ``_rules`` is as good as it gets."""
+        """True if ``_rules`` is as good as it gets."""
         self._asking = asyncio.Lock()
         if pool.external:
             self._rules = RoleRules()
@@ -191,7 +191,7 @@ class PoolTemplate:
         return bisect_left(range(len(ids)), True, key=holds)
 
     def _may_be_written(self, link: Link) -> bool:
-        """Whether nobody needs the messages in another form than JSON for the engine.
+        """Return whether nobody needs the messages in another form than JSON for the engine.
 
         The upstream's own fields are added to single messages, and the check of the rendering reads
         those of calls that continue no other.
@@ -266,7 +266,7 @@ class PoolTemplate:
 
 
 def _continues_replayed(link: Link) -> bool:
-    """Whether a request continues a call that has its ids from another session's record."""
+    """Return whether a request continues a call that has its ids from another session's record."""
     tip = None if link.base is None else link.base.tip(link.choice)
     # The span of a replayed reply begins within the prompt.
     return link.base is not None and tip is not None and tip.start < link.base.prompt_length

@@ -134,7 +134,7 @@ class Body(msgspec.Struct, Generic[Entry], gc=False):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has no content."""
+        """Return whether it has no content."""
         return not self.choices and self.usage is None and self.prompt_token_ids is None
 
 
@@ -176,7 +176,7 @@ class OddReply:
 
     @property
     def holds(self) -> bool:
-        """Whether the next payload must come here, whatever its shape."""
+        """Return whether the next payload must come here, whatever its shape."""
         return bool(self._held)
 
     def body(self, payload: bytes) -> Json:

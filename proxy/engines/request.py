@@ -220,7 +220,7 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     stream: bool
     choices: int
     detail: bool
-    """Whether the client wants to see logprobs, so that their entries are kept."""
+    """True if the client wants to see logprobs, so that their entries are kept."""
     sampling: Mapping[str, Any]
     """The effective sampling parameters, as sent."""
     grammar: str = ""
@@ -228,7 +228,7 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     none."""
     external: bool = False
     later: bool = False
-    """Whether the client used :data:`LATER_LIMIT`."""
+    """True if the client used :data:`LATER_LIMIT`."""
     opaque: tuple[OpaqueFields, ...] = ()
     """The fields of assistant messages that an external upstream may want back; empty for our
     engines."""

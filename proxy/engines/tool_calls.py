@@ -38,9 +38,9 @@ class JsonProgress:
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether the text so far holds one whole object or array."""
+        """True if the text so far holds one whole object or array."""
         self.several = False
-        """Whether another one begins after it."""
+        """True if another one begins after it."""
         self._depth = 0
         self._in_string = False
         self._after_escape = False
@@ -86,7 +86,7 @@ class _Call:
         self.engine_id: str | None = None
         self.name: str | None = None
         self.named_again = False
-        """Whether its name was sent again after the arguments were whole."""
+        """True if its name was sent again after the arguments were whole."""
         self.half = ""
         """The first half of a character whose second half is in the next piece."""
         self.pieces: list[str] = []
@@ -96,13 +96,16 @@ class _Call:
         """Opaque fields that have not left yet."""
         self.announced = False
         self.closed = False
-        """Whether something that follows it has left."""
+        """True if something that follows it has left."""
         self._progress = JsonProgress()
         self._scanned = 0
 
     @property
     def whole(self) -> bool:
-        """Whether the arguments so far are a whole JSON object. Each piece is scanned once."""
+        """Return whether the arguments so far are a whole JSON object.
+
+        Each piece is scanned once.
+        """
         for piece in self.pieces[self._scanned :]:
             self._progress.feed(piece)
         self._scanned = len(self.pieces)
@@ -110,7 +113,7 @@ class _Call:
 
     @property
     def several(self) -> bool:
-        """Whether the arguments are those of several calls."""
+        """Return whether the arguments are those of several calls."""
         return self.whole and self._progress.several
 
     @property

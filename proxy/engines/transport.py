@@ -305,7 +305,7 @@ class EngineConnections:
         """A number that grows when a connection is made while no other is open. Within one epoch
         the same process answers; in a later one, the engine may have been restarted."""
         self.any_open = False
-        """Whether a connection is open; if none is, the next request begins another epoch."""
+        """True if a connection is open; if none is, the next request begins another epoch."""
         self.slots = asyncio.Semaphore(limit)
         """Taken by each request until its response is whole or has failed."""
         self.idle: list[EngineResponse] = []

@@ -156,7 +156,7 @@ class EngineSampling(msgspec.Struct, frozen=True, gc=False):
 
     logprobs: LogprobsOf
     neutral: bool
-    """Whether a request that names no parameters gets the policy's own distribution."""
+    """True if a request that names no parameters gets the policy's own distribution."""
     grammars: Constrained = "reply"
     """The part of a reply that a grammar constrains; ``none`` for an engine without grammars."""
 

@@ -58,13 +58,13 @@ class Client:
             self.header_bytes += len(name) + len(value)
             self.headers[name.decode("latin-1")] = value.decode("latin-1")
         self.started = False
-        """Whether the status line has been sent. From then on, an error can only be sent inside the
+        """True if the status line has been sent. From then on, an error can only be sent inside the
         stream."""
         self.closed = False
         self.last_write = 0.0
         """``time.monotonic()`` of the last bytes."""
         self.gone = False
-        """Whether the client closed its connection while it was watched
+        """True if the client closed its connection while it was watched
         (:mod:`bridle.proxy.http.watch`)."""
         self.task: asyncio.Task[Any] | None = None
         """The task that serves the client, while it is watched."""

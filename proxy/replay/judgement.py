@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def follows(self) -> bool:
-        """Whether the recorded reply answers the request too."""
+        """Return whether the recorded reply answers the request too."""
         return self.likeness <= Likeness.NOISE
 
 

@@ -77,7 +77,7 @@ class Step:
 
     @property
     def asks(self) -> bool:
-        """Whether an engine or another upstream is asked."""
+        """Return whether an engine or another upstream is asked."""
         return self.replayed is None and self.refusal is None
 
 
@@ -306,7 +306,7 @@ class Replay:
         return call, then, verdict
 
     def _follows_replayed(self, call: RecordedCall) -> bool:
-        """Whether a recorded call continues none, or one whose reply was replayed.
+        """Return whether a recorded call continues none, or one whose reply was replayed.
 
         A later call has another history: the new session's own. So has one that follows a reply
         which is edited.

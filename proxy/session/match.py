@@ -45,7 +45,7 @@ class Place(NamedTuple):
     """Index of the unit after the echo."""
     match: Match
     minted: bool
-    """Whether the echo carries an id that this call minted."""
+    """True if the echo carries an id that this call minted."""
 
 
 def compare_step(turn: Turn, choice: int, unit: Unit, messages: Sequence[Message]) -> Match | None:
@@ -59,7 +59,7 @@ def compare_step(turn: Turn, choice: int, unit: Unit, messages: Sequence[Message
 
 
 def own_head(turn: Turn, seen: RequestDigests) -> bool:
-    """Whether the call had the instructions and tools of the request with the digests ``seen``."""
+    """Return whether the call had the instructions and tools that have the digests ``seen``."""
     return (turn.seen.system, turn.seen.tools) == (seen.system, seen.tools)
 
 

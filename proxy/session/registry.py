@@ -49,7 +49,7 @@ class Caller(msgspec.Struct, frozen=True):
     """The rights that a request's credentials and address give."""
 
     admin: bool = False
-    """Whether it may use the control routes and any session."""
+    """True if it may use the control routes and any session."""
     session: Session | None = None
     """The session whose key was given. Its calls may be recorded and continued."""
     scores: str | None = None
@@ -57,7 +57,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def keyless(self) -> bool:
-        """Whether the caller may record in sessions that have no key, and do nothing else."""
+        """Return whether the caller may only record, in sessions that have no key."""
         return not self.admin and self.session is None and self.scores is None
 
     def may_read(self, session: SessionRecord) -> bool:

@@ -269,14 +269,14 @@ class Rewritten:
         return None
 
     def _follows(self, turn: Turn, before: Unit | None) -> bool:
-        """Whether the assistant's turn ``before`` echoes the parent of ``turn``."""
+        """Return whether the assistant's turn ``before`` echoes the parent of ``turn``."""
         parent = self.index.turns.get(turn.parent_call_id or "")
         if parent is None or before is None:
             return False
         return any(self._repeats(before, parent, n) for n in range(len(parent.choices)))
 
     def _repeats(self, unit: Unit, turn: Turn, choice: int) -> bool:
-        """Whether the unit repeats the reply, or a part of it."""
+        """Return whether the unit repeats the reply, or a part of it."""
         if turn.choices[choice].digest == unit.digest:
             return True
         return compare_step(turn, choice, unit, self.messages) is not None

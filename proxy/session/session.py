@@ -78,7 +78,7 @@ class Session:
         self.homes: dict[Any, Any] = {}
         """The engine that the session stays with, by pool of engines."""
         self.loaded = loaded
-        """Whether the session's calls in the store have been read."""
+        """True if the session's calls in the store have been read."""
         self.size = 0
         """Bytes held, when last measured."""
         self._began = time.monotonic() - (time.time() - record.created_at)

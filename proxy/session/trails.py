@@ -90,7 +90,7 @@ class Ways:
 
     def __init__(self, trail: Trail, line: tuple[Step, ...]) -> None:
         self.single = True
-        """Whether there was one way at each place so far."""
+        """True if there was one way at each place so far."""
         self._trail = trail
         self._line = list(line)
         known = trail.expanded

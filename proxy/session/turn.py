@@ -170,7 +170,7 @@ class Link(msgspec.Struct, frozen=True):
     head: int = 0
     """Number of leading system messages in the request."""
     text_only: bool = False
-    """Whether the contents of all of the request's messages are known to be text."""
+    """True if the contents of all of the request's messages are known to be text."""
     break_reason: BreakReason | None = None
     written: Written | None = None
     """The first of the request's messages as JSON for the engine. Whoever writes more of them adds
@@ -179,7 +179,7 @@ class Link(msgspec.Struct, frozen=True):
     """The request's messages in the order in which they were said, if the client folded turns into
     others (:mod:`bridle.proxy.session.folded_turns`). They take the place of its own."""
     unexplained: bool = False
-    """Whether the request shows a reply or an id that these turns do not account for."""
+    """True if the request shows a reply or an id that these turns do not account for."""
     unknown: tuple[str, ...] = ()
     """Call ids that the request echoes and this session's memory does not hold: calls that are
     still running here, or that another worker recorded."""
@@ -331,11 +331,11 @@ class TurnIndex:
             yield from self.found.get(("opening", opening), ())
 
     def echoed(self, turn: Turn) -> bool:
-        """Whether a later call was built on this one's reply."""
+        """Return whether a later call was built on this one's reply."""
         return ("used", turn.call_id) in self.found
 
     def descends(self, turn: Turn, ancestor: Turn) -> bool:
-        """Whether ``turn`` lies below ``ancestor``, by base or by parent, or is it."""
+        """Return whether ``turn`` lies below ``ancestor``, by base or by parent, or is it."""
         at: Turn | None = turn
         while at is not None:
             if at.call_id == ancestor.call_id:

@@ -80,7 +80,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     references: tuple[str, ...] = ()
     """Ids of recorded items that the request names but does not contain."""
     instructions: bool = False
-    """Whether ``messages[0]`` is instructions that a request which continues this one does not
+    """True if ``messages[0]`` is instructions that a request which continues this one does not
     inherit."""
     own: Any = None
     """The fields that only requests of this dialect have, for its emitter and reply."""

@@ -38,12 +38,12 @@ class Method:
     assumes: str
     use: str
     steps: bool = False
-    """Whether rewards of steps count too. The exact gradient is then that of their sum with the
+    """True if rewards of steps count too. The exact gradient is then that of their sum with the
     session's reward."""
     not_compared: str = ""
     """The reason why its gradient is not compared with the exact one; empty if it is."""
     whole: bool = False
-    """Whether ``changes`` are those of Bridle's default configuration and not of :data:`PLAIN`."""
+    """True if ``changes`` are those of Bridle's default configuration and not of :data:`PLAIN`."""
 
     def configured(self, base: GrpoConfig) -> GrpoConfig:
         """Return ``base`` with this method's changes."""

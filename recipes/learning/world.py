@@ -49,16 +49,16 @@ class World:
     """The largest number of steps in a session."""
     quiz: bool = False
     history: bool = False
-    """Whether prompts keep the history, so that a session is one branch."""
+    """True if prompts keep the history, so that a session is one branch."""
     wordy: int = 0
     """Number of tokens that the policy writes after a wrong way; they change nothing."""
     summary_at: int | None = None
     """The step before which the agent writes a summary of one choice. After a wrong one the session
     starts over. The summary begins a new branch and is a call of the kind ``compaction``."""
     step_rewards: bool = False
-    """Whether a step that leads on has a reward of its own, besides the session's."""
+    """True if a step that leads on has a reward of its own, besides the session's."""
     roles: bool = False
-    """Whether a planner and a worker take the steps in turn, with a reward for each role alone: the
+    """True if a planner and a worker take the steps in turn, with a reward for each role alone: the
     share of its right ways."""
     lag: int = 0
     """Number of versions by which the sampling policy is older than the trained one."""
@@ -122,9 +122,9 @@ class Played:
 
     steps: list[Step]
     solved: bool
-    """Whether it reached the goal of a corridor."""
+    """True if it reached the goal of a corridor."""
     failed: bool = False
-    """Whether the engine failed a call."""
+    """True if the engine failed a call."""
 
     def right(self, role: str | None = None) -> float:
         """Return the share of right ways among the steps of a role, or of all roles."""

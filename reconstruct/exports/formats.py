@@ -27,7 +27,7 @@ class ExportFormat:
     suffix: str = ".jsonl"
     """The ending of its files."""
     messages: bool = True
-    """Whether it trains whole messages. Otherwise it trains sampled tokens."""
+    """True if it trains whole messages. Otherwise it trains sampled tokens."""
 
 
 def of_rows(

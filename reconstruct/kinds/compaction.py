@@ -39,7 +39,7 @@ class _Quoter(NamedTuple):
     head: tuple[bytes, bytes]
     begins: bool
     as_assistant: bool
-    """Whether the quoting message is the assistant's."""
+    """True if the quoting message is the assistant's."""
 
     def may_quote(self, reply: CallRow) -> bool:
         same_head = digests(reply) == self.head

@@ -124,7 +124,7 @@ class Ruling:
 
     @property
     def whole(self) -> bool:
-        """Whether every token of the reply is trained, and so the message."""
+        """Return whether every token of the reply is trained, and so the message."""
         return not self.excluded
 
     def ranges(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
@@ -294,7 +294,7 @@ def _excluded_version(version: int, rules: SampleRules) -> str | None:
 
 
 def parse_failed(call: CallRow, choice: int = 0) -> bool:
-    """Whether a reply has a tool call that cannot be parsed.
+    """Return whether a reply has a tool call that cannot be parsed.
 
     The call's arguments are not a JSON object, or the engine's parser left the call in the text.
     """

@@ -138,9 +138,9 @@ class Turn:
     finish_reason: str | None = None
     tool_calls: int = 0
     has_text: bool = False
-    """Whether the reply has text besides reasoning and tool calls."""
+    """True if the reply has text besides reasoning and tool calls."""
     parse_failed: bool = False
-    """Whether it has a tool call that cannot be parsed."""
+    """True if it has a tool call that cannot be parsed."""
     role: str | None = None
     messages: tuple[Message, ...] = ()
     """The messages that the request added to the call that it continues."""

@@ -11,7 +11,7 @@ class BridleError(Exception):
     """An error whose message states what happened and what to do about it."""
 
     retryable: bool = False
-    """Whether the same request may succeed when it is made again."""
+    """True if the same request may succeed when it is made again."""
     exit_code: int = 1
     """The exit status of a command that this error ends."""
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 Share = Literal["alone", "shared", "own"]
-"""Whether a command has the machine to itself (``alone``), shares it (``shared``), or chooses its
-number of threads itself (``own``)."""
+"""The way in which a command uses the cores: it has the machine to itself (``alone``), shares it
+(``shared``), or chooses its number of threads itself (``own``)."""
 
 COMPUTES: Final[dict[str, Share]] = {
     "sft": "alone",

@@ -67,7 +67,7 @@ class Packed(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
     def contains(self, base: bytes) -> bool:
-        """Whether nearly all of ``base`` is part of the body."""
+        """Return whether nearly all of ``base`` is part of the body."""
         return self.depth > 0 and self.prefix + self.suffix >= 0.9 * len(base)
 
 

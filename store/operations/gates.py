@@ -47,7 +47,7 @@ class Gate:
     model: str | None
     """The served model name if it changes with the version, else ``None``."""
     paused: bool
-    """Whether new calls wait."""
+    """True if new calls wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Member:
     report: Mapping[str, Any]
     """The report on its running calls that the process gave after it had read that revision."""
     resting: bool
-    """Whether the process lets no call start before it has read the rows again. It has no calls."""
+    """True if the process lets no call start before it has read the rows again. It has no calls."""
 
 
 class Gates:
@@ -98,7 +98,7 @@ class Gates:
         self._deployment = deployment
         self._sqlite = engine.dialect.name == "sqlite"
         self.remote = not self._sqlite
-        """Whether each read is a round trip to a server."""
+        """True if each read is a round trip to a server."""
         self._lock = threading.Lock()
         self._pooled: Any = None
         self._driver: Any = None
@@ -107,7 +107,7 @@ class Gates:
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`revision` and :meth:`is_sealed` may be called in an event loop now."""
+        """Return whether an event loop may call :meth:`revision` and :meth:`is_sealed` now."""
         return self._driver is not None
 
     def close(self) -> None:

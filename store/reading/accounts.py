@@ -34,7 +34,7 @@ class WrittenAccount:
 
     @property
     def is_final(self) -> bool:
-        """Whether no rules change it: training wrote it, or the session is held out."""
+        """Return whether no rules change it: training wrote it, or the session is held out."""
         return self.trained_by is not None or HELD_OUT in self.tokens
 
     @property

@@ -63,7 +63,7 @@ def base(call: CallRow) -> ReplyId | None:
 
 
 def completes_prompt(call: CallRow) -> bool:
-    """Whether the call was asked with a bare prompt, not with messages."""
+    """Return whether the call was asked with a bare prompt, not with messages."""
     asked = call.conversation
     return asked is not None and not asked.length and not asked.tail
 

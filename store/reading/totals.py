@@ -36,7 +36,7 @@ OWN: Final = session_totals.c.session_id == sessions.c.id
 # Another name, because queries of sessions may join the stored sums themselves.
 _sums: Final = session_totals.alias()
 IS_SUMMED: Final = exists(select(_sums.c.calls).where(_sums.c.session_id == sessions.c.id))
-"""Whether a session has stored sums."""
+"""True if a session has stored sums."""
 
 
 _COUNTED: Final = calls.c.kind != CallKind.COUNT
@@ -57,6 +57,7 @@ served_or_asked: Final = func.coalesce(calls.c.model_served, calls.c.model_reque
 """The model that served a call, or that it asked for."""
 _TOTALS: Final[Mapping[str, ColumnElement[Any]]] = {
     "calls": func.count(calls.c.id),
+    "prompt_tokens": func.sum(calls.c.prompt_tokens),
     "sampled_tokens": func.coalesce(func.sum(calls.c.sampled_tokens), 0),
     "version_start": func.min(calls.c.version_start),
     "version_end": func.max(calls.c.version_end),
@@ -89,6 +90,8 @@ CALLS: Final = _total("calls")
 """The number of a session's calls."""
 BREAKS: Final = _total("breaks")
 """The number of a session's calls that broke."""
+PROMPTED: Final = _total("prompt_tokens")
+"""The number of prompt tokens of a session's calls; NULL if no engine counted any."""
 TOKENS: Final = _total("sampled_tokens")
 """The number of tokens that a session sampled."""
 SECONDS: Final = _stored_or(

@@ -54,6 +54,7 @@ session_totals = Table(
     metadata,
     Column("session_id", String(64), ForeignKey("sessions.id"), primary_key=True),
     Column("calls", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger),
     Column("sampled_tokens", BigInteger, nullable=False),
     Column("version_start", BigInteger),
     Column("version_end", BigInteger),
@@ -71,7 +72,8 @@ session_totals = Table(
     *(Column(f"noted_{name}", Integer, nullable=False) for name in NOTES),
     **_CLUSTERED,
 )
-"""The sums over a sealed session's calls. ``failed`` counts those without a usable reply, and
+"""The sums over a sealed session's calls. ``prompt_tokens`` is NULL if no engine counted a prompt.
+``failed`` counts those without a usable reply, and
 ``model`` is the last by name of those that were served. ``counted`` leaves out the calls that only
 count tokens, and so do all columns after it: the calls that continue another, the number and the
 seconds of waits for a first token and of replies after it, and the numbers of :data:`NOTES`."""

@@ -141,7 +141,7 @@ class Batch:
         self.changed: set[str] = set()
         """The sessions of which a call begins, ends or is changed."""
         self.resummed = False
-        """Whether any of the changed sessions had sums."""
+        """True if any of the changed sessions had sums."""
 
     def add(self, record: Record) -> None:
         """Turn a record into rows. Errors of a malformed record are raised as they are."""

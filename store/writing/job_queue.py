@@ -75,9 +75,9 @@ class JobQueue:
         """The signal that wakes the taker."""
         self._open = False
         self._asleep = False
-        """Whether the taker waits for a signal, or for a beginning to be due."""
+        """True if the taker waits for a signal, or for a beginning to be due."""
         self._dozing = False
-        """Whether it waits for a signal alone, because there is nothing to take, now or soon."""
+        """True if it waits for a signal alone, because there is nothing to take, now or soon."""
         self._awake_until = 0.0
 
     def __len__(self) -> int:

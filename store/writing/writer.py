@@ -125,7 +125,7 @@ class Writer:
             url, synchronous=synchronous, page_cache_kib=8192, busy_timeout_s=_BUSY_S, writes=True
         )
         self.well = True
-        """Whether the last attempt to write to the store succeeded."""
+        """True if the last attempt to write to the store succeeded."""
         self._connection: Connection | None = None
         self._remote = self._engine.dialect.name != "sqlite"
         self._file: tuple[int, int] | None = None

@@ -55,7 +55,7 @@ def audited(store: str, *more: str) -> dict[str, int]:
 def seen(store: str, path: str) -> dict[str, int]:
     """The table of an account on a page of the viewer."""
     with Reader(store) as reader:
-        page = TestClient(viewer_app(Source(reader, store, str))).get(path).text
+        page = TestClient(viewer_app(Source(reader, store))).get(path).text
     table = page[page.index('<table class="account">') :]
     rows = re.findall(
         r'<th scope="row">(?:<a [^>]*>)?([^<]+)(?:</a>)?</th><td class="n">([\d,]+)</td>',

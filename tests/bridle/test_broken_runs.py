@@ -101,7 +101,7 @@ class Plan:
     options: tuple[object, ...] = ()
     """More of ``bridle rollout``."""
     router: bool = False
-    """Whether a router without token ids stands before the engine."""
+    """True if a router without token ids stands before the engine."""
     engine_path: str = ""
     """The path that the proxy adds to the engine's address."""
     settings: dict[str, Any] = field(default_factory=dict)

@@ -56,6 +56,8 @@ def test_a_newcomer_records_looks_trains_and_looks(tmp_path: Path) -> None:
     assert "Which number comes after 41?" in done.stdout
     report = json.loads((tmp_path / "first/runs/first/report.json").read_text())
     assert report["steps"] == 8
+    assert report["run"]["name"] == "first"
+    assert report["run"]["config"]["policy"]["model"] == "tiny"
     first, *_, last = report["reward_by_step"]
     assert last > first + 0.05, "it learned"
     assert ">first</a>" in done.stdout, "the run has the name of its folder"

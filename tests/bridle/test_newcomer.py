@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,3 +134,60 @@ def test_what_other_programs_recorded_is_imported_and_listed(
         refused = bridle("import", path, "--store", store)
         assert refused.exit_code == 2
         assert path.name in refused.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("proxy", "Missing option '--engine'"),
+        ("run", "no command given, as in: bridle run -- python my_agent.py"),
+        ("export x.txt --store STORE", "call it .jsonl, .parquet or .csv"),
+        ("export x.jsonl --store STORE", "x.jsonl is there already: --force replaces it"),
+        ("export y.jsonl --store STORE --where harnes=codex", "there are argv, continuation"),
+        ('export y.jsonl --store STORE --rules {"thinking_loss":1}', "there are kinds, partial"),
+        ("show ses_ --store STORE", "2 sessions begin with 'ses_': give more of the id"),
+        ("show last --store STORE --turn 9", "has turns 1 to 2, not 9"),
+        ("sft --model m --data x.jsonl --out o", "there is no option --model: use --policy"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_type(
+    bridle: Bridle,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    answer: str,
+) -> None:
+    transcripts = Path(__file__).parents[1] / "reconstruct" / "transcripts"
+    assert bridle("import", transcripts, "--store", store).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").touch()
+    refused = bridle(*(store if word == "STORE" else word for word in typed.split()))
+    assert refused.exit_code in (1, 2), refused.output
+    assert answer in " ".join(refused.output.replace("│", " ").split())
+
+
+def test_a_reader_that_went_away_is_no_error(bridle: Bridle, store: str) -> None:
+    transcripts = Path(__file__).parents[1] / "reconstruct" / "transcripts"
+    assert bridle("import", transcripts, "--store", store).exit_code == 0
+    typed = f"{sys.executable} -m bridle show last --store {store} --json | true"
+    done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_conversation_is_paged_in_a_terminal(
+    bridle: Bridle, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcripts = Path(__file__).parents[1] / "reconstruct" / "transcripts"
+    assert bridle("import", transcripts, "--store", store).exit_code == 0
+    monkeypatch.setenv("PAGER", f"cat > {tmp_path / 'paged'}")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    typed = [sys.executable, "-m", "bridle", "show", "last", "--store", store]
+    ours, theirs = pty.openpty()
+    assert subprocess.run(typed, stdin=theirs, stdout=theirs, check=False).returncode == 0
+    os.close(theirs)
+    os.close(ours)
+    paged = (tmp_path / "paged").read_text()
+    assert "What is in this folder?" in paged
+    assert "\x1b[1mturn 1\x1b[0m" in paged, "its colours are kept"

@@ -186,7 +186,8 @@ def test_a_port_that_is_taken_is_said_in_a_line(bridle: Bridle, store: str, work
         asked = ["--store", store, "--port", port, "--workers", workers]
         refused = bridle("proxy", "--upstream", "http://e", *asked)
     assert refused.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in refused.stderr
+    said = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port\n"
+    assert refused.stderr.endswith(said)
 
 
 def test_a_proxy_that_cannot_start_says_so_in_a_line(tmp_path: Path) -> None:

@@ -62,6 +62,48 @@ def test_under_nohup_it_outlives_its_terminal() -> None:
         process.kill()
 
 
+INTERRUPTED = """
+import importlib, signal, sys
+
+module, name = sys.argv.pop(1).split(":")
+serving = getattr(importlib.import_module(module), name)
+begin = serving.__enter__
+
+def begin_and_interrupt(self):
+    begin(self)
+    signal.raise_signal(signal.SIGINT)
+    return self
+
+serving.__enter__ = begin_and_interrupt
+from bridle.cli.program import app
+app()
+"""
+"""A command whose service is interrupted at the moment at which it has started."""
+
+
+@pytest.mark.parametrize(
+    ("service", "command"),
+    [
+        ("bridle.proxy.server:ProxyServer", ("proxy", "--upstream", "http://127.0.0.1:9")),
+        ("bridle.engine.scripted:ScriptedEngine", ("engine", "scripted")),
+    ],
+)
+def test_an_interrupt_while_a_service_starts_stops_it_in_order(
+    tmp_path: Path, service: str, command: tuple[str, ...]
+) -> None:
+    store = tmp_path / "bridle.db"
+    asked = [*command, "--port", "0", *(["--store", str(store)] if "proxy" in command else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, service, *asked],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not store.with_name("bridle.db-wal").exists()
+
+
 LAUNCHES = """
 import sys, time
 from pathlib import Path

@@ -211,6 +211,8 @@ def test_every_option_of_a_setting_is_helped_by_the_settings_own_words() -> None
         ("rollout --directory d", "--set agent.directory=VALUE"),
         ("eval --source operator", "--tasks or --set sources=VALUE"),
         ("sft --batch-size 3", "--set batch_size=VALUE"),
+        ("sft --model m", "--policy"),
+        ("doctor --policy p", "--model"),
     ],
 )
 def test_an_option_that_is_a_setting_now_is_refused_with_the_new_spelling(

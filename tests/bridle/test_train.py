@@ -59,6 +59,7 @@ def test_it_trains_publishes_and_goes_on_where_it_ended(
     first = bridle(*arguments, "--steps", "1")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "step 1: reward 0." in first.stdout
+    assert " in 1 step\n" in first.stdout
     store = str(tmp_path / "out" / "bridle.db")
     assert f"look at it with: bridle viewer --store {store}" in first.stdout
     assert first.stdout.startswith("training ")
@@ -333,12 +334,23 @@ def test_a_policy_that_is_none_is_said_before_anything_starts(
         (policy / "config.json").write_text(json.dumps(config | {"hidden_size": "32"}))
     else:
         (policy / ("config.json" if lacks == "a model" else "tokenizer.json")).unlink()
-    refused = bridle(*arguments)
+    refused = bridle(*arguments, "--set", "training.lora.rank=4")
     assert refused.returncode == 1
+    notice = "set training.optimizer.learning_rate to 10 to 100 times that"
+    assert notice not in refused.stdout, "the arguments set a rate"
     kind = "tokenizer" if lacks == "a tokenizer" else "loadable causal LM"
     assert refused.stderr.startswith(f"bridle: no {kind} in {policy}: ")
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_at_the_rate_of_whole_models_are_said_before_anything_starts(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "policy" / "config.json").unlink()
+    low = ("--set", "training.optimizer.learning_rate=0.000001")
+    assert "10 to 100 times" in bridle(*arguments, *low, "--set", "training.lora.rank=4").stdout
+    assert "10 to 100 times" not in bridle(*arguments, *low).stdout
 
 
 def test_an_agent_that_cannot_be_started_is_said_before_anything_starts(

@@ -115,7 +115,7 @@ def outcome(work: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two outcomes are equal; notes may have another order."""
+    """Return whether two outcomes are equal; notes may have another order."""
     if isinstance(one, Request) and isinstance(other, Request):
         alike = set(one.notes) == set(other.notes)
         return alike and structs.replace(one, notes=()) == structs.replace(other, notes=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import itertools
 import re
@@ -110,6 +111,16 @@ def test_the_reference_has_every_command(site: Path) -> None:
     for name in program.COMMANDS:
         assert f'id="bridle-{name}"' in page
     assert "--external" in page
+
+
+def test_the_python_page_has_fields_methods_and_readable_signatures(site: Path) -> None:
+    page = (site / "reference" / "python" / "index.html").read_text(encoding="utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert " at 0x" not in text
+    assert "*args" not in text
+    assert "async create_session(self, request: SessionRequest) -> Session" in text
+    assert "kind: RewardKind = RewardKind.SCORE" in text
+    assert "payload" in text, "a field of Task"
 
 
 def test_the_settings_are_those_that_a_run_starts_with(site: Path) -> None:

@@ -48,11 +48,11 @@ class StandIn:
     create_wait_s: float = 0.0
     """The seconds that a session exists before its creation is answered."""
     garbling: bool = False
-    """Whether who asks for a session is told something that is none."""
+    """True if who asks for a session is told something that is none."""
     seal_wait_s: float = 0.0
     """The seconds that a session is sealed before its seal is answered."""
     misencoding_seals: bool = False
-    """Whether the answer to a seal is in another encoding than it says."""
+    """True if the answer to a seal is in another encoding than it says."""
     losing_rewards: int = 0
     """The number of the next rewards that are answered with 503."""
     fault: str | None = None

@@ -58,11 +58,11 @@ class Agent:
     """The call that the next request asks again, and how it ended."""
     waiting: bool = False
     stuck: bool = False
-    """Whether the last request must be repeated as it is."""
+    """True if the last request must be repeated as it is."""
     drops_text: bool = False
-    """Whether its harness sends no text beside tool calls."""
+    """True if its harness sends no text beside tool calls."""
     own_ids: bool = False
-    """Whether its harness makes call ids of its own and echoes none of ours."""
+    """True if its harness makes call ids of its own and echoes none of ours."""
 
 
 @dataclass

@@ -150,7 +150,7 @@ def test_no_acknowledged_call_is_lost_or_half_written_and_every_session_goes_on(
 
 
 def _same_answer(rows: dict[str, CallRow], parent: str | None, last: str | None) -> bool:
-    """Whether a call continues the one before it, or that one's twin.
+    """Return whether a call continues the one before it, or that one's twin.
 
     The twin was complete when the proxy died, but not yet reported.
     """

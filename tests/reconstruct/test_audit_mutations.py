@@ -60,7 +60,7 @@ def played(record, story):
 
 
 def caught(loaded, calls, spans):
-    """Whether the audit objects to these calls and spans."""
+    """Return whether the audit objects to these calls and spans."""
     damaged = replace(loaded, calls=calls, spans=spans)
     found = Findings(damaged.id)
     check_spans(damaged, found)

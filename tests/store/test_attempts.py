@@ -74,7 +74,7 @@ def test_a_killed_run_is_seen_to_be_lost_and_goes_on_when_it_is_started_again(ur
     for command in ("audit", "sessions"):
         said = CliRunner().invoke(app, [command, "--store", url, "--run", "r"])
         assert "lost, its process is gone: last seen" in " ".join(said.output.split())
-    page = TestClient(viewer_app(Source(reader, url, str)))
+    page = TestClient(viewer_app(Source(reader, url)))
     for path in ("/runs", "/runs/r"):
         assert "lost" in page.get(path).text
     with attempt(url, RunRecord("r", "train", 5.0)):

@@ -47,7 +47,7 @@ def differences(url):
 
 
 def of_search(name):
-    """Whether it is the index of the search, which SQLAlchemy cannot declare."""
+    """Return whether it is the index of the search, which SQLAlchemy cannot declare."""
     return name is not None and name.startswith(("search_index", "ix_search_words_words"))
 
 

@@ -31,7 +31,7 @@ class Sent:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
-    """Whether the connection breaks after the last read."""
+    """True if the connection breaks after the last read."""
 
 
 class Received(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 import bridle
+from bridle.errors import UsageError
 from bridle.trainer.batch.filters import filtered
 from bridle.trainer.config import AdvantageConfig, FilterConfig, LossConfig
 from bridle.trainer.credit import ADVANTAGES, Credit, CreditGroup
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.losses.losses import LOSSES, Surrogate, policy_loss
 from bridle.trainer.losses.terms import TokenTerms
+from bridle.trainer.losses.trial import require_loss
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +83,44 @@ def test_a_filter_drops_sessions_under_its_name(make_sample, make_episode, tmp_p
 
 def dropped(episode, name: str) -> str | None:
     return filtered(episode, FilterConfig(extra=(name,))).reason
+
+
+@pytest.mark.parametrize("name", ["clip", "gspo", "cispo", "aepo", "epo"])
+@pytest.mark.parametrize("importance", ["truncate", "mask", "sequence", "none"])
+def test_every_loss_of_ours_passes_its_trial(name: str, importance: Any) -> None:
+    require_loss(LossConfig(name=name, importance=importance))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("terms.logprobs.sum()", "returns a Tensor, not a Surrogate"),
+        ("Surrogate(-terms.logprobs.sum(), ratio, ratio > 1)", "gives its loss as [], not as a"),
+        ("Surrogate(-ratio.detach(), ratio, ratio > 1)", "returns a loss without a gradient"),
+        ("Surrogate(-ratio, ratio, 0.0)", "gives its clipped as a float, not as a tensor [M]"),
+        ("Surrogate(-ratio * terms.values, ratio, ratio > 1)", "raises AttributeError"),
+    ],
+)
+def test_a_loss_of_a_user_that_is_wrong_is_refused_before_a_run_starts(
+    tmp_path: Path, body: str, message: str
+) -> None:
+    file = tmp_path / "mine.py"
+    lines = (
+        "from bridle.trainer.losses.losses import Surrogate",
+        "def mine(terms, config):",
+        "    ratio = (terms.logprobs - terms.old_logprobs).exp()",
+        f"    return {body}",
+    )
+    file.write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=re.escape(message)) as refused:
+        require_loss(LossConfig(name=f"{file}:mine"))
+    assert str(refused.value).startswith(f"the loss '{file}:mine' ")
+    assert ("mine.py, line 4" in str(refused.value)) == ("raises" in message)
+
+
+def test_a_correction_and_a_trust_region_are_tried_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(terms, config):\n    return terms.logprobs.mean()\n")
+    for part in ("importance", "trust_region"):
+        with pytest.raises(UsageError, match=r"gives what it returns as \[\]"):
+            require_loss(LossConfig(**{part: f"{file}:mine"}))  # type: ignore[arg-type]

@@ -43,5 +43,5 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
     store = str(tmp_path_factory.mktemp("gallery") / "gallery.db")
     sessions = fill(store, 24, turns=6)
     with Reader(store) as reader:
-        client = TestClient(viewer_app(Source(reader, store, str)))
+        client = TestClient(viewer_app(Source(reader, store)))
         yield Gallery(store, sessions, reader, client)

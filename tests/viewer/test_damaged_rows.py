@@ -149,7 +149,7 @@ def check(copy: Path, costs: list[str], others: list[str], tmp_path: Path) -> No
     run("export", str(exported), "--force")
     run("export", str(tmp_path / "all.parquet"), "--force")
     with Reader(str(copy)) as reader:
-        client = TestClient(viewer_app(Source(reader, str(copy), str)))
+        client = TestClient(viewer_app(Source(reader, str(copy))))
         pages = ["/", "/groups", "/runs", "/audit", *(f"/runs/{run.id}" for run in reader.runs())]
         for session in visited:
             page = f"/sessions/{session}"

@@ -187,7 +187,7 @@ def test_a_session_by_itself_is_examined_too(cause: str, tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["doctor", "last", "--store", store])
     with Reader(store) as reader:
         first = findings_of(reader, session)[0]
-        client = TestClient(viewer_app(Source(reader, store, str)))
+        client = TestClient(viewer_app(Source(reader, store)))
         page = html.unescape(client.get(f"/sessions/{session}").text)
         run = html.unescape(client.get(f"/runs/{RUN}/findings").text)
     assert first.name == cause
@@ -222,7 +222,7 @@ def test_a_session_that_nobody_scores_has_no_finding(
     assert result.exit_code == 0, result.output
     assert "nothing is wrong in the record" in result.output
     with Reader(store) as reader:
-        page = TestClient(viewer_app(Source(reader, store, str))).get(f"/sessions/{session}").text
+        page = TestClient(viewer_app(Source(reader, store))).get(f"/sessions/{session}").text
     assert "badge error" not in page
 
 

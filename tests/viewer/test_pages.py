@@ -32,7 +32,7 @@ from bridle.store.writing.writer import Writer
 from bridle.viewer.app import number_of, viewer_app
 from bridle.viewer.lanes import WIDTH, lanes_of
 from bridle.viewer.prose import LONGEST, markdown, with_code
-from bridle.viewer.rendering import Source
+from bridle.viewer.rendering import Source, piece_texts
 from bridle.viewer.turns import as_tree
 
 
@@ -95,6 +95,7 @@ FIGURES: Mapping[SessionOrder, Callable[[SessionLine], Any]] = {
     SessionOrder.REWARD: lambda line: line.reward,
     SessionOrder.CALLS: lambda line: line.calls,
     SessionOrder.BREAKS: lambda line: line.breaks,
+    SessionOrder.PROMPTED: lambda line: line.prompted,
     SessionOrder.TOKENS: lambda line: line.sampled,
     SessionOrder.VERSION: lambda line: line.versions and line.versions[0],
     SessionOrder.DURATION: lambda line: line.seconds,
@@ -169,13 +170,31 @@ def test_the_tokens_of_a_turn_have_their_logprobs_and_rulings(gallery: Any) -> N
         span = session.sampled[call.id][0].span
         assert [token[0] for token in strip["tokens"]] == span.token_ids.tolist()
         wrote = [pieces[token[0]] for token in strip["tokens"]]
-        assert [token[1] for token in strip["tokens"]] == [
-            p.decode(errors="replace") for p in wrote
-        ]
+        shown = "".join(token[1] for token in strip["tokens"])
+        # A token with a part of a character shows it as bytes.
+        assert re.sub(r"\\x[0-9a-f]{2}", "", shown) == b"".join(wrote).decode()
         assert b"".join(wrote).decode().strip() in texts_of(call)
         assert [token[2] for token in strip["tokens"]] == span.logprobs.tolist()  # type: ignore[union-attr]
         trained = [token[4] is None for token in strip["tokens"]]
         assert trained == decided[call.id].mask().tolist()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ([b"3 ", b"\xc2", b"\xb0C"], ["3 ", "\\xc2", "°C"]),
+        ([b"a\xf0\x9f", b"\x98", b"\x80!"], ["a\\xf0\\x9f", "\\x98", "😀!"]),
+        ([b"\xc2", b"a", b"\xc2", b"\xc2\xb0"], ["\\xc2", "a", "\\xc2", "°"]),
+        ([b"\xff", b"", b"b\xb0"], ["\\xff", "", "b\\xb0"]),
+        ([b"\xc2", None, b"\xb0"], ["\\xc2", "9", "\\xb0"]),
+    ],
+)
+def test_a_character_of_several_tokens_is_the_text_of_the_last(
+    pieces: list[bytes | None], texts: list[str]
+) -> None:
+    vocabulary = [piece for piece in pieces if piece is not None]
+    ids = [9 if piece is None else vocabulary.index(piece) for piece in pieces]
+    assert piece_texts(vocabulary, ids) == texts
 
 
 def test_the_request_and_the_response_are_shown_as_they_were(gallery: Any) -> None:
@@ -409,7 +428,7 @@ def test_a_session_shows_its_siblings_and_the_turn_that_lost_it(tmp_path: Path) 
             Reward(recorded, "lost_at_turn", 1.0, 1.0, turn=1, kind=RewardKind.FINDING),
         )
     with Reader(store) as reader:
-        client = TestClient(viewer_app(Source(reader, store, str)))
+        client = TestClient(viewer_app(Source(reader, store)))
         page, own, none = (
             client.get(f"/sessions/{one}").text for one in (recorded, sibling, other)
         )

@@ -11,10 +11,12 @@ from bridle.bench.gallery import EPOCH, stories
 from bridle.diagnosis.notes import sentence
 from bridle.diagnosis.pages import session_lines
 from bridle.diagnosis.titles import LONGEST, title
+from bridle.harnesses.adapters import ADAPTERS
 from bridle.store.reading.queries import Reader
 from bridle.store.reading.session_filter import SessionFilter
 from bridle.store.records import Message, Note, RunRecord
 from bridle.viewer.app import number_of
+from bridle.wrappers import WRAPPERS
 
 BODIES = Path(__file__).parents[1] / "dialects" / "fixtures"
 REMINDER = f"<system-reminder>\nAs you answer, use this:\n{'x' * 500}\n</system-reminder>"
@@ -51,6 +53,22 @@ def test_a_title_is_what_the_user_asked_in_a_recorded_request_of_each_harness(fi
         for part in (message.get("content") or message["parts"])
     ]
     assert title(texts) == "say hi"
+    # A body is named after its harness, with the way in which it was asked behind it.
+    named = file.stem.replace("_", "-")
+    harness = next((name for name in WRAPPERS if named.startswith(name)), None)
+    assert title(texts, harness) == "say hi"
+
+
+def test_each_adapter_declares_what_its_harness_writes() -> None:
+    known = {name: str(ADAPTERS.reference(name)) for name in ADAPTERS.names()}
+    ours = [name for name, place in known.items() if place.startswith("bridle.")]
+    assert sorted(WRAPPERS) == sorted(ours)
+
+
+def test_a_harness_keeps_what_only_another_one_writes() -> None:
+    assert title(["<skill>Bake</skill> it"], "claude-code") == "<skill>Bake</skill> it"
+    assert title(["<skill>Bake</skill> it"], "codex") == "it"
+    assert title(["<skill>Bake</skill> it"], "a harness of others") == "it"
 
 
 def test_a_note_is_a_sentence_or_its_name_in_words() -> None:

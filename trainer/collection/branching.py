@@ -31,7 +31,7 @@ class BranchPoint:
     surprise: float
     """Mean of ``-logprob`` over the tokens that the call sampled, in nats."""
     success: bool
-    """Whether its session succeeded."""
+    """True if its session succeeded."""
     successes: int = 0
     """Number of siblings from here that succeeded."""
     siblings: int = 0

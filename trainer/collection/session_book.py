@@ -22,12 +22,12 @@ class _Group:
     late: Collection[str] = ()
     """The ids of waiting sessions of which all is too old."""
     live: bool = False
-    """Whether the others teach something beside the siblings that have ended so far."""
+    """True if the others teach something beside the siblings that have ended so far."""
     finished: bool = False
     judged: int = -1
     """Policy version of the judgement, or -1 if there is none."""
     changed: bool = False
-    """Whether a session has ended since."""
+    """True if a session has ended since."""
 
     def spent(self) -> list[str]:
         """Return the sessions that teach nothing, whatever siblings are still to end."""

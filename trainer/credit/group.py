@@ -131,7 +131,7 @@ class CreditGroup:
 
     @cached_property
     def keeps_history(self) -> bool:
-        """Whether a prompt of a session begins with its role's prompt before, and is longer."""
+        """Return whether a prompt of a session is a longer form of its role's prompt before."""
         prompts: dict[tuple[int, str | None], list[bytes]] = {}
         for number in range(len(self.episodes)):
             for step in self.steps_of(number):

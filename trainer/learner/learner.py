@@ -34,7 +34,7 @@ class AnyLearner(Weights, Protocol):
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a frozen policy for a KL penalty."""
+        """Return whether there is a frozen policy for a KL penalty."""
 
     @property
     def average(self) -> Average | None:

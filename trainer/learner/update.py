@@ -75,7 +75,7 @@ class UpdateStats:
 
     @property
     def changed_weights(self) -> bool:
-        """Whether any update was taken."""
+        """Return whether any update was taken."""
         return self.skipped_updates < len(self.grad_norms)
 
     def __add__(self, other: UpdateStats) -> UpdateStats:

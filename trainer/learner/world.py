@@ -46,7 +46,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process runs the training run and writes its files."""
+        """Return whether this process runs the training run and writes its files."""
         return self.rank == 0
 
     def device(self, names: str) -> torch.device:

@@ -40,7 +40,7 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and acts for all."""
+        """Return whether this process writes files and acts for all."""
         return self.rank == 0
 
     def of(self, parts: Sequence[Part], size: Callable[[Part], int]) -> list[Part | None]:

@@ -40,7 +40,7 @@ class Weights(Protocol):
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the policy computes in 16 bits."""
+        """Return whether the policy computes in 16 bits."""
 
     def scores(self, probes: Probes) -> Scores:
         """Return the policy's scores of ``probes``, each computed alone."""

@@ -74,7 +74,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` may be the name of a tool."""
+    """Return whether ``text`` may be the name of a tool."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -88,7 +88,7 @@ class JsonCall:
 
     def __init__(self, calls: Calls, before: str = "") -> None:
         self.shown: bool | None = None
-        """Whether it is a call; ``None`` while that is not known."""
+        """True if it is a call; ``None`` while that is not known."""
         self._calls = calls
         self._before = before
         self._body = ""
@@ -167,7 +167,7 @@ def _refuse(constant: str) -> None:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether ``value`` is a non-empty string that UTF-8 can carry.
+    """Return whether ``value`` is a non-empty string that UTF-8 can carry.
 
     JSON escapes can spell lone surrogates, which it cannot carry.
     """

@@ -171,7 +171,7 @@ class MarkupReader:
         """White space that is markup or content, depending on what follows."""
         self._called = False
         self._spoken = False
-        """Whether content has come since the beginning, or since the last call."""
+        """True if content has come since the beginning, or since the last call."""
 
     def push(self, text: str) -> list[Delta]:
         self._feed.add(text)

@@ -155,7 +155,7 @@ class Group:
     ) -> None:
         self._stall_seconds = announcement.stall_seconds
         self.on_host = announcement.backend == "gloo"
-        """Whether buckets must be in the host's memory; if not, they must be in that of
+        """True if buckets must be in the host's memory; if not, they must be in that of
         ``device``."""
         keys = PrefixStore(KEYS, store)
         members = keys, rank, announcement.world_size

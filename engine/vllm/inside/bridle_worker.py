@@ -39,7 +39,7 @@ class BridleWorker(Worker):  # type: ignore[misc]  # vLLM is not installed where
     """vLLM's worker for this platform, with safe reloads."""
 
     _transferred = False
-    """Whether the served weights came by a transfer and no directory of them is known."""
+    """True if the served weights came by a transfer and no directory of them is known."""
     _version: str | None = None
     """The policy version of the served weights; ``None`` until it is known."""
 

@@ -54,7 +54,7 @@ class SweTask:
     solution: str
     """The patch that solves the task."""
     reverse_solution: bool = False
-    """Whether the patch must be undone instead of applied."""
+    """True if the patch must be undone instead of applied."""
     test_patch: str = ""
     base_commit: str = ""
     breaking_patch: str = ""

@@ -102,7 +102,7 @@ class Items:
         self.unknown: dict[str, None] = {}
         """The ids that are referred to and not known, each once."""
         self.self_contained = True
-        """Whether the items are messages alone, without references and tools."""
+        """True if the items are messages alone, without references and tools."""
         self._tools = tools
         self._known = known
 

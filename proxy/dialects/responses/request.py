@@ -43,9 +43,9 @@ class ResponsesFields(msgspec.Struct, frozen=True, gc=False):
     tools: Mapping[str, ClientTool] = {}
     """The client's tools by the name of the function that stands for each."""
     reasoning_summary: bool = False
-    """Whether reasoning is the item's ``summary``, and not its ``content``."""
+    """True if reasoning is the item's ``summary``, and not its ``content``."""
     encrypted_reasoning: bool = False
-    """Whether reasoning items carry ``encrypted_content``."""
+    """True if reasoning items carry ``encrypted_content``."""
     conversation: str | None = None
     """The id of the conversation object that the response goes on with."""
 

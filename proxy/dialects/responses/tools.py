@@ -26,7 +26,7 @@ class ClientTool(msgspec.Struct, frozen=True, gc=False):
     name: str
     namespace: str | None = None
     custom: bool = False
-    """Whether it is a freeform tool, whose input is a text and not an object."""
+    """True if it is a freeform tool, whose input is a text and not an object."""
 
 
 class _Grammar(msgspec.Struct, gc=False):

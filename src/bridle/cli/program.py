@@ -34,6 +34,7 @@ class Entry(NamedTuple):
     """The first line of the command's own help."""
 
 
+HELP_OPTIONS: Final = ["-h", "--help"]
 _ROOM: Final = "bridle.cli.commands"
 
 PANELS: Final[dict[str, dict[str, Entry]]] = {
@@ -202,15 +203,19 @@ def loaded(name: str) -> Any:
 
 
 def as_written(command: Any) -> Any:
-    """Return ``command`` with help texts that print as they are written.
+    """Return ``command`` with help texts that print as they are written, and flags without a type.
 
     Those of its sub-commands are included.
 
     Typer prints help as Rich markup, which drops words in brackets.
     """
-    for part in (command, *command.params):
+    # The command keeps this option, which is not among its parameters.
+    flag = command.get_help_option(command.context_class(command, help_option_names=HELP_OPTIONS))
+    for part in (command, flag, *command.params):
         if getattr(part, "help", None):
             part.help = escape(part.help)
+        if getattr(part, "is_bool_flag", False):
+            part.metavar = ""
     for each in getattr(command, "commands", {}).values():
         as_written(each)
     return command
@@ -227,7 +232,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -21,7 +22,10 @@ def listening_on(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
+        # asyncio repeats the address in ``strerror``.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        fail(f"cannot listen on {host}:{port}: {reason}{remedy}")
 
 
 def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
@@ -36,7 +40,8 @@ def announce(url: str, json: bool, *lines: str, **more: Any) -> None:
 def stop_signals() -> threading.Event:
     """Make SIGINT and SIGTERM set the returned event from now on.
 
-    It is called before a service is announced, because the reader may stop the service at once.
+    It is called before a service starts: an interrupt while its thread starts would end the process
+    without stopping it.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -47,6 +47,8 @@ _OTHER_NAMES: Final = {
     "budget_seconds": "budget",
 }
 """Likely names of options whose setting has a name that is too different to be found by it."""
+_SYNONYMS: Final = {"--model": "--policy", "--policy": "--model"}
+"""Options that some commands have under the other name."""
 
 
 def configured(kind: type, flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Any]:
@@ -122,7 +124,10 @@ def replacements(error: Any) -> list[str]:
     option = getattr(error, "option_name", "")
     command: Any = error.ctx.command if error.ctx else None
     settings = shown_settings(command)
-    if not settings or any(option in one.opts for one in command.params):
+    known = {each for one in getattr(command, "params", ()) for each in one.opts}
+    if option not in known and (synonym := _SYNONYMS.get(option)) in known:
+        return [str(synonym)]
+    if not settings or option in known:
         return []
     asked = option.lstrip("-").replace("-", "_")
     asked = _OTHER_NAMES.get(asked, asked)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -49,6 +51,21 @@ if not out.is_terminal:
     out.width = max(out.width, PIPED_WIDTH)
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks some characters
+
+
+@contextmanager
+def paged() -> Iterator[None]:
+    """Show the output of the context in the user's pager if standard output is a terminal.
+
+    ``less`` shows colours, and ends by itself if all fits on the screen, unless the user has set
+    its options.
+    """
+    if not out.is_terminal or not sys.stdin.isatty():
+        yield
+        return
+    os.environ.setdefault("LESS", "FRX")
+    with out.pager(styles=True):
+        yield
 
 
 class _PrintableLines(logging.Formatter):

@@ -58,7 +58,7 @@ class Branches:
         self._origins: dict[str, str] = {}
         """The call at which a group of siblings begins, by the number of the group as text."""
         self._results: dict[str, list[bool]] = {}
-        """Whether the siblings from each call succeeded."""
+        """True if the siblings from each call succeeded."""
         self._lock = threading.Lock()
 
     def learn(self, session_id: str, group_id: str | None, task: str, success: bool) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, to_builtins
 
@@ -69,7 +69,7 @@ class AgentConfig:
     ``container-forked``, an installed one, or ``FILE.py:NAME``. ``None`` stands for the one that
     suits the tasks and the harness."""
     unsafe_sandbox: bool = False
-    """Whether ``process`` and ``forked`` sessions may run as this user, with this user's files and
+    """Let ``process`` and ``forked`` sessions run as this user, with this user's files and
     network, where the machine gives them no walls (bubblewrap)."""
     env: tuple[str, ...] = ()
     """Names of environment variables of this machine that sessions get, besides the few that every
@@ -116,7 +116,7 @@ class GroupsConfig:
     size: Count = 8
     """Number of sessions per task, which are compared with each other."""
     weighted: bool = False
-    """Whether to draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in
+    """Draw tasks by ``p (1 - p)`` of their success so far, instead of taking them in
     turn."""
     branch: Share = 0.0
     """The share of groups whose sessions re-enter one earlier session of the run at one of its
@@ -222,7 +222,7 @@ class EvalConfig:
     by: Literal["harness", "task", "version"] = "harness"
     """The property of sessions that has a row of the table for each value."""
     plot: bool = False
-    """Whether to draw pass@k into ``OUT/eval.png``."""
+    """Draw pass@k into ``OUT/eval.png``."""
     where: str | None = None
     """An SQL condition on the columns of ``sessions``, for recorded sessions."""
     sources: tuple[RewardSource, ...] | None = None
@@ -265,15 +265,19 @@ class RecordingsConfig:
     trained; the run then waits for further groups. With ``None`` it trains the groups that are
     there."""
     other_policy: bool = False
-    """Whether to train sessions although they were drawn from other weights; importance weights
+    """Train sessions although they were drawn from other weights; importance weights
     bound the effect of that."""
     policy: Named = DEFAULT_POLICY
     """The name of the policy to train, for sessions that were recorded with several."""
 
     @property
     def alone(self) -> bool:
-        """Whether recorded sessions are trained and no agent runs."""
+        """Return whether recorded sessions are trained and no agent runs."""
         return self.store is not None and not self.share
+
+
+_WHOLE_RATE: Final = 1e-6
+"""The default learning rate, which suits the weights of whole models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +290,7 @@ class RunConfig:
     groups: GroupsConfig = GroupsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     training: GrpoConfig = field(
-        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
+        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=_WHOLE_RATE))
     )
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
@@ -308,6 +312,17 @@ class RunConfig:
     def policy_roles(self) -> dict[str, str]:
         """The name of the policy of each role that does not use the first one."""
         return {role: name for name, one in self.policies.items() for role in one.roles or (name,)}
+
+    @property
+    def rate_notice(self) -> str | None:
+        """A line for the user if adapters are trained at the default rate of whole models."""
+        rate = self.training.optimizer.learning_rate
+        if not self.training.lora.rank or rate != _WHOLE_RATE:
+            return None
+        return (
+            f"adapters learn little at {rate:g}, the rate of whole models: set "
+            "training.optimizer.learning_rate to 10 to 100 times that"
+        )
 
     @classmethod
     def load(cls, file: str | Path, overrides: Sequence[str] = ()) -> Self:

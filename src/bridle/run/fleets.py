@@ -58,7 +58,7 @@ class FleetRequest:
     cpus: float
     """Cores for a session whose task states none."""
     containers: bool
-    """Whether every session takes a container."""
+    """True if every session takes a container."""
 
 
 FLEETS: Final[Registry[Callable[[FleetRequest], Fleet]]] = Registry("fleet", "bridle.fleets")

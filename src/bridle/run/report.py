@@ -196,7 +196,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if rewards:
         few = max(1, min(3, len(rewards) // 2))
         first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
-        lines.append(f"training reward {first:.3f} → {last:.3f} in {report['steps']} steps")
+        steps = f"{report['steps']} step{'' if report['steps'] == 1 else 's'}"
+        lines.append(f"training reward {first:.3f} → {last:.3f} in {steps}")
     measured = report["evaluations"]
     if measured:
         best = max(measured, key=lambda one: one["reward"])

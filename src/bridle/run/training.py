@@ -51,6 +51,7 @@ from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.losses.importance import CORRECTIONS
 from bridle.trainer.losses.losses import LOSSES
+from bridle.trainer.losses.trial import require_loss
 from bridle.trainer.losses.trust import TRUST_REGIONS
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
 from bridle.trainer.policy.weights import Weights
@@ -133,7 +134,8 @@ def require_parts(config: GrpoConfig) -> None:
 
     The error is raised if ``config`` names an advantage, anchor, loss, importance correction, trust
     region, filter, sink or optimizer that does not exist, or an option that such a part does not
-    have. It is also raised for a teacher that cannot be asked.
+    have. It is also raised for a loss that fails on made-up tokens, and for a teacher that cannot
+    be asked.
     """
     advantages = config.advantages
     chosen = (ADVANTAGES, advantages.baseline), (ANCHORS, advantages.anchor)
@@ -144,6 +146,7 @@ def require_parts(config: GrpoConfig) -> None:
         (CORRECTIONS, config.loss.importance),
         (TRUST_REGIONS, config.loss.trust_region),
     )
+    require_loss(config.loss)
     require_named(config.filters.options, *((FILTERS, name) for name in config.filters.extra))
     OPTIMIZERS.get(config.optimizer.name)
     for name in config.sinks:

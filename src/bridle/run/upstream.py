@@ -31,7 +31,7 @@ class Upstream:
     tokenizer: Path | None = None
     """The directory of the model's tokenizer on this machine, if it is here."""
     token_ids: bool | None = None
-    """Whether it returns token ids; ``None`` if it did not answer that."""
+    """True if it returns token ids; ``None`` if it did not answer that."""
     problem: str = ""
     """The reason why recording is not exact there, or calls fail, and the remedy; empty if there is
     no problem."""

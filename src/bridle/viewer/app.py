@@ -50,7 +50,7 @@ from bridle.viewer.differences import difference
 from bridle.viewer.downloads import PageFormat, selection_file
 from bridle.viewer.filters import Filter, Text, filled
 from bridle.viewer.lanes import PHASES, lanes_of
-from bridle.viewer.rendering import FOLDER, Source, failure, render
+from bridle.viewer.rendering import FOLDER, Source, failure, render, token_numbers
 from bridle.viewer.scoring import scored
 from bridle.viewer.training import (
     by_name,
@@ -268,8 +268,8 @@ def tokens(
     request: Request, source: From, session_id: str, number: int, observed: bool = False
 ) -> Response:
     loaded, call = _turn(source, session_id, number)
-    text = source.texts(loaded.record)
-    strip = turns.token_strip(loaded, call, text, observed=observed)
+    texts = source.texts(loaded.record)
+    strip = turns.token_strip(loaded, call, texts, observed=observed)
     values = {"strip": strip, "observed": observed, "number": number}
     return render("tokens.html", request, session=loaded, **values)
 
@@ -287,9 +287,9 @@ def body(source: From, session_id: str, number: int, part: str) -> Response:
 @pages.get("/sessions/{session_id}/turns/{number}/diff")
 def diff(request: Request, source: From, session_id: str, number: int) -> Response:
     loaded, call = _turn(source, session_id, number)
-    text = source.texts(loaded.record)
-    found = difference(loaded, call, text)
-    return render("diff.html", request, found=found, ids_only=text is str)
+    texts = source.texts(loaded.record)
+    found = difference(loaded, call, texts)
+    return render("diff.html", request, found=found, ids_only=texts is token_numbers)
 
 
 @pages.get("/sessions/{session_id}/tree")

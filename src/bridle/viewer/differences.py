@@ -22,7 +22,7 @@ from bridle.reconstruct.tree import BrokenTree
 from bridle.store.reading.conversation import IncompleteConversation, ReplyId, base
 from bridle.store.reading.queries import CallRow
 from bridle.store.records import TokenIds
-from bridle.viewer.turns import TokenText
+from bridle.viewer.turns import TokenTexts
 
 CONTEXT: Final = 24
 """The number of tokens shown before the first difference; three times as many follow it."""
@@ -72,12 +72,12 @@ class Difference:
     """The reason why the texts are not compared."""
 
 
-def difference(session: LoadedSession, call: CallRow, text: TokenText) -> Difference | None:
+def difference(session: LoadedSession, call: CallRow, texts: TokenTexts) -> Difference | None:
     """Return a call's difference from its parent, or ``None`` if the call continues none."""
     parent = session.by_id.get(call.parent_call_id or "")
     if parent is None:
         return None
-    tokens = _token_difference(session, parent, call, text)
+    tokens = _token_difference(session, parent, call, texts)
     choice = _continued_choice(call, parent)
     try:
         old = _lines(whole_conversation(session.by_id, ReplyId(parent.id, choice)))
@@ -137,7 +137,7 @@ def _compared(old: Sequence[str], new: Sequence[str]) -> list[DiffLine]:
 
 
 def _token_difference(
-    session: LoadedSession, parent: CallRow, call: CallRow, text: TokenText
+    session: LoadedSession, parent: CallRow, call: CallRow, texts: TokenTexts
 ) -> TokenDiff | None:
     sampled = session.sampled.get(parent.id, ())
     try:
@@ -153,14 +153,14 @@ def _token_difference(
     shared = int(differs[0]) if len(differs) else least
     after = shared + 3 * CONTEXT
 
-    def texts(ids: TokenIds) -> tuple[str, ...]:
-        return tuple(text(int(token)) for token in ids)
+    def shown(ids: TokenIds) -> tuple[str, ...]:
+        return tuple(texts(ids.tolist()))
 
     return TokenDiff(
         shared,
         len(recorded),
         len(prompt),
-        texts(prompt[max(0, shared - CONTEXT) : shared]),
-        texts(recorded[shared:after]),
-        texts(prompt[shared:after]),
+        shown(prompt[max(0, shared - CONTEXT) : shared]),
+        shown(recorded[shared:after]),
+        shown(prompt[shared:after]),
     )

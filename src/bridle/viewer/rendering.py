@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -35,6 +36,11 @@ _POLICY: Final = (
 )
 
 
+def token_numbers(tokens: Sequence[int]) -> list[str]:
+    """Return the ids themselves, as the texts of tokens."""
+    return [str(token) for token in tokens]
+
+
 @dataclass(frozen=True)
 class Source:
     """The store from which the pages are made, and how they show it."""
@@ -42,8 +48,8 @@ class Source:
     reader: Reader
     store: str
     """The store's name for people."""
-    unknown: turns.TokenText = str
-    """The text of a token whose text the store does not have."""
+    unknown: turns.TokenTexts = token_numbers
+    """The texts of tokens whose texts the store does not have."""
     form: ScoreForm | None = None
     """The form by which a session is scored, if somebody records what it sends."""
     load: Callable[[Reader, str], LoadedSession] = LoadedSession.load
@@ -51,7 +57,7 @@ class Source:
     only: tuple[str, ...] | None = None
     """The ids of the sessions that lists have; ``None`` for all."""
 
-    def texts(self, session: SessionRecord) -> turns.TokenText:
+    def texts(self, session: SessionRecord) -> turns.TokenTexts:
         """Return the function from a session's token ids to their texts.
 
         A vocabulary that is damaged is as if it were missing.
@@ -59,23 +65,23 @@ class Source:
         if session.vocabulary is None:
             return self.unknown
         try:
-            return _text_by(_pieces(self.reader, session.vocabulary))
+            return partial(piece_texts, _pieces(self.reader, session.vocabulary))
         except (NotFound, ValueError):
             return self.unknown
 
 
-def token_text(tokenizer: Path | None) -> turns.TokenText:
-    """Return a function from a token id to its text, by a model directory's tokenizer.
+def token_texts(tokenizer: Path | None) -> turns.TokenTexts:
+    """Return a function from token ids to their texts, by a model directory's tokenizer.
 
-    Without a tokenizer, the text is the id itself.
+    Without a tokenizer, a text is the id itself.
 
     Raise :class:`bridle.engine.contract.tokenizer.TokenizerNotRead`.
     """
     if tokenizer is None:
-        return str
+        return token_numbers
     from bridle.engine.contract.tokenizer import Tokenizer
 
-    return _text_by(Tokenizer(tokenizer).vocabulary())
+    return partial(piece_texts, Tokenizer(tokenizer).vocabulary())
 
 
 @lru_cache(maxsize=4)
@@ -83,11 +89,35 @@ def _pieces(reader: Reader, digest: str) -> list[bytes]:
     return reader.vocabulary(digest)
 
 
-def _text_by(pieces: Sequence[bytes]) -> turns.TokenText:
-    def text(token: int) -> str:
-        return pieces[token].decode("utf-8", "replace") if token < len(pieces) else str(token)
+def piece_texts(pieces: Sequence[bytes], tokens: Sequence[int]) -> list[str]:
+    """Return the texts of successive tokens, whose UTF-8 bytes are ``pieces``.
 
-    return text
+    A character whose bytes are in several tokens is the text of the last one, and the others show
+    their bytes, such as ``\\xc2``. So do bytes that are part of no character.
+    """
+    texts: list[str] = []
+    begun = b""
+    for token in tokens:
+        if token >= len(pieces):
+            texts.append(str(token))
+            begun = b""
+            continue
+        piece = pieces[token]
+        known = begun + piece if _goes_on(begun, piece) else piece
+        text, used = codecs.utf_8_decode(known, "backslashreplace", False)
+        begun = known[used:]
+        own = begun[max(0, len(begun) - len(piece)) :]
+        texts.append(text + "".join(f"\\x{byte:02x}" for byte in own))
+    return texts
+
+
+def _goes_on(begun: bytes, piece: bytes) -> bool:
+    """Return whether ``piece`` has more of the character whose first bytes are ``begun``."""
+    try:
+        codecs.utf_8_decode(begun + piece, "strict", False)
+    except UnicodeDecodeError as error:
+        return error.start >= len(begun)
+    return True
 
 
 @cache

@@ -29,7 +29,7 @@ class ScoreForm:
 
     token: str
     near: bool
-    """Whether the person is on the machine of the server, and may score by one click."""
+    """True if the person is on the machine of the server, and may score by one click."""
     record: Record | None = None
     """The function that records, if the server of the pages does it itself."""
 

@@ -12,8 +12,8 @@ from bridle.reconstruct.tree import version_ranges
 from bridle.store.reading.queries import CallRow, SpanRow
 from bridle.store.records import CallKind, SpanKind
 
-TokenText = Callable[[int], str]
-"""A function from a token id to its text."""
+TokenTexts = Callable[[Sequence[int]], list[str]]
+"""A function from the ids of successive tokens to their texts."""
 
 
 def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
@@ -45,7 +45,7 @@ def as_tree(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
 
 
 def token_strip(
-    session: LoadedSession, call: CallRow, text: TokenText, *, observed: bool
+    session: LoadedSession, call: CallRow, texts: TokenTexts, *, observed: bool
 ) -> dict[str, Any]:
     """Return a call's tokens as JSON-ready data: the sampled ones by choice.
 
@@ -62,19 +62,22 @@ def token_strip(
             if row.span.call_id == call.id and row.span.kind is SpanKind.OBSERVED
         ]
         for row in brought:
-            tokens = [[int(t), text(int(t)), None, None, None] for t in row.span.token_ids]
+            ids = row.span.token_ids.tolist()
+            shown = zip(ids, texts(ids), strict=True)
+            tokens = [[token, text, None, None, None] for token, text in shown]
             strips.append({"name": "new in the prompt", "start": row.span.start, "tokens": tokens})
     decided = trainable(call, session, DEFAULT_RULES)
     for row in session.sampled.get(call.id, ()):
         choice = row.choice or 0
         name = "sampled" if choice == 0 else f"sampled, choice {choice}"
-        tokens = _sampled(row, decided.get(choice, Ruling(0)), text)
+        tokens = _sampled(row, decided.get(choice, Ruling(0)), texts)
         strips.append({"name": name, "start": row.span.start, "tokens": tokens})
     return {"strips": strips}
 
 
-def _sampled(row: SpanRow, ruling: Ruling, text: TokenText) -> list[list[Any]]:
+def _sampled(row: SpanRow, ruling: Ruling, texts: TokenTexts) -> list[list[Any]]:
     span = row.span
+    ids = span.token_ids.tolist()
     reasons: list[str | None] = [None] * len(span.token_ids)
     for start, end, reason in ruling.excluded:
         reasons[start:end] = [reason] * (end - start)
@@ -84,8 +87,8 @@ def _sampled(row: SpanRow, ruling: Ruling, text: TokenText) -> list[list[Any]]:
     logprobs = [None] * len(span.token_ids) if span.logprobs is None else span.logprobs.tolist()
     return [
         # NaN stands for a logprob that the engine did not give.
-        [int(token), text(int(token)), None if logprob != logprob else logprob, version, reason]
-        for token, logprob, version, reason in zip(
-            span.token_ids, logprobs, versions, reasons, strict=True
+        [token, text, None if logprob != logprob else logprob, version, reason]
+        for token, text, logprob, version, reason in zip(
+            ids, texts(ids), logprobs, versions, reasons, strict=True
         )
     ]

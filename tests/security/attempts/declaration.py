@@ -44,7 +44,7 @@ class Attempt:
     kept_open: Mapping[str, str] = field(default_factory=dict)
     """The reason why it succeeds, by cell (``SANDBOX`` or ``SANDBOX/USER``)."""
     alone: bool = False
-    """Whether it ends its own session, and so has a session to itself."""
+    """True if it ends its own session, and so has a session to itself."""
     alone_in: Mapping[str, str] = field(default_factory=dict)
     """The reason why it ends its own session, and that alone, by sandbox where it does."""
 

@@ -125,9 +125,9 @@ class Flow:
         self.end = end
         self.waiting = b""
         self.ended = False
-        """Whether nothing more comes from this end."""
+        """True if nothing more comes from this end."""
         self.closing = False
-        """Whether this end is shut down once ``waiting`` is written."""
+        """True if this end is shut down once ``waiting`` is written."""
         self.shut = False
 
     def move(self, selector: selectors.BaseSelector, events: int) -> None:

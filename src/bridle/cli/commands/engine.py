@@ -86,8 +86,8 @@ def embedded(
             host=host,
             port=port,
         )
+    stop = stop_signals()
     with serving:
-        stop = stop_signals()
         announce(serving.base_url, json, f"Engine serving {model} on {serving.base_url}")
         wait_for(stop)
 
@@ -133,8 +133,8 @@ def scripted(
             host=host,
             port=port,
         )
+    stop = stop_signals()
     with serving:
-        stop = stop_signals()
         announce(serving.base_url, json, f"Scripted engine on {serving.base_url}")
         wait_for(stop)
 

@@ -152,8 +152,8 @@ def proxy(
     tune_gc()
     with listening_on(host, port):
         single = ProxyServer(settings, routers=[_feed], pages=pages)
+    stop = stop_signals()
     with single as server:
-        stop = stop_signals()
         _announce(server.base_url, json, settings, spoken, found, viewer)
         wait_for(stop)
 

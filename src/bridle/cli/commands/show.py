@@ -13,7 +13,7 @@ from rich.text import Text
 from bridle.cli.commands.sessions import summaries
 from bridle.cli.options import JsonOption, StoreOption
 from bridle.cli.reading import one_session, reader, require_turn
-from bridle.cli.terminal import counted, fail, out, print_json, print_table
+from bridle.cli.terminal import counted, fail, out, paged, print_json, print_table
 from bridle.diagnosis.notes import sentence
 from bridle.diagnosis.transcript import ShownMessage, Turn, lasted, turns_of
 from bridle.reconstruct.session import LoadedSession
@@ -59,24 +59,25 @@ def show(
         require_turn(record.id, turn, len(loaded.calls))
     chosen = slice(None) if turn is None else slice(turn - 1, turn)
     turns = turns_of(loaded)[chosen]
-    if text:
-        for one in turns:
-            _print_messages(one, full)
-        return
-    rows = _rows(loaded)[chosen]
-    if json:
+    rows = [] if text else _rows(loaded)[chosen]
+    if json and not text:
         print_json({**about, "continuation": record.continuation, "turns": rows})
         return
-    if turn is None:
-        _print_head(about, loaded)
-    if table:
-        _print_table(rows)
-    else:
-        _print_turns(turns, rows, full)
-    if turn is None:
-        _print_totals(about, record.continuation, rows, loaded.calls)
-    elif not table:
-        _print_rewards(rows)
+    with paged():
+        if text:
+            for one in turns:
+                _print_messages(one, full)
+            return
+        if turn is None:
+            _print_head(about, loaded)
+        if table:
+            _print_table(rows)
+        else:
+            _print_turns(turns, rows, full)
+        if turn is None:
+            _print_totals(about, record.continuation, rows, loaded.calls)
+        elif not table:
+            _print_rewards(rows)
 
 
 def _print_head(about: dict[str, Any], loaded: LoadedSession) -> None:

@@ -71,16 +71,17 @@ def viewer(
     import uvicorn
 
     from bridle.viewer.app import viewer_app
-    from bridle.viewer.rendering import Source, token_text
+    from bridle.viewer.rendering import Source, token_texts
     from bridle.viewer.scoring import ScoreForm
     from bridle.web_pages import NoWebPages
 
+    leave_on_sigterm()
     with reader(store) as source, listening_on("127.0.0.1", port), socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen()  # what asks before uvicorn accepts is kept waiting, not refused
         form = ScoreForm(secrets.token_urlsafe(32), near=True, record=_recording(store, source))
-        app = viewer_app(Source(source, shown(store), token_text(tokenizer), form))
+        app = viewer_app(Source(source, shown(store), token_texts(tokenizer), form))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         announce(url, json, f"Open {url} (Ctrl-C ends the viewer)")
         if _on_desktop() if browser is None else browser:
@@ -89,7 +90,6 @@ def viewer(
         server = uvicorn.Server(uvicorn.Config(closed, log_level="warning", lifespan="off"))
         os.nice(YIELDS)
         # The server raises the signal that ended it again, when it is done.
-        leave_on_sigterm()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
@@ -134,13 +134,13 @@ def _write(
 ) -> None:
     """Write the bundle of a session or run, or of the newest sessions, and print where it is."""
     from bridle.viewer.bundle import INDEX, write_bundle
-    from bridle.viewer.rendering import Source, token_text
+    from bridle.viewer.rendering import Source, token_texts
 
     with reader(store) as source:
         scope = _scope(source, about, limit)
         # The folders of this machine concern nobody who reads the bundle.
         name = Path(shown(store)).name
-        pages = write_bundle(Source(source, name, token_text(tokenizer)), scope, folder)
+        pages = write_bundle(Source(source, name, token_texts(tokenizer)), scope, folder)
     index = folder / INDEX
     if json:
         print_json({"index": str(index), "pages": len(pages), "sessions": len(scope.sessions)})
