@@ -34,7 +34,7 @@ Recorded = Iterator[tuple[str, Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an arm is started with."""
+    """The engine, the model and the folder that an arm is started with."""
 
     engine: str
     """Base URL of the engine, without ``/v1``."""
@@ -53,7 +53,7 @@ class Arm:
 
     name: str
     what: str
-    """What it is and how it is set, for the page."""
+    """A description of it and its settings, for the page."""
     command: Callable[[Place], list[str]] | None = None
     """The command that starts it; ``None`` for the engine itself."""
     path: str = "/v1"

@@ -78,7 +78,7 @@ median request is of 99,000 tokens and whose reply is of 458."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The engine, the loads and the arms of a measurement."""
 
     engine: EngineKind
     workloads: Sequence[Workload]

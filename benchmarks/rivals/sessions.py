@@ -55,7 +55,7 @@ class SessionTimes:
     failed: int = 0
     seconds: float = 0.0
     first_ms: tuple[float, float] = (0.0, 0.0)
-    """To the first event: 50th and 99th percentile."""
+    """Milliseconds to the first event: 50th and 99th percentile."""
     between_ms: tuple[float, float] = (0.0, 0.0)
     """Between the arrivals of events: 50th and 99th percentile."""
     body_kb: tuple[float, float] = (0.0, 0.0)
@@ -160,13 +160,13 @@ class _Times:
         self.error = ""
         self.first: list[float] = []
         self.between: list[float] = []
-        self.kilobytes: list[float] = []
-        """In thousands, because :func:`percentiles` multiplies by one thousand."""
+        self.megabytes: list[float] = []
+        """Request sizes in megabytes; :func:`percentiles` multiplies by one thousand."""
 
     def take(self, started: float, arrived: list[float], size: int, sampled: int) -> None:
         self.first.append(arrived[0] - started)
         self.between += [later - earlier for earlier, later in pairwise(arrived)]
-        self.kilobytes.append(size / 1e6)
+        self.megabytes.append(size / 1e6)
         self.sampled += sampled
 
     def fail(self, error: str, calls: int) -> None:
@@ -206,7 +206,7 @@ async def run(load: SessionLoad) -> SessionTimes:
         seconds=time.perf_counter() - started,
         first_ms=percentiles(times.first),
         between_ms=percentiles(times.between),
-        body_kb=percentiles(times.kilobytes),
+        body_kb=percentiles(times.megabytes),
         sampled=times.sampled,
         error=times.error,
     )

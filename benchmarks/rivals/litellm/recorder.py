@@ -1,4 +1,4 @@
-"""What LiteLLM hands to a custom logger, as JSON lines in ``RIVALS_RECORD``."""
+"""A custom logger for LiteLLM that writes each response as a JSON line to ``RIVALS_RECORD``."""
 
 import json
 import os
