@@ -36,7 +36,7 @@ from bridle.store.reading.queries import Reader
 from bridle.store.records import CallStatus
 
 _START_S: Final = 30.0
-_ALLOCATOR: Final = {
+RECOMMENDED_ALLOCATOR: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "4194304",
     "MALLOC_MMAP_THRESHOLD_": "4194304",
@@ -116,7 +116,7 @@ def measure(
     ``peers`` maps names to base URLs, with ``/v1``, of other proxies, which must already run in
     front of an engine. Raise ``RuntimeError`` if a process does not start.
     """
-    proxy_core, load_core = _cores()
+    proxy_core, load_core = cores()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
         engine_url = stack.enter_context(upstream_process(load_core))
@@ -173,7 +173,7 @@ def added_meanwhile(
     between. ``to_engine`` is added to calls of the engine, ``to_proxy`` to those of the undisturbed
     proxy. Raise ``RuntimeError`` if a call fails.
     """
-    proxy_core, load_core = _cores()
+    proxy_core, load_core = cores()
     direct, alone, proxied = Figures(), Figures(), Figures()
     with (
         upstream_process(load_core) as engine,
@@ -309,7 +309,7 @@ def _ask(load: Load, core: int | None) -> Measured:
         input=orjson.dumps(asdict(load)),
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=_pinned(core),
+        preexec_fn=pinned(core),
     )
     return Measured(**orjson.loads(done.stdout))
 
@@ -338,7 +338,7 @@ def upstream_process(core: int | None) -> Iterator[str]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        preexec_fn=_pinned(core),
+        preexec_fn=pinned(core),
     )
     try:
         assert process.stdout is not None
@@ -360,14 +360,14 @@ def proxy_process(
 
     Yield the process and its URL.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", *module, "--upstream", engine_url, "--port", str(port)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **_ALLOCATOR},
-        preexec_fn=_pinned(core),
+        env={**os.environ, **RECOMMENDED_ALLOCATOR},
+        preexec_fn=pinned(core),
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -397,7 +397,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     import socket
 
     with socket.socket() as free:
@@ -405,7 +405,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _cores() -> tuple[int | None, int | None]:
+def cores() -> tuple[int | None, int | None]:
     """Return the core of the proxy and that of the others.
 
     Both are ``None`` if there is no choice.
@@ -416,7 +416,7 @@ def _cores() -> tuple[int | None, int | None]:
     return (cores[0], cores[1]) if len(cores) > 1 else (None, None)
 
 
-def _pinned(core: int | None) -> Callable[[], None] | None:
+def pinned(core: int | None) -> Callable[[], None] | None:
     return None if core is None else lambda: os.sched_setaffinity(0, {core})
 
 

@@ -16,6 +16,7 @@ from bridle.bench.commands import pages as bench_pages
 from bridle.bench.commands import path as bench_path
 from bridle.bench.commands import proxy as bench_proxy
 from bridle.bench.commands import re_entry as bench_re_entry
+from bridle.bench.commands import rivals as bench_rivals
 from bridle.bench.commands import staleness as bench_staleness
 from bridle.bench.commands import store as bench_store
 from bridle.bench.commands import train as bench_train
@@ -45,6 +46,7 @@ app.command("path")(bench_path.path)
 app.command("proxy")(bench_proxy.proxy)
 app.command("re-entry")(bench_re_entry.re_entry)
 app.command("reconstruct")(bench_store.reconstruct)
+app.command("rivals")(bench_rivals.rivals)
 app.command("staleness")(bench_staleness.staleness)
 app.command("store")(bench_store.store)
 app.command("train")(bench_train.train)

@@ -1,0 +1,21 @@
+"""A custom logger for LiteLLM that writes each response as a JSON line to ``RIVALS_RECORD``."""
+
+import json
+import os
+
+from litellm.integrations.custom_logger import CustomLogger
+
+
+class Recorder(CustomLogger):
+    """Writes every complete response, with all the fields that LiteLLM kept."""
+
+    async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
+        _record(json.dumps(response_obj.model_dump(), default=str))
+
+
+def _record(line):
+    with open(os.environ["RIVALS_RECORD"], "a") as record:
+        record.write(line + "\n")
+
+
+recorder = Recorder()
