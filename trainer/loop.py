@@ -31,6 +31,7 @@ from bridle.trainer.learner.checkpoint import (
     checkpoints,
 )
 from bridle.trainer.learner.optimizer import learning_rate
+from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.update import UpdateStats
 from bridle.trainer.report import StepReport
@@ -77,7 +78,7 @@ class GrpoLoop:
             raise ValueError("success replay needs a way to load sessions")
         if config.replay.share and others:
             raise ValueError("success replay trains one policy")
-        self.config = first.configured(config)
+        self.config = resolved(first.configured(config))
         self.learner = first.learner
         self.step = 0
         """Number of completed steps."""

@@ -36,7 +36,7 @@ def train(model, optimizer, steps):
 
 def fresh(policy_directory, optimizer="adamw"):
     model = load_policy(policy_directory)
-    return model, make_optimizer(model, OptimizerConfig(name=optimizer, weight_decay=0.01))
+    return model, make_optimizer(model, OptimizerConfig(optimizer, 1e-3, weight_decay=0.01))
 
 
 FACTORIES = """
@@ -148,7 +148,7 @@ def test_only_the_newest_checkpoints_are_kept(policy_directory, tmp_path):
 
 def test_a_checkpoint_is_a_model_directory(chat_directory, tmp_path):
     model = load_policy(chat_directory)
-    optimizer = make_optimizer(model, OptimizerConfig())
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-3))
     path = save_checkpoint(
         tmp_path, model, optimizer, Progress(1, 1), tokenizer_from=chat_directory
     )

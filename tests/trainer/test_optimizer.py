@@ -1,11 +1,18 @@
 import dataclasses
+import json
 
 import pytest
 import torch
 
 from bridle.registry import UnknownPart
 from bridle.run.training import require_devices, require_parts
-from bridle.trainer.config import ComputeConfig, GrpoConfig, OptimizerConfig
+from bridle.trainer.config import (
+    ComputeConfig,
+    GrpoConfig,
+    LoraConfig,
+    OptimizerConfig,
+    SftConfig,
+)
 from bridle.trainer.learner.optimizer import (
     UnsupportedOptimizer,
     clip_and_step,
@@ -13,19 +20,65 @@ from bridle.trainer.learner.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
+from bridle.trainer.learner.rates import rate_line, rate_warning, resolved
 from bridle.user_code import UserCodeError
+
+CONFIG = OptimizerConfig(learning_rate=1e-3)
 
 
 def test_the_rate_warms_up_and_then_follows_its_schedule():
     config = OptimizerConfig(
         learning_rate=1.0, warmup_steps=3, schedule="cosine", final_fraction=0.2
     )
-    rates = [learning_rate(step, 11, config) for step in range(11)]
+    rates = [learning_rate(step, 12, config) for step in range(12)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert rates[3:] == sorted(rates[3:], reverse=True)
     assert rates[-1] == pytest.approx(0.2)
-    constant = OptimizerConfig(learning_rate=1.0, warmup_steps=1)
-    assert [learning_rate(step, 3, constant) for step in range(3)] == [0.5, 1.0, 1.0]
+    constant = OptimizerConfig(learning_rate=1.0)
+    assert [learning_rate(step, 60, constant) for step in range(6)] == pytest.approx(
+        [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0]
+    )
+
+
+def test_a_short_run_warms_up_for_a_quarter_of_its_steps_at_most():
+    config = OptimizerConfig(learning_rate=1.0)
+    for total in (1, 2, 3):
+        assert [learning_rate(step, total, config) for step in range(total)] == [1.0] * total
+    assert [learning_rate(step, 8, config) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [
+        (GrpoConfig(), 1e-6),
+        (GrpoConfig(lora=LoraConfig(rank=8)), 1e-5),
+        (GrpoConfig(lora=LoraConfig(rank=8, alpha=16)), 2e-5),
+        (SftConfig(), 1e-5),
+        (SftConfig(lora=LoraConfig(rank=8)), 1e-4),
+        (SftConfig(optimizer=OptimizerConfig(learning_rate=0.5)), 0.5),
+    ],
+)
+def test_an_automatic_rate_depends_on_what_is_trained(config, rate):
+    assert resolved(config).optimizer.peak == pytest.approx(rate)
+    assert f"learning rate {rate:.3g}" in rate_line(config)
+
+
+def test_a_rate_that_nobody_resolved_makes_no_optimizer():
+    with pytest.raises(ValueError, match="the learning rate is auto"):
+        make_optimizer(a_layer([1.0, 1.0]), OptimizerConfig())
+
+
+def test_a_rate_far_from_the_usual_is_warned_of_except_for_tiny_policies(tmp_path):
+    def warning(rate, hidden=2048, rank=0):
+        (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden}))
+        optimizer = OptimizerConfig(learning_rate=rate)
+        return rate_warning(GrpoConfig(optimizer=optimizer, lora=LoraConfig(rank=rank)), tmp_path)
+
+    low = "1e-06 is below the usual 1e-05 of adapters of alpha 32 by a factor of 10, and will hard"
+    assert low in (warning(1e-6, rank=8) or "")
+    assert "above the usual 1e-06 of all weights by a factor of 1000" in (warning(1e-3) or "")
+    assert [warning(rate) for rate in (0.0, 2e-5, "auto")] == [None] * 3
+    assert warning(1e-3, hidden=64) is None
 
 
 def a_layer(gradient):
@@ -48,7 +101,7 @@ def test_long_gradients_are_scaled_to_the_clip():
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
     layer = a_layer([1.0, bad])
     before = layer.weight.detach().clone()
-    _, stepped = clip_and_step(layer, make_optimizer(layer, OptimizerConfig()), 1.0)
+    _, stepped = clip_and_step(layer, make_optimizer(layer, CONFIG), 1.0)
     assert not stepped
     assert torch.equal(layer.weight, before)
     assert layer.weight.grad is None
@@ -56,7 +109,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
 
 def test_a_rate_of_zero_changes_no_bit_even_with_weight_decay():
     layer = a_layer([0.3, -2.0])
-    optimizer = make_optimizer(layer, OptimizerConfig(weight_decay=0.1))
+    optimizer = make_optimizer(layer, dataclasses.replace(CONFIG, weight_decay=0.1))
     set_learning_rate(optimizer, 0.0)
     before = layer.weight.detach().clone()
     clip_and_step(layer, optimizer, 1.0)
@@ -93,7 +146,7 @@ def test_a_class_is_named_by_its_module_and_a_function_by_its_file(tmp_path):
 
 
 def made(layer, name):
-    return make_optimizer(layer, OptimizerConfig(name=name))
+    return make_optimizer(layer, dataclasses.replace(CONFIG, name=name))
 
 
 def test_a_rate_that_is_a_tensor_is_set_in_place():

@@ -41,7 +41,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     try:
         optimizer = factory(
             trained,
-            lr=config.learning_rate,
+            lr=config.peak,
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
@@ -81,14 +81,20 @@ def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float
     peak at the last step. The rate is a function of the step alone, so resuming needs no scheduler
     state.
     """
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
+    warmup = warmup_steps(total_steps, config)
+    if step < warmup:
+        return config.peak * (step + 1) / (warmup + 1)
     if config.schedule == "constant":
-        return config.learning_rate
-    span = max(1, total_steps - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
+        return config.peak
+    span = max(1, total_steps - 1 - warmup)
+    progress = min(1.0, (step - warmup) / span)
     cosine = (1 + math.cos(math.pi * progress)) / 2
-    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * cosine)
+    return config.peak * (config.final_fraction + (1 - config.final_fraction) * cosine)
+
+
+def warmup_steps(total_steps: int, config: OptimizerConfig) -> int:
+    """Return the length of the warm-up: as configured, but a quarter of all steps at most."""
+    return min(config.warmup_steps, total_steps // 4)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

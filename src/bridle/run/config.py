@@ -19,7 +19,7 @@ from bridle.run.settings import parse_overrides, settings_from
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.reward import RewardSource
 from bridle.trainer.collection.branching import Where
-from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig, Share
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, Share
 
 Named = Annotated[str, Meta(min_length=1)]
 
@@ -285,9 +285,7 @@ class RunConfig:
     policy: PolicyConfig
     groups: GroupsConfig = GroupsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    training: GrpoConfig = field(
-        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
-    )
+    training: GrpoConfig = field(default_factory=GrpoConfig)
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
     scorers: ScorersConfig = field(default_factory=ScorersConfig)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bridle.diagnosis.findings.training import RATE_WARNING
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError, UsageError
@@ -46,6 +47,7 @@ from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
 from bridle.trainer.learner.ranks import learning
+from bridle.trainer.learner.rates import rate_warning, resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
@@ -119,7 +121,7 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
             "rules": rules_of(config).as_data(),
         },
         "reward": aggregation(config.advantages).as_data(),
-        "settings": asdict(config),
+        "settings": asdict(resolved(config)),
     }
 
 
@@ -385,7 +387,12 @@ def _mixture(plan: TrainingPlan, rules: SampleRules) -> Iterator[Mixture | None]
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:
     """Return the ``config`` of the plan's run, as the store keeps it."""
-    return {**stated(plan.config), **plan.work}
+    warning = rate_warning(plan.config, plan.policy)
+    return {
+        **stated(plan.config),
+        **plan.work,
+        **({RATE_WARNING: warning} if warning is not None else {}),
+    }
 
 
 @contextmanager
