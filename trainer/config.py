@@ -67,8 +67,8 @@ class OptimizerConfig:
 
     name: PartName = "adamw"
     """The optimizer: ``adamw`` (Loshchilov & Hutter 2019, arXiv 1711.05101), or a class or
-    function, as ``MODULE:NAME`` or ``FILE.py:NAME``, that makes an optimizer from parameters and
-    the keywords ``lr``, ``betas``, ``eps`` and ``weight_decay``
+    function, as ``MODULE:NAME`` or ``FILE.py:NAME``, that makes an optimizer from parameters, or
+    named ones, and the keywords ``lr``, ``betas``, ``eps`` and ``weight_decay``
     (:func:`bridle.trainer.learner.optimizer.make_optimizer`)."""
     learning_rate: AtLeastZero | Auto = "auto"
     """Peak learning rate. ``auto`` depends on what is trained: 1e-6 for all weights of GRPO and
@@ -306,6 +306,12 @@ class LossConfig:
     trust_nats: AboveZero = 0.1
     """The bound of ``off_policy``: a token with a negative advantage is not trained if the tokens
     of its branch have become rarer by more than this, in nats per token on average."""
+    entropy_floor: AtLeastZero = 0.0
+    """The mean entropy of the trained tokens, in nats, that the policy should not fall below. After
+    a step below it, an entropy bonus is on, whose coefficient grows with each such step and shrinks
+    with each one above (:mod:`bridle.trainer.losses.entropy`). With 0 there is no bonus."""
+    entropy_step: AboveZero = 0.005
+    """The amount by which the coefficient of the entropy bonus grows or shrinks with a step."""
     kl_coefficient: AtLeastZero = 0.0
     """The coefficient β of the KL penalty to the reference policy, which is that of version 0.
     Unless β is 0, the reference is held in memory as a second model; with adapters it is the same

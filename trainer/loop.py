@@ -34,6 +34,7 @@ from bridle.trainer.learner.optimizer import learning_rate
 from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.update import UpdateStats
+from bridle.trainer.losses import entropy
 from bridle.trainer.report import StepReport
 from bridle.trainer.sinks.base import RunSink
 
@@ -246,8 +247,14 @@ class GrpoLoop:
         config = policy.configured(self.config)
         with self._timed("update"):
             update = policy.learner.update(
-                items, config, step=self.step, version=self.version, learning_rate=rate
+                items,
+                config,
+                step=self.step,
+                version=self.version,
+                learning_rate=rate,
+                entropy_bonus=entropy.bonus_of(policy.memory, config.loss),
             )
+        entropy.observe(policy.memory, update.mean_entropy, config.loss)
         self._seconds["score"] = self._seconds.get("score", 0.0) + update.scoring_seconds
         self._seconds["update"] -= update.scoring_seconds
         if update.skipped_updates:

@@ -1,9 +1,11 @@
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from bridle.trainer.learner.checkpoint import (
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.policy.durable import NotWritten, atomic_directory
 from bridle.trainer.policy.model import load_policy, save_policy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 
 
 def train(model, optimizer, steps):
@@ -62,11 +66,14 @@ class Opaque(torch.optim.SGD):
 def factories(tmp_path):
     """A user's file of optimizers."""
     file = tmp_path / "factories.py"
-    file.write_text(FACTORIES)
+    (muon,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "Muon" in each)
+    file.write_text(FACTORIES + muon)
     return file
 
 
-@pytest.mark.parametrize("name", ["adamw", "FILE:adafactor", "FILE:momentum", "torch.optim:NAdam"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "FILE:adafactor", "FILE:momentum", "FILE:muon", "torch.optim:NAdam"]
+)
 def test_resuming_equals_never_having_stopped_bit_for_bit(
     policy_directory, tmp_path, factories, name
 ):

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from bridle.registry import UnknownPart
-from bridle.run.training import require_devices, require_parts
+from bridle.run.training import require_parts
 from bridle.trainer.config import (
-    ComputeConfig,
     GrpoConfig,
     LoraConfig,
     OptimizerConfig,
@@ -21,6 +20,8 @@ from bridle.trainer.learner.optimizer import (
     set_learning_rate,
 )
 from bridle.trainer.learner.rates import rate_line, rate_warning, resolved
+from bridle.trainer.learner.several import Several
+from bridle.trainer.policy.sharding import Share
 from bridle.user_code import UserCodeError
 
 CONFIG = OptimizerConfig(learning_rate=1e-3)
@@ -182,9 +183,54 @@ def test_an_optimizer_that_is_not_there_or_refuses_its_keywords_is_an_error_with
         require_parts(GrpoConfig(optimizer=OptimizerConfig(name="adam")))
 
 
-def test_several_devices_train_with_a_registered_optimizer_alone():
-    config = GrpoConfig(compute=ComputeConfig(device="cpu,cpu"))
-    require_devices(config)
-    own = OptimizerConfig(name="torch.optim:NAdam")
-    with pytest.raises(UnsupportedOptimizer, match="trains in one process: name one of adamw"):
-        require_devices(dataclasses.replace(config, optimizer=own))
+def test_several_devices_train_with_optimizers_whose_state_is_shaped_as_the_parameters(tmp_path):
+    layer = a_layer([1.0, 1.0])
+    layer.bridle_share = Share(0, 2)
+    assert type(made(layer, "torch.optim:NAdam")) is torch.optim.NAdam
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def adafactor(parameters, *, lr, **_others):\n"
+        "    return torch.optim.Adafactor(parameters, lr=lr)\n"
+    )
+    with pytest.raises(UnsupportedOptimizer, match="in one process, since it is a Adafactor: on"):
+        made(layer, f"{file}:adafactor")
+
+
+GROUPED = """
+import torch
+from bridle.trainer.learner.several import Several
+
+def grouped(named_parameters, *, lr, **_others):
+    named = dict(named_parameters)
+    slow = {"params": [named["1.weight"]], "lr": lr / 10}
+    return torch.optim.SGD([{"params": [named["0.weight"], named["0.bias"]]}, slow], lr=lr)
+
+def twice(named_parameters, *, lr, **_others):
+    parts = (torch.optim.SGD([each for _, each in named_parameters], lr=lr) for _ in range(2))
+    return Several(*parts)
+"""
+
+
+def test_a_factory_that_asks_for_names_gets_them_and_its_groups_keep_their_rates(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(GROUPED)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
+    optimizer = made(model, f"{file}:grouped")
+    set_learning_rate(optimizer, 0.5)
+    fast, slow = optimizer.param_groups
+    assert fast["params"] == [model[0].weight, model[0].bias]
+    assert slow["params"] == [model[1].weight]
+    assert (fast["lr"], slow["lr"]) == (0.5, pytest.approx(0.05))
+    with pytest.raises(UnsupportedOptimizer, match="a parameter belongs to two optimizers"):
+        made(model, f"{file}:twice")
+
+
+def test_several_optimizers_refuse_a_state_of_other_groups_and_a_closure():
+    layer = torch.nn.Linear(2, 1)
+    one, other = (torch.optim.SGD([each], lr=1.0) for each in layer.parameters())
+    several = Several(one, other)
+    with pytest.raises(ValueError, match="it has 1 groups, and 2 are here"):
+        several.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="no closure"):
+        several.step(lambda: 0.0)

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from bridle.errors import BridleError
 from bridle.trainer.learner.average import Average
+from bridle.trainer.learner.optimizer import kind_of
 from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.lora import adapters, load_adapters, scaling
 from bridle.trainer.policy.model import checkpoint_tensors, restore_policy, save_policy
@@ -92,7 +93,7 @@ def save_checkpoint(
                 "scaling": scaling(model),
                 "average": average.state() if average is not None else {},
                 "optimizer": state,
-                "optimizer_class": type(optimizer).__name__,
+                "optimizer_class": kind_of(optimizer),
                 "random": _random_state(),
                 "step": progress.step,
                 "version": progress.version,
@@ -136,7 +137,7 @@ def load_checkpoint(
             restore_policy(model, path / POLICY_DIRECTORY)
         if average is not None:
             average.load(state.get("average", {}))
-        saved, own = state.get("optimizer_class", "AdamW"), type(optimizer).__name__
+        saved, own = state.get("optimizer_class", "AdamW"), kind_of(optimizer)
         if saved != own:
             raise ValueError(f"it was trained with {saved}, and optimizer.name makes {own}")
         optimizer.load_state_dict(own_state(model, optimizer, state["optimizer"]))

@@ -49,6 +49,7 @@ class AnyLearner(Weights, Protocol):
         step: int,
         version: int,
         learning_rate: float,
+        entropy_bonus: float = 0.0,
     ) -> UpdateStats:
         """Take a step's updates (:func:`bridle.trainer.learner.update.update_policy`)."""
 
@@ -97,6 +98,7 @@ class Learner(ModelWeights):
         step: int,
         version: int,
         learning_rate: float,
+        entropy_bonus: float = 0.0,
     ) -> UpdateStats:
         set_learning_rate(self.optimizer, learning_rate)
         stats = update_policy(
@@ -107,6 +109,7 @@ class Learner(ModelWeights):
             step=step,
             version=version,
             reference=self.reference,
+            entropy_bonus=entropy_bonus,
         )
         if self.average is not None and stats.changed_weights:
             self.average.update(self.model)

@@ -70,8 +70,15 @@ class UpdateStats:
     unshared_tokens: int = 0
     """Number of tokens of this pass if prefixes were not shared."""
     packs: int = 0
+    entropy_bonus: float = 0.0
+    """The coefficient of the entropy bonus in these updates."""
     scoring_seconds: float = 0.0
     """Seconds spent on the old and reference policies' logprobs, before the first update."""
+
+    @property
+    def mean_entropy(self) -> float:
+        """The mean entropy of the trained tokens, in nats."""
+        return self.entropy / self.loss["tokens"]
 
     @property
     def changed_weights(self) -> bool:
@@ -109,6 +116,7 @@ def update_policy(
     step: int,
     version: int,
     reference: nn.Module | None = None,
+    entropy_bonus: float = 0.0,
 ) -> UpdateStats:
     """Train ``model``, whose weights are those of ``version``, on ``items``.
 
@@ -138,12 +146,18 @@ def update_policy(
         computed_tokens=sum(map(_size, packs)),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
         packs=len(packs),
+        entropy_bonus=entropy_bonus,
         scoring_seconds=time.perf_counter() - started,
     )
     for epoch in range(config.epochs):
         for minibatch in minibatches:
             stats += _update(
-                model, optimizer, minibatch, config, version=version if epoch == 0 else None
+                model,
+                optimizer,
+                minibatch,
+                config,
+                version=version if epoch == 0 else None,
+                entropy_bonus=entropy_bonus,
             )
     return stats
 
@@ -159,6 +173,7 @@ def _update(
     config: GrpoConfig,
     *,
     version: int | None,
+    entropy_bonus: float,
 ) -> UpdateStats:
     """Accumulate the gradients of the packs and take one optimizer step.
 
@@ -175,10 +190,10 @@ def _update(
             pack.pack,
             block_tokens=config.packing.block_tokens,
             drawn=pack.drawn,
-            entropy_gradient=needs_entropy_gradient(config.loss),
+            entropy_gradient=bool(entropy_bonus) or needs_entropy_gradient(config.loss),
         )
         terms = loss_terms(pack, scores)
-        loss, sums = policy_loss(terms, config.loss)
+        loss, sums = policy_loss(terms, config.loss, entropy_bonus)
         loss.backward()  # type: ignore[no-untyped-call]
         stats += UpdateStats(loss=sums, entropy=float(scores.entropies.detach().sum()))
         if version is not None:

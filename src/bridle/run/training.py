@@ -45,7 +45,7 @@ from bridle.trainer.credit.anchors import ANCHORS
 from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
-from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
+from bridle.trainer.learner.optimizer import OPTIMIZERS
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.learner.rates import rate_warning, resolved
 from bridle.trainer.learner.trained import TrainedPolicy
@@ -156,12 +156,9 @@ def require_parts(config: GrpoConfig) -> None:
 def require_devices(config: GrpoConfig) -> None:
     """Raise an error for devices of ``config`` that are not here, or that cannot train so.
 
-    The error is ``UnsupportedCompute``. Raise ``UnsupportedOptimizer`` for an optimizer that they
-    cannot share.
+    The error is ``UnsupportedCompute``.
     """
     devices = choose_devices(config.compute.device)
-    if len(devices) > 1:
-        require_spreadable(config.optimizer)
     if len(devices) > 1 and config.publish.through == "transfer":
         raise UnsupportedCompute(
             "weights are transferred from one device: publish through directories, or train on one"
