@@ -103,6 +103,8 @@ class GrpoLoop:
         self.mixture: Mixture | None = None
         """The recorded sessions that steps train beside their own; for one policy."""
         self._seconds: dict[str, float] = {}
+        self._divergences: dict[str, dict[str, float]] = {}
+        """The divergences of the step's updates, by policy."""
         self._updating = False
         """Whether the weights may be between two versions."""
 
@@ -217,7 +219,10 @@ class GrpoLoop:
         if replay is not None:
             self.replay_buffer = self.replay_buffer.after(prepared[0], self.config.replay)
         reports = {
-            each.name: StepReport(step, version, len(episodes), ready, update, policy, rate)
+            each.name: StepReport(
+                *(step, version, len(episodes), ready, update, policy, rate),
+                divergences={} if update is None else self._divergences[each.name],
+            )
             for each, ready, update, policy in zip(
                 self.policies, prepared, updates, published, strict=True
             )
@@ -245,6 +250,8 @@ class GrpoLoop:
             return None
         self._updating = True
         config = policy.configured(self.config)
+        with self._timed("probe"):
+            policy.probing.before(policy.learner, items)
         with self._timed("update"):
             update = policy.learner.update(
                 items,
@@ -254,6 +261,8 @@ class GrpoLoop:
                 learning_rate=rate,
                 entropy_bonus=entropy.bonus_of(policy.memory, config.loss),
             )
+        with self._timed("probe"):
+            self._divergences[policy.name] = policy.probing.after(policy.learner)
         entropy.observe(policy.memory, update.mean_entropy, config.loss)
         self._seconds["score"] = self._seconds.get("score", 0.0) + update.scoring_seconds
         self._seconds["update"] -= update.scoring_seconds

@@ -363,7 +363,7 @@ def test_a_loss_gets_the_gradient_of_entropies_only_if_it_is_marked():
 
 
 def test_an_entropy_bonus_has_the_gradient_of_its_definition():
-    """Score logits in float32, and compare with central differences of the definition in float64."""
+    """Compare the gradient in float32 with central differences of the definition in float64."""
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(3, 6, generator=generator).requires_grad_()
     bonus, weights = 0.3, torch.tensor([0.5, 0.3, 0.2])

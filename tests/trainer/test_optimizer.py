@@ -12,6 +12,7 @@ from bridle.trainer.config import (
     OptimizerConfig,
     SftConfig,
 )
+from bridle.trainer.learner.gradients import kind_of_layer
 from bridle.trainer.learner.optimizer import (
     UnsupportedOptimizer,
     clip_and_step,
@@ -21,6 +22,7 @@ from bridle.trainer.learner.optimizer import (
 )
 from bridle.trainer.learner.rates import rate_line, rate_warning, resolved
 from bridle.trainer.learner.several import Several
+from bridle.trainer.policy.model import load_policy
 from bridle.trainer.policy.sharding import Share
 from bridle.user_code import UserCodeError
 
@@ -92,9 +94,9 @@ def test_long_gradients_are_scaled_to_the_clip():
     layer = a_layer([3.0, 4.0])
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     before = layer.weight.detach().clone()
-    norm, stepped = clip_and_step(layer, optimizer, 0.5)
-    assert norm == pytest.approx(5.0)
-    assert stepped
+    step = clip_and_step(layer, optimizer, 0.5)
+    assert step.norm == pytest.approx(5.0)
+    assert step.taken
     torch.testing.assert_close(before - layer.weight.detach(), torch.tensor([[0.3, 0.4]]))
 
 
@@ -102,10 +104,42 @@ def test_long_gradients_are_scaled_to_the_clip():
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(bad):
     layer = a_layer([1.0, bad])
     before = layer.weight.detach().clone()
-    _, stepped = clip_and_step(layer, make_optimizer(layer, CONFIG), 1.0)
-    assert not stepped
+    assert not clip_and_step(layer, make_optimizer(layer, CONFIG), 1.0).taken
     assert torch.equal(layer.weight, before)
     assert layer.weight.grad is None
+
+
+def test_gradients_are_measured_by_kinds_of_layers(policy_directory):
+    model = load_policy(policy_directory)
+    norms = {
+        "model.embed_tokens": 3.0,
+        "model.layers.0.self_attn.q_proj": 4.0,
+        "model.layers.1.mlp.up_proj": 12.0,
+        "model.norm": 84.0,
+    }
+    for name, norm in norms.items():
+        weight = model.get_parameter(f"{name}.weight")
+        weight.grad = torch.full_like(weight, norm / weight.numel() ** 0.5)
+    step = clip_and_step(model, make_optimizer(model, CONFIG), 1e9)
+    expected = {"embeddings": 3.0, "attention": 4.0, "mlp": 12.0, "norms": 84.0}
+    assert step.by_kind == pytest.approx(expected, rel=1e-5)
+    assert step.norm == pytest.approx(85.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("model.layers.3.self_attn.q_norm.weight", "norms"),
+        ("model.layers.3.self_attn.q_proj.lora_A.default.weight", "attention"),
+        ("model.layers.3.mlp.experts.gate_up_proj", "mlp"),
+        ("transformer.h.0.ln_1.weight", "norms"),
+        ("transformer.wte.weight", "embeddings"),
+        ("lm_head.weight", "head"),
+        ("something.weight", "others"),
+    ],
+)
+def test_a_layer_has_its_kind_by_its_name(name, kind):
+    assert kind_of_layer(name) == kind
 
 
 def test_a_rate_of_zero_changes_no_bit_even_with_weight_decay():

@@ -58,6 +58,8 @@ class Progress:
     (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
     replay: Mapping[str, Any] = field(default_factory=dict)
     """The successes that may be replayed (:mod:`bridle.trainer.collection.replay`)."""
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    """The first step's probe (:mod:`bridle.trainer.learner.probe`)."""
     fates: Sequence[Any] = ()
     """The fates of the tokens of the steps since the previous checkpoint
     (:mod:`bridle.trainer.batch.fates`)."""
@@ -101,6 +103,7 @@ def save_checkpoint(
                 "groups": dict(progress.groups),
                 "memory": dict(progress.memory),
                 "replay": dict(progress.replay),
+                "probe": dict(progress.probe),
                 "fates": list(progress.fates),
                 "renumbered": [list(change) for change in progress.renumbered],
             },
@@ -152,6 +155,7 @@ def load_checkpoint(
         memory=state.get("memory", {}),
         renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
         replay=state.get("replay", {}),
+        probe=state.get("probe", {}),
         fates=tuple(state.get("fates", ())),
     )
 

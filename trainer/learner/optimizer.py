@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer, RAdam
 
 from bridle.errors import UsageError
 from bridle.registry import Registry
 from bridle.trainer.config import OptimizerConfig
+from bridle.trainer.learner.gradients import clipped_norms
 from bridle.trainer.learner.several import Several
-from bridle.trainer.policy.sharding import number, share_of
+from bridle.trainer.policy.sharding import share_of
 from bridle.user_code import describe
 
 OptimizerFactory = Callable[..., Optimizer]
@@ -133,15 +134,25 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
             group["lr"] = own
 
 
-def clip_and_step(model: nn.Module, optimizer: Optimizer, grad_clip: float) -> tuple[float, bool]:
-    """Clip the accumulated gradients, step and clear them.
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """The outcome of an optimizer step."""
 
-    Returns the gradient norm before clipping, and whether the step was taken: with a norm that is
-    not finite the weights stay as they are.
-    """
-    norm = number(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip))
-    finite = math.isfinite(norm)
-    if finite:
+    norm: float
+    """The global norm of the gradient before clipping."""
+    by_kind: Mapping[str, float]
+    """The norm by kinds of layers (:mod:`bridle.trainer.learner.gradients`)."""
+
+    @property
+    def taken(self) -> bool:
+        """Whether the weights have moved. With a norm that is not finite they have not."""
+        return math.isfinite(self.norm)
+
+
+def clip_and_step(model: nn.Module, optimizer: Optimizer, grad_clip: float) -> OptimizerStep:
+    """Clip the accumulated gradients, step if their norm is finite, and clear them."""
+    step = OptimizerStep(*clipped_norms(model, grad_clip))
+    if step.taken:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm, finite
+    return step

@@ -32,7 +32,7 @@ class Several(Optimizer):
         return {key: value for part in self.parts for key, value in part.state.items()}
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each optimizer. Raise ``ValueError`` for a closure, which no optimizer here takes."""
+        """Step each optimizer. Raise ``ValueError`` for a closure, which is not supported."""
         if closure is not None:
             raise ValueError("several optimizers take no closure")
         for part in self.parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -63,6 +63,8 @@ class UpdateStats:
     drift: Drift = field(default_factory=Drift)
     grad_norms: tuple[float, ...] = ()
     """Gradient norm of each update, before clipping."""
+    kind_norms: tuple[Mapping[str, float], ...] = ()
+    """The same by kinds of layers (:mod:`bridle.trainer.learner.gradients`)."""
     skipped_updates: int = 0
     """Number of updates not taken because the gradient was not finite."""
     computed_tokens: int = 0
@@ -93,6 +95,7 @@ class UpdateStats:
             gap=self.gap + other.gap,
             drift=self.drift + other.drift,
             grad_norms=self.grad_norms + other.grad_norms,
+            kind_norms=self.kind_norms + other.kind_norms,
             skipped_updates=self.skipped_updates + other.skipped_updates,
         )
 
@@ -203,8 +206,10 @@ def _update(
                 old[ours], terms.behaviour_logprobs[ours], version - pack.versions[ours]
             )
             stats += UpdateStats(gap=_gap(pack, old, version), drift=drift)
-    norm, stepped = clip_and_step(model, optimizer, config.optimizer.grad_clip)
-    return stats + UpdateStats(grad_norms=(norm,), skipped_updates=0 if stepped else 1)
+    step = clip_and_step(model, optimizer, config.optimizer.grad_clip)
+    return stats + UpdateStats(
+        grad_norms=(step.norm,), kind_norms=(step.by_kind,), skipped_updates=0 if step.taken else 1
+    )
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:
