@@ -143,7 +143,7 @@ def _chart(shown: Sequence[Diagnostic], runs: Mapping[str, Mapping[str, Series]]
     for place, (run, of) in enumerate(runs.items()):
         for shade, name in enumerate(names):
             if name in of:
-                line = " ".join([name, run][: 1 + (len(runs) > 1)])
+                line = run if len(names) == 1 else f"{name} {run}"
                 series[line] = of[name]
                 styles[line] = Style(name.rpartition("/")[2], shade, place > 0)
     about = "; ".join(f"{one.name}: {one.meaning}" for one in shown)
