@@ -24,7 +24,7 @@ class Diagnostic:
 
     @property
     def prefix(self) -> str | None:
-        """What the names begin with, or ``None`` for a single number."""
+        """The beginning of the names, or ``None`` for a single number."""
         return self.name[:-1] if self.name.endswith("*") else None
 
 

@@ -23,7 +23,7 @@ _KINDS: Final = (
 layer that they are in, and a tied output head is an embedding."""
 OTHERS: Final = "others"
 _EPS: Final = 1e-6
-"""What PyTorch's clipping adds to the norm."""
+"""The number that PyTorch's clipping adds to the norm."""
 
 
 def kind_of_layer(name: str) -> str:
