@@ -139,7 +139,8 @@ def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[tuple[str, list[Cha
 
 def _chart(shown: Sequence[Diagnostic], runs: Mapping[str, Mapping[str, Series]]) -> Chart | None:
     names = [name for one in shown for name in _names(one, runs)][:_LINES]
-    series, styles = {}, {}
+    series: dict[str, Series] = {}
+    styles: dict[str, Style] = {}
     for place, (run, of) in enumerate(runs.items()):
         for shade, name in enumerate(names):
             if name in of:
