@@ -36,18 +36,22 @@ def advised_rate(config: GrpoConfig | SftConfig) -> float:
     return rate * _ADAPTERS * _ALPHA / lora.alpha if lora.rank else rate
 
 
+def peak_rate(config: GrpoConfig | SftConfig) -> float:
+    """Return the peak learning rate as a number."""
+    stated = config.optimizer.learning_rate
+    return advised_rate(config) if isinstance(stated, str) else stated
+
+
 def resolved(config: Settings) -> Settings:
     """Return ``config`` with a number as its learning rate."""
-    if config.optimizer.learning_rate != "auto":
-        return config
-    return replace(config, optimizer=replace(config.optimizer, learning_rate=advised_rate(config)))
+    return replace(config, optimizer=replace(config.optimizer, learning_rate=peak_rate(config)))
 
 
 def rate_line(config: GrpoConfig | SftConfig) -> str:
     """Return the learning rate as one line for a person."""
     trained = f"adapters of rank {config.lora.rank}" if config.lora.rank else "all weights"
     chosen = "auto, " if config.optimizer.learning_rate == "auto" else ""
-    return f"learning rate {resolved(config).optimizer.peak:.3g} ({chosen}{trained})"
+    return f"learning rate {peak_rate(config):.3g} ({chosen}{trained})"
 
 
 def rate_warning(config: GrpoConfig | SftConfig, policy: Path) -> str | None:
@@ -55,7 +59,7 @@ def rate_warning(config: GrpoConfig | SftConfig, policy: Path) -> str | None:
 
     ``policy`` is the model's directory. A rate of 0 is meant, and a policy for trials takes any.
     """
-    rate, advised = resolved(config).optimizer.peak, advised_rate(config)
+    rate, advised = peak_rate(config), advised_rate(config)
     if not rate or _TOO_LOW < rate / advised < _TOO_HIGH or _hidden_size(policy) < _SMALL:
         return None
     low = rate < advised
