@@ -95,7 +95,7 @@ def test_muon_and_adamw_train_the_same_weights_in_several_processes(
     start = load_policy(policy_directory).state_dict()
     moved = largest_difference(start, expected)
     assert moved > 1e-3
-    assert largest_difference(expected, weights) < 0.02 * moved
+    assert largest_difference(expected, weights) < 0.05 * moved
     assert len(ours["steps"]) == 2
     for out in (alone, together):
         again = json.loads((out / "matrices_again.json").read_text())

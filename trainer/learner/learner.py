@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.average import Average
 from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
-from bridle.trainer.learner.rates import resolved
+from bridle.trainer.learner.rates import peak_rate
 from bridle.trainer.learner.sft_update import SftExample, SftUpdate, fit_batch
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.compute import UnsupportedCompute
@@ -82,7 +83,8 @@ class Learner(ModelWeights):
     ) -> None:
         super().__init__(model)
         self.packing = exact_packing(model, config.packing)
-        self.optimizer = make_optimizer(model, resolved(config).optimizer)
+        optimizer = replace(config.optimizer, learning_rate=peak_rate(config))
+        self.optimizer = make_optimizer(model, optimizer)
         self.reference = reference
         self.average = average_of(model, config)
 
