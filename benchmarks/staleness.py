@@ -128,7 +128,7 @@ def run_with_lag(
         collection="sessions" if over_time else "groups",
         advantages=AdvantageConfig("leave_one_out" if settings.by_sessions else "grpo"),
         loss=loss,
-        optimizer=OptimizerConfig(learning_rate=settings.rate),
+        optimizer=OptimizerConfig(learning_rate=settings.rate, warmup_steps=0),
     )
     optimizer = make_optimizer(model, config.optimizer)
     clock = _clock(model, config, settings, rng)

@@ -21,6 +21,7 @@ TransferBackend = Literal["gloo", "nccl"]
 TeacherKind = Literal["served", "ema"]
 ContextPlace = Literal["system", "user"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Auto = Literal["auto"]
 TrainedKind = Literal["main", "subagent", "compaction", "side", "retry", "unknown"]
 PartName = Annotated[str, Meta(min_length=1)]
 """A registered name, or ``FILE.py:NAME`` (:mod:`bridle.registry`)."""
@@ -66,22 +67,32 @@ class OptimizerConfig:
 
     name: PartName = "adamw"
     """The optimizer: ``adamw`` (Loshchilov & Hutter 2019, arXiv 1711.05101), or a class or
-    function, as ``MODULE:NAME`` or ``FILE.py:NAME``, that makes an optimizer from parameters and
-    the keywords ``lr``, ``betas``, ``eps`` and ``weight_decay``
+    function, as ``MODULE:NAME`` or ``FILE.py:NAME``, that makes an optimizer from parameters, or
+    named ones, and the keywords ``lr``, ``betas``, ``eps`` and ``weight_decay``
     (:func:`bridle.trainer.learner.optimizer.make_optimizer`)."""
-    learning_rate: AtLeastZero = 1e-3
-    """Peak learning rate. With 0 AdamW leaves the weights exactly as they are."""
+    learning_rate: AtLeastZero | Auto = "auto"
+    """Peak learning rate. ``auto`` depends on what is trained: 1e-6 for all weights of GRPO and
+    1e-5 of SFT, and for adapters ten times as much at an alpha of 32
+    (:mod:`bridle.trainer.learner.rates`). With 0 AdamW leaves the weights exactly as they are."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     eps: AboveZero = 1e-8
     weight_decay: AtLeastZero = 0.0
     grad_clip: AboveZero = 1.0
     """Largest global gradient norm; longer gradients are scaled down to it."""
-    warmup_steps: Natural = 0
+    warmup_steps: Natural = 5
     """Number of optimizer steps (SFT) or loop steps (GRPO) over which the learning rate rises
-    linearly to the peak."""
+    linearly to the peak. It is a quarter of the run's steps at most, so that a run of three steps
+    or fewer has no warm-up."""
     schedule: Schedule = "constant"
     final_fraction: Share = 0.1
     """Learning rate at the end of the ``cosine`` schedule, as a fraction of the peak."""
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate. Raise ``ValueError`` if it is still ``auto``."""
+        if isinstance(self.learning_rate, str):
+            raise ValueError("the learning rate is auto: bridle.trainer.learner.rates.resolved")
+        return self.learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +306,12 @@ class LossConfig:
     trust_nats: AboveZero = 0.1
     """The bound of ``off_policy``: a token with a negative advantage is not trained if the tokens
     of its branch have become rarer by more than this, in nats per token on average."""
+    entropy_floor: AtLeastZero = 0.0
+    """The mean entropy of the trained tokens, in nats, that the policy should not fall below. After
+    a step below it, an entropy bonus is on, whose coefficient grows with each such step and shrinks
+    with each one above (:mod:`bridle.trainer.losses.entropy`). With 0 there is no bonus."""
+    entropy_step: AboveZero = 0.005
+    """The amount by which the coefficient of the entropy bonus grows or shrinks with a step."""
     kl_coefficient: AtLeastZero = 0.0
     """The coefficient β of the KL penalty to the reference policy, which is that of version 0.
     Unless β is 0, the reference is held in memory as a second model; with adapters it is the same
@@ -413,9 +430,7 @@ class SftConfig:
     """Number of examples per optimizer update."""
     seed: Natural = 0
     """The random seed of the order of examples and of new adapters."""
-    optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=1e-5, schedule="cosine", warmup_steps=10
-    )
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=10)
     lora: LoraConfig = LoraConfig()
     compute: ComputeConfig = ComputeConfig()
     packing: PackingConfig = PackingConfig()

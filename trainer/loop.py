@@ -31,8 +31,10 @@ from bridle.trainer.learner.checkpoint import (
     checkpoints,
 )
 from bridle.trainer.learner.optimizer import learning_rate
+from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.update import UpdateStats
+from bridle.trainer.losses import entropy
 from bridle.trainer.report import StepReport
 from bridle.trainer.sinks.base import RunSink
 
@@ -77,7 +79,7 @@ class GrpoLoop:
             raise ValueError("success replay needs a way to load sessions")
         if config.replay.share and others:
             raise ValueError("success replay trains one policy")
-        self.config = first.configured(config)
+        self.config = resolved(first.configured(config))
         self.learner = first.learner
         self.step = 0
         """Number of completed steps."""
@@ -101,6 +103,8 @@ class GrpoLoop:
         self.mixture: Mixture | None = None
         """The recorded sessions that steps train beside their own; for one policy."""
         self._seconds: dict[str, float] = {}
+        self._divergences: dict[str, dict[str, float]] = {}
+        """The divergences of the step's updates, by policy."""
         self._updating = False
         """True if the weights may be between two versions."""
 
@@ -215,7 +219,10 @@ class GrpoLoop:
         if replay is not None:
             self.replay_buffer = self.replay_buffer.after(prepared[0], self.config.replay)
         reports = {
-            each.name: StepReport(step, version, len(episodes), ready, update, policy, rate)
+            each.name: StepReport(
+                *(step, version, len(episodes), ready, update, policy, rate),
+                divergences={} if update is None else self._divergences[each.name],
+            )
             for each, ready, update, policy in zip(
                 self.policies, prepared, updates, published, strict=True
             )
@@ -243,10 +250,20 @@ class GrpoLoop:
             return None
         self._updating = True
         config = policy.configured(self.config)
+        with self._timed("probe"):
+            policy.probing.before(policy.learner, items)
         with self._timed("update"):
             update = policy.learner.update(
-                items, config, step=self.step, version=self.version, learning_rate=rate
+                items,
+                config,
+                step=self.step,
+                version=self.version,
+                learning_rate=rate,
+                entropy_bonus=entropy.bonus_of(policy.memory, config.loss),
             )
+        with self._timed("probe"):
+            self._divergences[policy.name] = policy.probing.after(policy.learner)
+        entropy.observe(policy.memory, update.mean_entropy, config.loss)
         self._seconds["score"] = self._seconds.get("score", 0.0) + update.scoring_seconds
         self._seconds["update"] -= update.scoring_seconds
         if update.skipped_updates:

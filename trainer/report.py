@@ -1,4 +1,7 @@
-"""The report of a GRPO step: a value for programs, and flat named numbers for the metric sinks."""
+"""The report of a GRPO step: a value for programs, and flat named numbers for the metric sinks.
+
+The names are declared in :mod:`bridle.store.diagnostics`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ class StepReport:
     """The recorded sessions beside its own, or ``None`` if the run has no share of them."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase: ``collect``, ``prepare``, ``score`` (old and reference logprobs),
-    ``update``, ``publish``."""
+    ``update``, ``probe``, ``publish``."""
+    divergences: Mapping[str, float] = field(default_factory=dict)
+    """The KL from the policy before, by name (:mod:`bridle.trainer.learner.probe`)."""
     others: Mapping[str, StepReport] = field(default_factory=dict)
     """Reports of the run's other policies, by name. Their time is included in ``seconds`` of this
     one."""
@@ -96,6 +101,7 @@ class StepReport:
             **self._staleness_metrics(),
             **self._teacher_metrics(),
             **self._update_metrics(),
+            **self.divergences,
         }
 
     def _own_metrics(self) -> dict[str, float]:
@@ -173,8 +179,13 @@ class StepReport:
             "update/loss": loss["loss"] / len(update.grad_norms),
             "update/grad_norm": float(np.mean(update.grad_norms)),
             "update/skipped": float(update.skipped_updates),
+            **{
+                f"gradient/{kind}": float(np.mean([one[kind] for one in update.kind_norms]))
+                for kind in update.kind_norms[0]
+            },
             **{f"update/{name}": loss.mean(name) for name in loss if name not in left_out},
-            "update/entropy": update.entropy / loss["tokens"],
+            "update/entropy": update.mean_entropy,
+            "update/entropy_bonus": update.entropy_bonus,
             "importance/mean": loss.mean("importance"),
             "importance/outside": loss.mean("outside"),
             "packing/computed_tokens": float(update.computed_tokens),

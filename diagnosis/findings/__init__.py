@@ -46,6 +46,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     training.nothing_trained,
     recording.unlinked_roots,
     recording.template_rewrites,
+    training.unusual_rate,
     training.growing_gap,
     training.slow,
 )

@@ -24,11 +24,26 @@ LARGEST_GAP: Final = 0.05
 Equal weights in other kernels and precisions differ by 0.001 to 0.02."""
 SLOW_SHARE: Final = 0.7
 """The share of a step's time from which on the run is reported to wait for that stage."""
+RATE_WARNING: Final = "rate_warning"
+"""The key of a run's ``config`` under which a learning rate far from the usual one is noted."""
 _OF_SCORING: Final = frozenset(
     {"scorer_failed", "misplaced_reward", "judge_failed", "judge_contradiction"}
 )
 """The findings that are about the scoring, not about the agent; a scorer's name may precede."""
 _OTHER_FINDINGS: Final = frozenset({HELD_OUT.reason, "stale", "version_stale", "zero_variance"})
+
+
+def unusual_rate(facts: Facts) -> Finding | None:
+    noted = facts.run.config.get(RATE_WARNING) if facts.run is not None else None
+    if not noted:
+        return None
+    return Finding(
+        "unusual_learning_rate",
+        Severity.WARNING,
+        "The learning rate is far from the usual one for what is trained",
+        f"{noted[0].upper()}{noted[1:]}.",
+        "Leave `training.optimizer.learning_rate` at `auto`, or set one nearer to it.",
+    )
 
 
 def other_weights(facts: Facts) -> Finding | None:

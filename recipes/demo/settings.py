@@ -76,6 +76,9 @@ class DemoSettings:
     """Number of these questions that are also asked greedily; that figure has no noise from drawing
     tokens."""
     learning_rate: AtLeastZero = 3e-4
+    warmup_steps: Natural = 0
+    """Number of steps over which the learning rate rises to its peak. The demo has a dozen steps, a
+    warm start before them, and an ``adam_eps`` that bounds the first ones."""
     final_fraction: float = 0.1
     """The learning rate at the end, as a fraction of its peak. At a low rate, the last steps
     consolidate what is learned and do not chase the few sessions that still fail."""

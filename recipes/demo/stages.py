@@ -384,6 +384,7 @@ def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
         seed=settings.seed,
         optimizer=OptimizerConfig(
             learning_rate=settings.learning_rate,
+            warmup_steps=settings.warmup_steps,
             eps=settings.adam_eps,
             schedule="cosine",
             final_fraction=settings.final_fraction,

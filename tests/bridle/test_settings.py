@@ -66,9 +66,9 @@ def test_a_run_has_a_store_of_its_own_unless_it_trains_recordings_alone(
 
 
 def test_without_a_file_the_options_defaults_hold(settled: Callable[..., Any]) -> None:
-    assert settled(None).training.optimizer.learning_rate == 1e-6
+    assert settled(None).training.optimizer.learning_rate == "auto"
     tuned = settled(None, kind=SftConfig)
-    assert (tuned.optimizer.learning_rate, tuned.optimizer.schedule) == (1e-5, "cosine")
+    assert (tuned.optimizer.warmup_steps, tuned.optimizer.schedule) == (10, "cosine")
     assert tuned == SftConfig()
 
 
@@ -165,7 +165,7 @@ def test_a_run_is_the_same_value_from_options_a_file_and_a_program(
     assert loaded.training.loss.name == "gspo"
     assert (loaded.groups.size, loaded.agent.parallel, loaded.training.steps) == (3, 2, 7)
     assert loaded.training.optimizer.warmup_steps == 3
-    assert loaded.training.optimizer.learning_rate == 1e-6
+    assert loaded.training.optimizer.learning_rate == "auto"
 
 
 def test_a_commands_defaults_are_those_of_a_program(settled: Callable[..., Any]) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import pytest
 from sqlalchemy import create_engine, update
 
+from bridle.diagnosis.findings import findings_of_run
 from bridle.reconstruct.rewards import VERIFIER_ALONE, Aggregation
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.report import training_figures
-from bridle.run.training import rules_of, stated
+from bridle.run.training import TrainingPlan, configured, rules_of, stated
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, RunRecord
 from bridle.store.schema.database import database_url
 from bridle.store.schema.tables import sessions
 from bridle.store.writing.writer import Writer
-from bridle.trainer.config import AdvantageConfig, GrpoConfig, SampleConfig
+from bridle.trainer.config import (
+    AdvantageConfig,
+    GrpoConfig,
+    LoraConfig,
+    OptimizerConfig,
+    SampleConfig,
+)
 
 
 def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str) -> None:
@@ -29,6 +39,24 @@ def test_a_run_states_its_rules_how_rewards_add_up_and_every_setting(store: str)
     )
     assert config["settings"]["steps"] == 3
     assert config["settings"]["advantages"]["reward_turns"] == "mean"
+
+
+@pytest.mark.parametrize(("rate", "noted"), [("auto", False), (1e-6, True)])
+def test_a_run_keeps_its_rate_as_a_number_and_a_note_if_it_moves_nothing(
+    store: str, tmp_path: Path, rate: float | Literal["auto"], noted: bool
+) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 2048}')
+    config = GrpoConfig(lora=LoraConfig(rank=8), optimizer=OptimizerConfig(learning_rate=rate))
+    plan = TrainingPlan(tmp_path, tmp_path, store, "run_1", config)
+    with Writer(store) as writer, Reader(store) as reader:
+        writer.add_sync(RunRecord("run_1", "train", 1.0))
+        writer.configure_run("run_1", configured(plan))
+        kept = reader.run("run_1").config["settings"]["optimizer"]["learning_rate"]
+        found = {one.name: one for one in findings_of_run(reader, "run_1")}
+    assert kept == pytest.approx(1e-5 if rate == "auto" else rate)
+    assert ("unusual_learning_rate" in found) is noted
+    if noted:
+        assert "by a factor of 10, and will hardly" in found["unusual_learning_rate"].evidence
 
 
 def test_summaries_are_trained_where_a_run_says_so() -> None:

@@ -344,15 +344,6 @@ def test_a_policy_that_is_none_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
-def test_adapters_at_the_rate_of_whole_models_are_said_before_anything_starts(
-    arguments: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "policy" / "config.json").unlink()
-    low = ("--set", "training.optimizer.learning_rate=0.000001")
-    assert "10 to 100 times" in bridle(*arguments, *low, "--set", "training.lora.rank=4").stdout
-    assert "10 to 100 times" not in bridle(*arguments, *low).stdout
-
-
 def test_an_agent_that_cannot_be_started_is_said_before_anything_starts(
     arguments: list[str], tmp_path: Path
 ) -> None:

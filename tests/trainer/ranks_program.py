@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -51,6 +52,9 @@ CONFIG = GrpoConfig(
     optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.1),
     packing=PackingConfig(max_tokens=64, block_tokens=16),
 )
+_MUON = dataclasses.replace(
+    CONFIG, optimizer=OptimizerConfig(name=f"{__file__}:muon", learning_rate=1e-3)
+)
 SFT = SftConfig(
     epochs=2, batch_size=3, compute=CONFIG.compute, packing=PackingConfig(max_tokens=64)
 )
@@ -75,6 +79,25 @@ def lora(policy: Path, out: Path) -> dict[str, Any]:
         packing=PackingConfig(layout="padded", max_tokens=64),
     )
     return _train(policy, out, config)
+
+
+def muon(named_parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    """Make the optimizer of the recipe in the documentation."""
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (recipe,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "Muon" in each)
+    made: dict[str, Any] = {}
+    exec(recipe, made)  # noqa: S102 - a recipe of this repository
+    return made["muon"](named_parameters, **options)
+
+
+def matrices(policy: Path, out: Path) -> dict[str, Any]:
+    """Train two steps with Muon on the hidden matrices."""
+    return _train(policy, out, dataclasses.replace(_MUON, steps=2))
+
+
+def matrices_again(policy: Path, out: Path) -> dict[str, Any]:
+    """Go on from the checkpoint of ``matrices`` with a third step."""
+    return _train(policy, out.parent / "matrices", _MUON)
 
 
 def killed(policy: Path, out: Path) -> dict[str, Any]:
@@ -201,7 +224,11 @@ def _episode(
 
 
 VARIANTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
-    each.__name__: each for each in (plain, penalty, lora, fine_tuned, operations, killed)
+    each.__name__: each
+    for each in (
+        *(plain, penalty, lora, matrices, matrices_again),
+        *(fine_tuned, operations, killed),
+    )
 }
 
 

@@ -210,11 +210,11 @@ def test_resuming_equals_never_having_stopped(policy_directory, tmp_path):
 def test_a_checkpoint_with_other_adapters_is_refused(policy_directory, tmp_path, lora, way):
     saved, asked = (LORA, lora) if way == "there" else (lora, LORA)
     model = trainable_policy(policy_directory, ON_CPU, saved)
-    optimizer = make_optimizer(model, OptimizerConfig())
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-3))
     path = save_checkpoint(tmp_path, model, optimizer, Progress(1, 1))
     model = trainable_policy(policy_directory, ON_CPU, asked)
     with pytest.raises(CheckpointError, match="other adapters"):
-        load_checkpoint(path, model, make_optimizer(model, OptimizerConfig()))
+        load_checkpoint(path, model, make_optimizer(model, OptimizerConfig(learning_rate=1e-3)))
 
 
 def test_an_engine_serves_it_merged(chat_directory, tmp_path):

@@ -1,9 +1,11 @@
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.policy.durable import NotWritten, atomic_directory
 from bridle.trainer.policy.model import load_policy, save_policy
 
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+
 
 def train(model, optimizer, steps):
     """Steps on inputs drawn from torch's generator, so that its state matters too."""
@@ -36,7 +40,7 @@ def train(model, optimizer, steps):
 
 def fresh(policy_directory, optimizer="adamw"):
     model = load_policy(policy_directory)
-    return model, make_optimizer(model, OptimizerConfig(name=optimizer, weight_decay=0.01))
+    return model, make_optimizer(model, OptimizerConfig(optimizer, 1e-3, weight_decay=0.01))
 
 
 FACTORIES = """
@@ -62,11 +66,14 @@ class Opaque(torch.optim.SGD):
 def factories(tmp_path):
     """A user's file of optimizers."""
     file = tmp_path / "factories.py"
-    file.write_text(FACTORIES)
+    (muon,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "Muon" in each)
+    file.write_text(FACTORIES + muon)
     return file
 
 
-@pytest.mark.parametrize("name", ["adamw", "FILE:adafactor", "FILE:momentum", "torch.optim:NAdam"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "FILE:adafactor", "FILE:momentum", "FILE:muon", "torch.optim:NAdam"]
+)
 def test_resuming_equals_never_having_stopped_bit_for_bit(
     policy_directory, tmp_path, factories, name
 ):
@@ -148,7 +155,7 @@ def test_only_the_newest_checkpoints_are_kept(policy_directory, tmp_path):
 
 def test_a_checkpoint_is_a_model_directory(chat_directory, tmp_path):
     model = load_policy(chat_directory)
-    optimizer = make_optimizer(model, OptimizerConfig())
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-3))
     path = save_checkpoint(
         tmp_path, model, optimizer, Progress(1, 1), tokenizer_from=chat_directory
     )

@@ -87,6 +87,22 @@ def test_the_reward_rises_with_adapters_alone(bandit_loop):
     assert torch.equal(head, before)
 
 
+def test_a_floor_holds_the_entropy_that_training_alone_takes_away(bandit_loop):
+    def entropies(**loss):
+        config = dataclasses.replace(CONFIG, steps=16, loss=LossConfig(**loss))
+        loop, _ = bandit_loop(config)
+        return [report.metrics()["update/entropy"] for report in run(loop) if report.update], loop
+
+    alone, _ = entropies()
+    floor = alone[0] - 0.1
+    held, loop = entropies(entropy_floor=floor, entropy_step=0.5)
+    assert alone[-1] < floor - 0.3
+    assert held[-1] > alone[-1] + 0.3
+    kept = loop.policies[0].kept_memory
+    assert kept["entropy/last"] == pytest.approx(held[-1]), "a checkpoint has it"
+    assert kept["entropy/coefficient"] > 0
+
+
 def test_a_learning_rate_of_zero_learns_nothing_and_changes_no_bit(bandit_loop):
     config = dataclasses.replace(
         CONFIG, optimizer=OptimizerConfig(learning_rate=0.0, weight_decay=0.1), epochs=2
@@ -292,7 +308,7 @@ def slow_steps(monkeypatch):
 
 
 def test_a_time_limit_ends_the_run_and_its_learning_rate_together(bandit_loop, slow_steps):
-    optimizer = OptimizerConfig(learning_rate=1e-2, schedule="cosine", final_fraction=0.1)
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, schedule="cosine")
     limited = dataclasses.replace(CONFIG, seconds=52.0, optimizer=optimizer)
     loop, _ = bandit_loop(limited)
     loop.run(slow_steps)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bridle.trainer.config import LossConfig
+from bridle.trainer.losses.entropy import bonus_of, observe
 from bridle.trainer.losses.importance import importance_weights
 from bridle.trainer.losses.losses import (
     LOSSES,
@@ -359,3 +360,54 @@ def test_a_loss_gets_the_gradient_of_entropies_only_if_it_is_marked():
         for one in p
     ]
     assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_entropy_bonus_has_the_gradient_of_its_definition():
+    """Compare the gradient in float32 with central differences of the definition in float64."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 6, generator=generator).requires_grad_()
+    bonus, weights = 0.3, torch.tensor([0.5, 0.3, 0.2])
+
+    def scored(logits):
+        spread = logits.log_softmax(-1)
+        logprobs = spread[:, 0]
+        return TokenTerms(
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach(),
+            behaviour_logprobs=logprobs.detach(),
+            advantages=torch.zeros(3).to(logits),
+            weights=weights.to(logits),
+            branches=torch.zeros(3, dtype=torch.int64),
+            entropies=-(spread.exp() * spread).sum(-1),
+        )
+
+    loss, _ = policy_loss(scored(logits), PLAIN, bonus)
+    loss.backward()
+    exact = logits.detach().double()
+
+    def defined(logits):
+        p = torch.softmax(logits, -1)
+        return float(-bonus * (weights.double() * -(p * p.log()).sum(-1)).sum())
+
+    for row, column in ((0, 0), (1, 3), (2, 5)):
+        up, down = exact.clone(), exact.clone()
+        up[row, column] += 1e-6
+        down[row, column] -= 1e-6
+        slope = (defined(up) - defined(down)) / 2e-6
+        assert logits.grad[row, column].item() == pytest.approx(slope, rel=1e-4, abs=1e-7)
+    none, _ = policy_loss(scored(exact), PLAIN)
+    assert none.item() == 0.0
+
+
+def test_the_bonus_grows_below_the_floor_and_is_off_above_it():
+    config, memory = LossConfig(entropy_floor=0.5, entropy_step=0.1), {}
+    found = [bonus_of(memory, config)]
+    for measured in (0.4, 0.3, 0.6, 0.4, 0.7, 0.7, 0.7):
+        observe(memory, measured, config)
+        found.append(bonus_of(memory, config))
+    assert found == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.2, 0.0, 0.0, 0.0])
+    observe(memory, 0.4, config)
+    assert bonus_of(memory, config) == pytest.approx(0.1), "it never falls below 0"
+    unused = {}
+    observe(unused, 0.0, LossConfig())
+    assert (unused, bonus_of(unused, LossConfig())) == ({}, 0.0)

@@ -22,7 +22,8 @@ from bridle.trainer.policy.model import load_policy
 from support.processes import free_port
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
-TOGETHER = ("plain", "penalty", "lora", "fine_tuned", "operations")
+TOGETHER = ("plain", "penalty", "lora", "matrices", "matrices_again")
+TOGETHER += ("fine_tuned", "operations")
 TIMEOUT_S = 240
 
 
@@ -82,6 +83,23 @@ def test_two_nodes_of_two_processes_train_the_same_weights_as_one(
         for name in one:
             if not name.startswith("seconds/"):
                 assert several[name] == pytest.approx(one[name], rel=2e-3, abs=2e-6), name
+
+
+@pytest.mark.distributed
+def test_muon_and_adamw_train_the_same_weights_in_several_processes(
+    alone, together, policy_directory
+):
+    """Muon computes its updates in bfloat16, whose products round by what they are summed over."""
+    ours, expected = found(alone, "matrices")
+    _, weights = found(together, "matrices")
+    start = load_policy(policy_directory).state_dict()
+    moved = largest_difference(start, expected)
+    assert moved > 1e-3
+    assert largest_difference(expected, weights) < 0.05 * moved
+    assert len(ours["steps"]) == 2
+    for out in (alone, together):
+        again = json.loads((out / "matrices_again.json").read_text())
+        assert len(again["steps"]) == 1, "the others came before the checkpoint"
 
 
 @pytest.mark.distributed

@@ -11,6 +11,7 @@ from bridle.trainer.batch.packing import make_packs
 from bridle.trainer.batch.prepare import TrainItem
 from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.optimizer import make_optimizer
+from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.sft_update import fit_batch
 from bridle.trainer.learner.update import update_policy
 from bridle.trainer.policy.model import load_policy, score_pack, score_sequence
@@ -60,7 +61,7 @@ def test_an_update_refuses_before_it_computes_anything(indexed, make_sample):
         for number, sample in enumerate(samples)
     ]
     config = GrpoConfig()
-    optimizer = make_optimizer(indexed, config.optimizer)
+    optimizer = make_optimizer(indexed, resolved(config).optimizer)
     before = [parameter.detach().clone() for parameter in indexed.parameters()]
     with pytest.raises(SequenceTooLong, match="max-model-len"):
         update_policy(indexed, optimizer, items, config, step=0, version=0)
@@ -70,7 +71,7 @@ def test_an_update_refuses_before_it_computes_anything(indexed, make_sample):
 
 def test_imitation_refuses_longer_examples_too(indexed, make_sample):
     config = SftConfig()
-    optimizer = make_optimizer(indexed, config.optimizer)
+    optimizer = make_optimizer(indexed, resolved(config).optimizer)
     with pytest.raises(SequenceTooLong):
         fit_batch(indexed, optimizer, [make_sample([*range(30)], [29])], config)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bridle.reconstruct.rewards import Numbers, without_findings, zeroed
 from bridle.reconstruct.samples.sample import Episode, Sample
+from bridle.trainer.batch.figures import advantages, figures
 from bridle.trainer.batch.filters import (
     DropReason,
     MaskReason,
@@ -81,7 +82,8 @@ class PreparedStep:
     unplaced_rewards: int = 0
     """Number of rewards of turns that their sessions do not have, which therefore count nowhere."""
     signal: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the sessions by name (:mod:`bridle.trainer.batch.signal`)."""
+    """Figures of the sessions by name (:mod:`bridle.trainer.batch.signal`,
+    :mod:`bridle.trainer.batch.figures`)."""
     teacher_gap: TeacherGap | None = None
     """The difference between the teacher and the policy, or ``None`` without a teacher."""
 
@@ -210,9 +212,27 @@ def prepare(
         sessions_dropped={name: dropped.count(name) for name in sorted(set(dropped))},
         staleness=version - np.concatenate([_NOTHING, *(_versions(item.sample) for item in items)]),
         unplaced_rewards=sum(len(one.unplaced) for one in numbers[: len(own)]),
-        signal=signal(episodes[: len(own)], compared, tuple(members.values())),
+        signal=_signal(
+            episodes[: len(own)], compared, members, numbers[: len(own)], accounts, items
+        ),
         teacher_gap=teacher_gap,
     )
+
+
+def _signal(
+    episodes: Sequence[Episode],
+    compared: Mapping[int, float],
+    members: Mapping[Hashable, Sequence[int]],
+    numbers: Sequence[Numbers],
+    accounts: Sequence[TokenAccount],
+    items: Sequence[TrainItem],
+) -> dict[str, float]:
+    groups = tuple(members.values())
+    return {
+        **signal(episodes, compared, groups),
+        **figures(episodes, compared, groups, numbers, accounts),
+        **advantages([item.credit[item.sample.mask] for item in items]),
+    }
 
 
 def _siblings(earlier: Sequence[Episode], config: GrpoConfig) -> Sequence[Episode]:

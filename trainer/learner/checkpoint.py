@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from bridle.errors import BridleError
 from bridle.trainer.learner.average import Average
+from bridle.trainer.learner.optimizer import kind_of
 from bridle.trainer.policy.durable import atomic_directory
 from bridle.trainer.policy.lora import adapters, load_adapters, scaling
 from bridle.trainer.policy.model import checkpoint_tensors, restore_policy, save_policy
@@ -57,6 +58,8 @@ class Progress:
     (:attr:`bridle.trainer.credit.CreditGroup.memory`)."""
     replay: Mapping[str, Any] = field(default_factory=dict)
     """The successes that may be replayed (:mod:`bridle.trainer.collection.replay`)."""
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    """The first step's probe (:mod:`bridle.trainer.learner.probe`)."""
     fates: Sequence[Any] = ()
     """The fates of the tokens of the steps since the previous checkpoint
     (:mod:`bridle.trainer.batch.fates`)."""
@@ -92,7 +95,7 @@ def save_checkpoint(
                 "scaling": scaling(model),
                 "average": average.state() if average is not None else {},
                 "optimizer": state,
-                "optimizer_class": type(optimizer).__name__,
+                "optimizer_class": kind_of(optimizer),
                 "random": _random_state(),
                 "step": progress.step,
                 "version": progress.version,
@@ -100,6 +103,7 @@ def save_checkpoint(
                 "groups": dict(progress.groups),
                 "memory": dict(progress.memory),
                 "replay": dict(progress.replay),
+                "probe": dict(progress.probe),
                 "fates": list(progress.fates),
                 "renumbered": [list(change) for change in progress.renumbered],
             },
@@ -136,7 +140,7 @@ def load_checkpoint(
             restore_policy(model, path / POLICY_DIRECTORY)
         if average is not None:
             average.load(state.get("average", {}))
-        saved, own = state.get("optimizer_class", "AdamW"), type(optimizer).__name__
+        saved, own = state.get("optimizer_class", "AdamW"), kind_of(optimizer)
         if saved != own:
             raise ValueError(f"it was trained with {saved}, and optimizer.name makes {own}")
         optimizer.load_state_dict(own_state(model, optimizer, state["optimizer"]))
@@ -151,6 +155,7 @@ def load_checkpoint(
         memory=state.get("memory", {}),
         renumbered=tuple((first, shift) for first, shift in state.get("renumbered", ())),
         replay=state.get("replay", {}),
+        probe=state.get("probe", {}),
         fates=tuple(state.get("fates", ())),
     )
 

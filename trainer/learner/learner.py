@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from bridle.trainer.config import GrpoConfig, PackingConfig, SftConfig
 from bridle.trainer.learner.average import Average
 from bridle.trainer.learner.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bridle.trainer.learner.optimizer import make_optimizer, set_learning_rate
+from bridle.trainer.learner.rates import peak_rate
 from bridle.trainer.learner.sft_update import SftExample, SftUpdate, fit_batch
 from bridle.trainer.learner.update import UpdateStats, update_policy
 from bridle.trainer.policy.compute import UnsupportedCompute
@@ -48,6 +50,7 @@ class AnyLearner(Weights, Protocol):
         step: int,
         version: int,
         learning_rate: float,
+        entropy_bonus: float = 0.0,
     ) -> UpdateStats:
         """Take a step's updates (:func:`bridle.trainer.learner.update.update_policy`)."""
 
@@ -80,7 +83,8 @@ class Learner(ModelWeights):
     ) -> None:
         super().__init__(model)
         self.packing = exact_packing(model, config.packing)
-        self.optimizer = make_optimizer(model, config.optimizer)
+        optimizer = replace(config.optimizer, learning_rate=peak_rate(config))
+        self.optimizer = make_optimizer(model, optimizer)
         self.reference = reference
         self.average = average_of(model, config)
 
@@ -96,6 +100,7 @@ class Learner(ModelWeights):
         step: int,
         version: int,
         learning_rate: float,
+        entropy_bonus: float = 0.0,
     ) -> UpdateStats:
         set_learning_rate(self.optimizer, learning_rate)
         stats = update_policy(
@@ -106,6 +111,7 @@ class Learner(ModelWeights):
             step=step,
             version=version,
             reference=self.reference,
+            entropy_bonus=entropy_bonus,
         )
         if self.average is not None and stats.changed_weights:
             self.average.update(self.model)

@@ -124,8 +124,10 @@ class SpreadLearner:
         step: int,
         version: int,
         learning_rate: float,
+        entropy_bonus: float = 0.0,
     ) -> UpdateStats:
         places: dict[str, Any] = {"step": step, "version": version, "learning_rate": learning_rate}
+        places["entropy_bonus"] = entropy_bonus
         return UpdateStats.of_processes(self._everywhere("update", items, config, **places))
 
     def fit(

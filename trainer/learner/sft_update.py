@@ -62,5 +62,5 @@ def fit_batch(
         loss = -scores.logprobs.sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    norm, _ = clip_and_step(model, optimizer, config.optimizer.grad_clip)
-    return SftUpdate(total, tokens, norm)
+    step = clip_and_step(model, optimizer, config.optimizer.grad_clip)
+    return SftUpdate(total, tokens, step.norm)

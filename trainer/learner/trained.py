@@ -20,6 +20,7 @@ from bridle.trainer.credit.distillation import AskTeacher
 from bridle.trainer.credit.privileged import Inform, plain
 from bridle.trainer.learner.checkpoint import Progress
 from bridle.trainer.learner.learner import AnyLearner
+from bridle.trainer.learner.probe import Probe, Probing
 from bridle.trainer.policy.weights import Policy
 
 
@@ -48,6 +49,8 @@ class TrainedPolicy:
     """The insertion of a context into the prompts of a teacher."""
     kept_memory: Mapping[str, float] = field(default_factory=dict)
     """The value of ``memory`` as of the last completed step."""
+    probing: Probing = field(default_factory=Probing)
+    """The policy's divergence from itself before."""
     _tokenizer: Tokenizer | None = None
 
     def configured(self, config: GrpoConfig) -> GrpoConfig:
@@ -97,13 +100,14 @@ class TrainedPolicy:
         """
         progress = self.learner.load_checkpoint(self.directory / name)
         self.kept_memory, self.memory = progress.memory, dict(progress.memory)
+        self.probing.start = Probe.of_data(progress.probe)
         return progress
 
     def save_checkpoint(self, progress: Progress, keep: int) -> None:
         """Save a checkpoint with the policy's own memory as of the last completed step."""
         self.learner.save_checkpoint(
             self.directory,
-            replace(progress, memory=self.kept_memory),
+            replace(progress, memory=self.kept_memory, probe=self.probing.start.as_data()),
             tokenizer_from=self.tokenizer_from,
             keep=keep,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -63,6 +63,8 @@ class UpdateStats:
     drift: Drift = field(default_factory=Drift)
     grad_norms: tuple[float, ...] = ()
     """Gradient norm of each update, before clipping."""
+    kind_norms: tuple[Mapping[str, float], ...] = ()
+    """The same by kinds of layers (:mod:`bridle.trainer.learner.gradients`)."""
     skipped_updates: int = 0
     """Number of updates not taken because the gradient was not finite."""
     computed_tokens: int = 0
@@ -70,8 +72,15 @@ class UpdateStats:
     unshared_tokens: int = 0
     """Number of tokens of this pass if prefixes were not shared."""
     packs: int = 0
+    entropy_bonus: float = 0.0
+    """The coefficient of the entropy bonus in these updates."""
     scoring_seconds: float = 0.0
     """Seconds spent on the old and reference policies' logprobs, before the first update."""
+
+    @property
+    def mean_entropy(self) -> float:
+        """The mean entropy of the trained tokens, in nats."""
+        return self.entropy / self.loss["tokens"]
 
     @property
     def changed_weights(self) -> bool:
@@ -86,6 +95,7 @@ class UpdateStats:
             gap=self.gap + other.gap,
             drift=self.drift + other.drift,
             grad_norms=self.grad_norms + other.grad_norms,
+            kind_norms=self.kind_norms + other.kind_norms,
             skipped_updates=self.skipped_updates + other.skipped_updates,
         )
 
@@ -109,6 +119,7 @@ def update_policy(
     step: int,
     version: int,
     reference: nn.Module | None = None,
+    entropy_bonus: float = 0.0,
 ) -> UpdateStats:
     """Train ``model``, whose weights are those of ``version``, on ``items``.
 
@@ -138,12 +149,18 @@ def update_policy(
         computed_tokens=sum(map(_size, packs)),
         unshared_tokens=sum(pack.pack.unshared_tokens for pack in packs),
         packs=len(packs),
+        entropy_bonus=entropy_bonus,
         scoring_seconds=time.perf_counter() - started,
     )
     for epoch in range(config.epochs):
         for minibatch in minibatches:
             stats += _update(
-                model, optimizer, minibatch, config, version=version if epoch == 0 else None
+                model,
+                optimizer,
+                minibatch,
+                config,
+                version=version if epoch == 0 else None,
+                entropy_bonus=entropy_bonus,
             )
     return stats
 
@@ -159,6 +176,7 @@ def _update(
     config: GrpoConfig,
     *,
     version: int | None,
+    entropy_bonus: float,
 ) -> UpdateStats:
     """Accumulate the gradients of the packs and take one optimizer step.
 
@@ -175,10 +193,10 @@ def _update(
             pack.pack,
             block_tokens=config.packing.block_tokens,
             drawn=pack.drawn,
-            entropy_gradient=needs_entropy_gradient(config.loss),
+            entropy_gradient=bool(entropy_bonus) or needs_entropy_gradient(config.loss),
         )
         terms = loss_terms(pack, scores)
-        loss, sums = policy_loss(terms, config.loss)
+        loss, sums = policy_loss(terms, config.loss, entropy_bonus)
         loss.backward()  # type: ignore[no-untyped-call]
         stats += UpdateStats(loss=sums, entropy=float(scores.entropies.detach().sum()))
         if version is not None:
@@ -188,8 +206,10 @@ def _update(
                 old[ours], terms.behaviour_logprobs[ours], version - pack.versions[ours]
             )
             stats += UpdateStats(gap=_gap(pack, old, version), drift=drift)
-    norm, stepped = clip_and_step(model, optimizer, config.optimizer.grad_clip)
-    return stats + UpdateStats(grad_norms=(norm,), skipped_updates=0 if stepped else 1)
+    step = clip_and_step(model, optimizer, config.optimizer.grad_clip)
+    return stats + UpdateStats(
+        grad_norms=(step.norm,), kind_norms=(step.by_kind,), skipped_updates=0 if step.taken else 1
+    )
 
 
 def _gap(pack: TrainPack, old_logprobs: Tensor, version: int) -> LogprobGap:

@@ -18,7 +18,8 @@ distribution that the engine reports, ``r = π / π_old`` and ``A`` the advantag
 Each token's loss is multiplied by its importance weight
 (:mod:`bridle.trainer.losses.importance`), which is 0 outside the trust region
 (:mod:`bridle.trainer.losses.trust`). The KL penalty ``β k3`` is added, or ``β (π / μ) k3`` if
-``kl_corrected`` is set, and the batch loss is the sum over tokens times the weights of
+``kl_corrected`` is set, the entropy bonus of :mod:`bridle.trainer.losses.entropy` is subtracted
+while it is on, and the batch loss is the sum over tokens times the weights of
 :mod:`bridle.trainer.credit.weighting`. ``sg`` stops gradients.
 """
 
@@ -159,10 +160,13 @@ def k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     return difference.exp() - 1 - difference
 
 
-def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums]:
+def policy_loss(
+    terms: TokenTerms, config: LossConfig, entropy_bonus: float = 0.0
+) -> tuple[Tensor, LossSums]:
     """Return the weighted loss of a pack's tokens and the sums to report.
 
-    The loss is a scalar with gradient.
+    The loss is a scalar with gradient. ``entropy_bonus`` is the coefficient of
+    :mod:`bridle.trainer.losses.entropy`; unless it is 0, the entropies need a gradient.
     """
     surrogate = LOSSES.configured(config.name, config.options)(terms, config)
     importance = importance_weights(terms, config)
@@ -176,6 +180,9 @@ def policy_loss(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, LossSums
             drawn = importance * (terms.logprobs - terms.old_logprobs).exp()
             kl_reference = drawn * kl_reference
         per_token = per_token + config.kl_coefficient * kl_reference
+    if entropy_bonus:
+        assert terms.entropies is not None  # noqa: S101 - score_pack has computed them
+        per_token = per_token - entropy_bonus * terms.entropies
     loss = (terms.weights * per_token).sum()
     return loss, _stats(terms, loss, surrogate, kept, outside, kl_reference)
 

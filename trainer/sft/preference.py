@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from bridle.errors import UsageError
 from bridle.trainer.config import SftConfig
+from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.world import World
 from bridle.trainer.policy.compute import choose_devices
 
@@ -90,7 +91,7 @@ def train_preferences(
 
 def _arguments(config: SftConfig) -> dict[str, Any]:
     """Return the settings in the names of TRL's trainers."""
-    optimizer = config.optimizer
+    optimizer = resolved(config).optimizer
     at_a_time = min(config.batch_size, _AT_A_TIME)
     (device,) = choose_devices(config.compute.device)
     return {
@@ -98,7 +99,7 @@ def _arguments(config: SftConfig) -> dict[str, Any]:
         "num_train_epochs": config.epochs,
         "per_device_train_batch_size": at_a_time,
         "gradient_accumulation_steps": -(-config.batch_size // at_a_time),
-        "learning_rate": optimizer.learning_rate,
+        "learning_rate": optimizer.peak,
         "adam_beta1": optimizer.betas[0],
         "adam_beta2": optimizer.betas[1],
         "adam_epsilon": optimizer.eps,

@@ -19,6 +19,7 @@ from rich.progress import (
 from bridle.trainer.config import SftConfig
 from bridle.trainer.learner.learner import AnyLearner
 from bridle.trainer.learner.optimizer import learning_rate
+from bridle.trainer.learner.rates import resolved
 from bridle.trainer.learner.sft_update import SftExample
 from bridle.trainer.sft.data import SftDataError
 
@@ -70,7 +71,7 @@ def train_sft(
             f"token id {largest} is beyond the {known} of the model's vocabulary: "
             "was this recorded with another model?"
         )
-    config = replace(config, packing=learner.packing)
+    config = resolved(replace(config, packing=learner.packing))
     total = steps_of(len(learnable), config.epochs, config.batch_size)
     history: list[SftStep] = []
     with _progress_bar(console) as progress:

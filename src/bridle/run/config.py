@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, to_builtins
 
@@ -19,7 +19,7 @@ from bridle.run.settings import parse_overrides, settings_from
 from bridle.store.records import DEFAULT_POLICY
 from bridle.store.reward import RewardSource
 from bridle.trainer.collection.branching import Where
-from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, OptimizerConfig, Share
+from bridle.trainer.config import AboveZero, Count, GrpoConfig, Natural, Share
 
 Named = Annotated[str, Meta(min_length=1)]
 
@@ -276,10 +276,6 @@ class RecordingsConfig:
         return self.store is not None and not self.share
 
 
-_WHOLE_RATE: Final = 1e-6
-"""The default learning rate, which suits the weights of whole models."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """The settings of a training run. They are stored with the run."""
@@ -289,9 +285,7 @@ class RunConfig:
     policy: PolicyConfig
     groups: GroupsConfig = GroupsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    training: GrpoConfig = field(
-        default_factory=lambda: GrpoConfig(optimizer=OptimizerConfig(learning_rate=_WHOLE_RATE))
-    )
+    training: GrpoConfig = field(default_factory=GrpoConfig)
     policies: Mapping[str, FurtherPolicy] = field(default_factory=dict)
     """The policies that are trained beside ``policy``, by name."""
     scorers: ScorersConfig = field(default_factory=ScorersConfig)
@@ -312,17 +306,6 @@ class RunConfig:
     def policy_roles(self) -> dict[str, str]:
         """The name of the policy of each role that does not use the first one."""
         return {role: name for name, one in self.policies.items() for role in one.roles or (name,)}
-
-    @property
-    def rate_notice(self) -> str | None:
-        """A line for the user if adapters are trained at the default rate of whole models."""
-        rate = self.training.optimizer.learning_rate
-        if not self.training.lora.rank or rate != _WHOLE_RATE:
-            return None
-        return (
-            f"adapters learn little at {rate:g}, the rate of whole models: set "
-            "training.optimizer.learning_rate to 10 to 100 times that"
-        )
 
     @classmethod
     def load(cls, file: str | Path, overrides: Sequence[str] = ()) -> Self:

@@ -67,6 +67,7 @@ from bridle.trainer.collection.curriculum import TaskChoice, horizon
 from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.learner.checkpoint import checkpoints
 from bridle.trainer.learner.ranks import follow
+from bridle.trainer.learner.rates import rate_line, rate_warning
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
 from bridle.trainer.policy.model import check_policy
@@ -240,6 +241,12 @@ def _sessions(config: RunConfig, directory: Path) -> Path:
     return Path(config.agent.directory) if config.agent.directory else directory / "sessions"
 
 
+def _announce_rate(plan: TrainingPlan, on_rule: Callable[[str], None]) -> None:
+    on_rule(rate_line(plan.config))
+    if (warning := rate_warning(plan.config, plan.policy)) is not None:
+        on_rule(f"warning: {warning}")
+
+
 def _train_recorded(
     plan: TrainingPlan,
     config: RunConfig,
@@ -247,6 +254,7 @@ def _train_recorded(
     on_rule: Callable[[str], None],
 ) -> GrpoLoop:
     with attempt(plan.store, *runs_of(plan.run_id, plan.directory.resolve().name)), resumable():
+        _announce_rate(plan, on_rule)
         stack = running_stack(config.services) if config.services.engine_urls else None
         return train_recorded(
             plan, config.recordings, stack=stack, on_step=on_step, on_rule=on_rule
@@ -287,6 +295,7 @@ def _train_agent(
     per_step = config.groups.per_step * config.groups.size
     starts = not config.services.engine_urls
     on_begin(TrainingBegin(plan.run_id, plan.store, _steps_trained(plan), per_step, starts))
+    _announce_rate(plan, on_rule)
 
     def on_result(result: RolloutResult) -> None:
         notice(rule, result.rewards)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bridle.diagnosis.findings.training import RATE_WARNING
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError, UsageError
@@ -44,8 +45,9 @@ from bridle.trainer.credit.anchors import ANCHORS
 from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
-from bridle.trainer.learner.optimizer import OPTIMIZERS, require_spreadable
+from bridle.trainer.learner.optimizer import OPTIMIZERS
 from bridle.trainer.learner.ranks import learning
+from bridle.trainer.learner.rates import rate_warning, resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
@@ -120,7 +122,7 @@ def stated(config: GrpoConfig) -> dict[str, Any]:
             "rules": rules_of(config).as_data(),
         },
         "reward": aggregation(config.advantages).as_data(),
-        "settings": asdict(config),
+        "settings": asdict(resolved(config)),
     }
 
 
@@ -157,12 +159,9 @@ def require_parts(config: GrpoConfig) -> None:
 def require_devices(config: GrpoConfig) -> None:
     """Raise an error for devices of ``config`` that are not here, or that cannot train so.
 
-    The error is ``UnsupportedCompute``. Raise ``UnsupportedOptimizer`` for an optimizer that they
-    cannot share.
+    The error is ``UnsupportedCompute``.
     """
     devices = choose_devices(config.compute.device)
-    if len(devices) > 1:
-        require_spreadable(config.optimizer)
     if len(devices) > 1 and config.publish.through == "transfer":
         raise UnsupportedCompute(
             "weights are transferred from one device: publish through directories, or train on one"
@@ -388,7 +387,12 @@ def _mixture(plan: TrainingPlan, rules: SampleRules) -> Iterator[Mixture | None]
 
 def configured(plan: TrainingPlan) -> dict[str, Any]:
     """Return the ``config`` of the plan's run, as the store keeps it."""
-    return {**stated(plan.config), **plan.work}
+    warning = rate_warning(plan.config, plan.policy)
+    return {
+        **stated(plan.config),
+        **plan.work,
+        **({RATE_WARNING: warning} if warning is not None else {}),
+    }
 
 
 @contextmanager

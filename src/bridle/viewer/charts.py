@@ -5,10 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 _STAGES: Final = 8
 """The number of colours of the bars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The name and the look of a line."""
+
+    label: str
+    shade: int
+    """The number of its colour, from 0."""
+    dashed: bool = False
+    """Whether it is another run's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,22 @@ class Chart:
     """The steps, counted from 1 as the commands do; the store counts them from 0."""
     series: Mapping[str, tuple[float | None, ...]]
     """The values of each series at the steps, by the series' name."""
+    styles: tuple[Style, ...] = ()
+    """The look of each series."""
+    unit: str = ""
+    about: str = ""
+    """The meaning of the numbers."""
+
+    @property
+    def looks(self) -> list[tuple[int, bool]]:
+        """The colour of each series, and whether its line is dashed."""
+        return [(style.shade, style.dashed) for style in self.styles]
+
+    @property
+    def legend(self) -> list[Style]:
+        """One line of each colour, if there are several."""
+        colours = {style.shade: style for style in reversed(self.styles)}
+        return [colours[shade] for shade in sorted(colours)] if len(colours) > 1 else []
 
     @property
     def last(self) -> float | None:
@@ -36,7 +64,13 @@ class Chart:
 Series = Sequence[tuple[int, float]]
 
 
-def chart(title: str, series: Mapping[str, Series]) -> Chart | None:
+def chart(
+    title: str,
+    series: Mapping[str, Series],
+    styles: Mapping[str, Style] = MappingProxyType({}),
+    unit: str = "",
+    about: str = "",
+) -> Chart | None:
     """Return series of ``(step, value)`` on common steps, or ``None`` if none has a finite value.
 
     The later of two values of a step counts.
@@ -50,7 +84,8 @@ def chart(title: str, series: Mapping[str, Series]) -> Chart | None:
         return None
     steps = sorted(set().union(*finite.values()))
     lines = {name: tuple(points.get(step) for step in steps) for name, points in finite.items()}
-    return Chart(title, tuple(step + 1 for step in steps), lines)
+    looks = tuple(styles.get(name, Style(name, place)) for place, name in enumerate(lines))
+    return Chart(title, tuple(step + 1 for step in steps), lines, looks, unit, about)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,12 @@ from statistics import fmean
 from typing import Final
 
 from bridle.diagnosis.pages import Placed
+from bridle.store.diagnostics import SECTIONS, Diagnostic, declared
 from bridle.store.records import Metric
-from bridle.viewer.charts import Bar, Chart, Series, bar, chart
+from bridle.viewer.charts import Bar, Chart, Series, Style, bar, chart
 
-_CHARTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("Reward, mean", ("reward/mean",)),
-    ("Reward, standard deviation", ("reward/std",)),
-    ("Staleness, mean", ("staleness/mean",)),
-    ("Entropy", ("update/entropy",)),
-    ("Engine–trainer gap", ("update/logprob_gap",)),
-    ("KL from the sampler, nats", ("kl/sampler",)),
-    ("Clipped fraction", ("update/clip_fraction",)),
-    ("Outside the trust region", ("importance/outside",)),
-    ("Effective sample size, share", ("importance/effective",)),
-    ("Gradient norm", ("update/grad_norm",)),
-    ("Tokens trained", ("tokens/trained",)),
-    ("Groups with equal rewards", ("groups/zero_variance",)),
-)
+_LINES: Final = 8
+"""Maximum number of lines of a run in one chart."""
 
 
 class GroupOutcome(StrEnum):
@@ -130,13 +119,44 @@ def by_name(metrics: Sequence[Metric]) -> dict[str, Series]:
     return dict(found)
 
 
-def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[Chart]:
-    """Return the charts of one run, or of several on common axes."""
-    made = []
-    for title, names in _CHARTS:
-        series = {run: of[name] for run, of in runs.items() for name in names if name in of}
-        made.append(chart(title, series))
-    return [drawn for drawn in made if drawn is not None]
+def charts(runs: Mapping[str, Mapping[str, Series]]) -> list[tuple[str, list[Chart]]]:
+    """Return the charts of one run, or of several on common axes, by the headings of sections.
+
+    What a chart shows is declared in :mod:`bridle.store.diagnostics`.
+    """
+    sections = []
+    for section in SECTIONS:
+        titles = dict.fromkeys(one.chart for one in section.diagnostics if one.chart)
+        drawn = [
+            made
+            for title in titles
+            if (made := _chart([d for d in section.diagnostics if d.chart == title], runs))
+        ]
+        if drawn:
+            sections.append((section.title, drawn))
+    return sections
+
+
+def _chart(shown: Sequence[Diagnostic], runs: Mapping[str, Mapping[str, Series]]) -> Chart | None:
+    names = [name for one in shown for name in _names(one, runs)][:_LINES]
+    series: dict[str, Series] = {}
+    styles: dict[str, Style] = {}
+    for place, (run, of) in enumerate(runs.items()):
+        for shade, name in enumerate(names):
+            if name in of:
+                line = run if len(names) == 1 else f"{name} {run}"
+                series[line] = of[name]
+                styles[line] = Style(name.rpartition("/")[2], shade, place > 0)
+    about = "; ".join(f"{one.name}: {one.meaning}" for one in shown)
+    return chart(shown[0].chart, series, styles, shown[0].unit, about)
+
+
+def _names(one: Diagnostic, runs: Mapping[str, Mapping[str, Series]]) -> list[str]:
+    """Return the names of a declaration that any run has, shorter ones first."""
+    if one.prefix is None:
+        return [one.name] if any(one.name in of for of in runs.values()) else []
+    known = {name for of in runs.values() for name in of if declared(name) is one}
+    return sorted(known, key=lambda name: (len(name), name))
 
 
 def stage_lanes(

@@ -13,7 +13,7 @@ from bridle.cli.options import RewardSourcesOption, RunOption, StoreOption, mode
 from bridle.cli.reading import reader, require_run
 from bridle.cli.rules import RulesOption, sample_rules
 from bridle.cli.settings import configured
-from bridle.cli.terminal import fail, out
+from bridle.cli.terminal import err, fail, out
 from bridle.extras import needs_extra
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.holding import LOCK, hold
@@ -59,6 +59,7 @@ def sft(
         from bridle.cli.ranks import run_on_each_device
         from bridle.run.recorded_sft import sft_run
         from bridle.trainer.learner.ranks import follow, learning
+        from bridle.trainer.learner.rates import rate_line, rate_warning
         from bridle.trainer.learner.world import World
         from bridle.trainer.policy.durable import atomic_directory
         from bridle.trainer.sft.sft import train_sft
@@ -69,6 +70,9 @@ def sft(
     context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} exists and is not empty: name another --out", 2)
+    out.print(rate_line(config), highlight=False)
+    if (warning := rate_warning(config, policy)) is not None:
+        err.print(f"warning: {warning}", highlight=False)
     if config.loss != "sft":
         _on_preferences(policy, data, output, config)
         return

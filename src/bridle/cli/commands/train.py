@@ -48,8 +48,6 @@ def train(
         where = f"inside {config.agent.name}" if config.agent.name else "on recorded sessions"
         begun = f"training {config.policy.model} {where}, into {output}"
         _print_line(f"{begun}; PyTorch is loaded first")
-        if notice := config.rate_notice:
-            _print_line(notice)
     with needs_extra("train", "training needs the training extra"):  # torch takes seconds to load
         from bridle.cli.ranks import run_on_each_device
         from bridle.diagnosis.findings import findings_of_run

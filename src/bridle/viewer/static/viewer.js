@@ -78,10 +78,12 @@ function describe([id, text, logprob, version, reason], position) {
   return parts.join(" · ");
 }
 
+const LINES = ["--accent", "--rust", "--violet", "--good", "--warn", "--bad", "--dim", "--ink"];
+
 /** Draws values over steps with uPlot; the caption shows those under the mouse, or the last. */
 class LineChart extends HTMLElement {
   connectedCallback() {
-    const { steps, series } = JSON.parse(this.querySelector("script").textContent);
+    const { steps, series, styles } = JSON.parse(this.querySelector("script").textContent);
     const caption = this.closest("figure").querySelector("b");
     const last = caption.textContent;
     const style = getComputedStyle(document.documentElement);
@@ -89,8 +91,8 @@ class LineChart extends HTMLElement {
     const axis = { stroke: colour("--dim"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
     const line = (name, index) => ({
       label: name,
-      stroke: colour(index ? "--rust" : "--accent"),
-      dash: index ? [4, 2] : [],
+      stroke: colour(LINES[styles[index][0] % LINES.length]),
+      dash: styles[index][1] ? [4, 2] : [],
       width: 1.5,
       spanGaps: true,
       points: { show: steps.length < 60, size: 4 },
