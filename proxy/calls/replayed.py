@@ -7,8 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bridle.proxy.dialects.dialect import Dialect
+import orjson
+from msgspec import structs
+
+from bridle.proxy.dialects.dialect import Dialect, Native
 from bridle.proxy.dialects.wording import ReplyWords
+from bridle.proxy.engines.reply import ReplyDecoder
 from bridle.proxy.http.client import Client
 from bridle.proxy.recording.recorder import begun_call
 from bridle.proxy.recording.replayed import ReplayedRecording
@@ -19,18 +23,15 @@ from bridle.proxy.session.registry import store_unavailable
 from bridle.proxy.session.session import Session
 from bridle.proxy.session.turn import Link
 from bridle.proxy.wire.canonical import (
-    ChoiceReply,
     Event,
-    Finished,
     Minted,
-    ReasoningDelta,
-    Reply,
     Request,
     Started,
-    TextDelta,
     ToolCallDelta,
     Usage,
 )
+from bridle.proxy.wire.fold import Fold
+from bridle.proxy.wire.sse import SseParser
 from bridle.store.call import EndedFacts
 from bridle.store.clock import Stopwatch
 from bridle.store.errors import StoreUnavailable
@@ -62,13 +63,11 @@ async def serve_replayed(
     await asyncio.sleep(replay.wait(recorded, time.monotonic()))
     replies = renamed_replies(recorded, replay.names)
     minted = dialect.mint(begun.id, int(begun.started_at), request.model)
-    renames = _has_other_names(replies, step)
-    if recorded.row.stream != request.stream or (renames and dialect.native is None):
-        reply = _emitted(dialect, request, minted, replies, recorded)
-    else:
-        reply = await asyncio.to_thread(replay.response, recorded)
-        if renames and dialect.native is not None:
-            reply = ReplyWords(dialect.native.wording, replay.aliases.arguments).recorded(reply)
+    reply = await asyncio.to_thread(replay.response, recorded)
+    if dialect.native is not None:
+        reply = _in_native_form(dialect.native, request, reply, recorded, step)
+    elif recorded.row.stream != request.stream or _has_other_names(replies, step):
+        reply = _emitted(dialect, request, minted, reply, recorded)
     recording = ReplayedRecording(begun, session, request, link, recorded, replies, watch.now)
     recording.sent(reply)
     try:
@@ -93,41 +92,59 @@ def _has_other_names(replies: Sequence[Message], step: Step) -> bool:
     )
 
 
-def _emitted(
-    dialect: Dialect,
-    request: Request,
-    minted: Minted,
-    replies: Sequence[Message],
-    recorded: RecordedCall,
+def _in_native_form(
+    native: Native, request: Request, reply: bytes, recorded: RecordedCall, step: Step
 ) -> bytes:
-    """Return the recorded replies as the dialect writes them, by way of its events."""
-    usage = Usage(recorded.row.prompt_tokens or 0, recorded.row.sampled_tokens or 0)
-    events: list[Event] = [Started(usage.prompt_tokens)]
-    for choice, reply in enumerate(replies):
-        if reply.reasoning:
-            events.append(ReasoningDelta(reply.reasoning, choice))
-        if isinstance(reply.content, str) and reply.content:
-            events.append(TextDelta(reply.content, choice))
-        events += [
-            ToolCallDelta(place, tool.id, tool.name, tool.arguments, choice)
-            for place, tool in enumerate(reply.tool_calls)
-        ]
-        events.append(Finished("tool_calls" if reply.tool_calls else "stop", choice))
-    events.append(usage)
+    """Return a recorded reply as the request asks for it, streamed or whole.
+
+    All that the upstream may demand back stays as it is: signatures, encrypted reasoning, its ids.
+    """
+    if recorded.row.stream != request.stream:
+        reader = native.reader(request)
+        if recorded.row.stream and reply.lstrip()[:1] != b"[":
+            for payload in _payloads(reply):
+                reader.take(payload)
+        else:
+            reader.whole(reply)
+        whole = reader.body()
+        reply = native.stream(request, whole) if request.stream else orjson.dumps(whole)
+    if _has_other_names(recorded.row.replies, step) and native.change is not None:
+        reply = ReplyWords(native.wording, native.change).recorded(reply)
+    return reply
+
+
+def _emitted(
+    dialect: Dialect, request: Request, minted: Minted, reply: bytes, recorded: RecordedCall
+) -> bytes:
+    """Return a recorded chat or completion as the dialect writes it, by way of its events.
+
+    These have the opaque fields of the recorded reply too.
+    """
+    decoder = ReplyDecoder(minted, choices=len(recorded.row.replies), detail=request.wants.logprobs)
+    usage: Event = Usage(recorded.row.prompt_tokens or 0, recorded.row.sampled_tokens or 0)
+    events: list[Event] = [Started(recorded.row.prompt_tokens)]
+    for payload in _payloads(reply) if recorded.row.stream else [reply]:
+        events += decoder.events(payload)
+    events += decoder.last_events() or [usage]
+    # The call's own ids are in the recorded bytes already.
+    events = [
+        structs.replace(event, id=event.engine_id, engine_id=None)
+        if isinstance(event, ToolCallDelta) and event.engine_id is not None
+        else event
+        for event in events
+    ]
     if request.stream:
         emitter = dialect.emitter(request, minted)
-        written = [emitter.begin(), *map(emitter.event, events), emitter.end()]
-        return b"".join(written)
-    choices = [
-        ChoiceReply(
-            text=reply.content if isinstance(reply.content, str) else "",
-            reasoning=reply.reasoning or "",
-            tool_calls=reply.tool_calls,
-            finish_reason="tool_calls" if reply.tool_calls else "stop",
-        )
-        for reply in replies
-    ]
-    return dialect.reply(request, minted, Reply(choices, usage))
+        return b"".join([emitter.begin(), *map(emitter.event, events), emitter.end()])
+    fold = Fold()
+    fold.take(events)
+    return dialect.reply(request, minted, fold.reply())
+
+
+def _payloads(stream: bytes) -> list[bytes]:
+    parser = SseParser()
+    payloads = [*parser.feed(stream), *parser.finish()]
+    return [payload for payload in payloads if payload != b"[DONE]"]
 
 
 def _outcome(recorded: RecordedCall, step: Step) -> EndedFacts:

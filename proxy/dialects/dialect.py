@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
+from bridle.proxy.dialects.body import Json
 from bridle.proxy.dialects.received import ReceivedReply
 from bridle.proxy.dialects.wording import Change, Wording
 from bridle.proxy.wire.canonical import ApiError, Emitter, HttpError, Minted, Parse, Reply, Request
@@ -129,6 +130,8 @@ class Native:
     """Makes the reader of one reply to a request."""
     wording: Wording
     """The places of words in the bodies."""
+    stream: Callable[[Request, Json], bytes]
+    """Writes a whole reply as the stream that a request asks for, each text in one piece."""
     headers: tuple[str, ...] = ()
     """The beginnings of the names of the client's headers that the upstream gets, in lower case.
     The provider's header for a key is none of them."""

@@ -79,6 +79,10 @@ class ReceivedReply(ABC):
         return events
 
     @abstractmethod
+    def body(self) -> Json:
+        """Return the provider's whole reply, opaque fields included, of what has come so far."""
+
+    @abstractmethod
     def _take(self, event: Json) -> None: ...
 
     @abstractmethod

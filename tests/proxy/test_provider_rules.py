@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.tool_loops import (
     Ask,
@@ -162,6 +163,31 @@ def test_six_turns_are_asked_as_the_provider_wants_them(
     calls = bench.calls()
     assert [call.status for call in calls] == [CallStatus.COMPLETE] * TURNS
     assert [call.parent_call_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize(
+    ("name", "field"), [("openrouter", "reasoning_details"), ("gemini", "thought_signature")]
+)
+def test_a_replayed_reply_keeps_opaque_fields_streamed_or_not(
+    stage: Any, raw_engine: Any, start_proxy: Any, name: str, field: str, stream: bool
+) -> None:
+    """The client streams where the recorded one did not, and the other way round."""
+    Provider(raw_engine, name)
+    other = OtherModel((raw_engine.base_url,), "theirs", None, external=True)
+    bench = start_proxy(stage.engine.base_url, other_models={"ext": other})
+    by_chat(ToolLoop(f"{bench.url}/s/first", stream, model="ext"))
+    recorded, asked = bench.calls(), len(raw_engine.bodies)
+    origin = {"session": recorded[0].session_id, "call": recorded[1].id}
+    again = httpx.post(f"{bench.url}/bridle/v1/sessions", json={"origin": origin}, timeout=60)
+    body = json.loads(bench.reader.request_body(recorded[0].id)) | {"stream": not stream}
+    url = f"{bench.url}/s/{again.json()['id']}/v1/chat/completions"
+    reply = httpx.post(url, json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert len(raw_engine.bodies) == asked
+    (call,) = bench.reader.calls(again.json()["id"])
+    for expected in (field, call.replies[0].tool_calls[0].id):
+        assert f'"{expected}"' in reply.text
 
 
 def test_doctor_shows_what_a_running_proxy_learned(

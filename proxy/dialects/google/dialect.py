@@ -91,6 +91,7 @@ GOOGLE: Final = Dialect(
             arguments=(("name", "args"),),
             results=("name", "response"),
         ),
+        reply.stream,
         headers=("x-goog-api-client", "x-goog-request-params"),
     ),
     operation="generate_content",

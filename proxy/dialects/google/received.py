@@ -33,6 +33,10 @@ class ReceivedContent(ReceivedReply):
         super().__init__(request)
         self._parts: defaultdict[int, list[Any]] = defaultdict(list)
         self._ends: dict[int, str] = {}
+        self._fields: Json = {}
+        """The fields of the reply besides its candidates, the last value of each."""
+        self._candidates: defaultdict[int, Json] = defaultdict(dict)
+        """The fields of each candidate besides its content, the last value of each."""
         self._calls_before = sum(len(message.tool_calls) for message in request.messages)
 
     def whole(self, body: bytes) -> None:
@@ -66,6 +70,7 @@ class ReceivedContent(ReceivedReply):
                 cached_tokens=count(usage, "cachedContentTokenCount"),
                 reasoning_tokens=thoughts,
             )
+        self._fields |= {name: value for name, value in event.items() if name != "candidates"}
         candidates = event.get("candidates")
         for position, candidate in enumerate(candidates if isinstance(candidates, list) else ()):
             self._add(candidate, position)
@@ -80,8 +85,17 @@ class ReceivedContent(ReceivedReply):
         at = candidate.get("index", position) if isinstance(candidate, dict) else position
         parts = child(candidate, "content").get("parts")
         self._parts[at] += parts if isinstance(parts, list) else ()
+        given = candidate if isinstance(candidate, dict) else {}
+        self._candidates[at] |= {name: value for name, value in given.items() if name != "content"}
         if (reason := child({"": candidate}, "").get("finishReason")) is not None:
             self._ends[at] = str(reason)
+
+    def body(self) -> Json:
+        candidates = [
+            {"content": {"role": "model", "parts": self._parts[at]}, **fields}
+            for at, fields in sorted(self._candidates.items())
+        ]
+        return {"candidates": candidates, **self._fields}
 
     def _add_content(self, content: Json, transcript: Transcript) -> None:
         Contents(transcript, self._calls_before).add_one(content, "contents[0]")

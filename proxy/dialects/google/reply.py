@@ -41,6 +41,12 @@ def write(request: Request, minted: Minted, reply: Reply) -> bytes:
     return orjson.dumps(response_object(minted, candidates, reply.usage))
 
 
+def stream(request: Request, response: Json) -> bytes:
+    """Return a whole response as a stream of one event."""
+    written = orjson.dumps(response)
+    return b"[%b]" % written if request.own == JSON_ARRAY else b"data: %b\n\n" % written
+
+
 def count(total_tokens: int) -> bytes:
     """Return the reply to ``countTokens``."""
     return orjson.dumps({"totalTokens": total_tokens})

@@ -21,7 +21,7 @@ from bridle.proxy.dialects.dialect import (
     sent_with,
 )
 from bridle.proxy.dialects.errors import anthropic_error
-from bridle.proxy.dialects.messages import reply, request
+from bridle.proxy.dialects.messages import reply, request, streamed
 from bridle.proxy.dialects.messages.received import ReceivedMessage
 from bridle.proxy.dialects.messages.stored import StoredThreads
 from bridle.proxy.dialects.messages.stream import MessagesEmitter
@@ -97,6 +97,7 @@ MESSAGES: Final = Dialect(
             results=("tool_use_id", "content"),
             pieces=_pieces,
         ),
+        streamed.stream,
         headers=("anthropic-",),
     ),
 )

@@ -46,6 +46,9 @@ class ReceivedMessage(ReceivedReply):
             delta = child(event, "delta")
             for name in _DELTAS:
                 self._pieces.add(event.get("index"), name, delta.get(name))
+            if "citation" in delta:
+                block = self._blocks[event.get("index")]
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
         elif kind == "message_delta":
             self._message_object |= child(event, "delta")
             self._count(child(event, "usage"))
@@ -86,8 +89,14 @@ class ReceivedMessage(ReceivedReply):
             cache_written_tokens=count(counts, "cache_creation_input_tokens") or None,
         )
 
+    def body(self) -> Json:
+        return self._message_object | {"content": self._content(), "usage": self._counts}
+
+    def _content(self) -> list[Json]:
+        return [_with(block, self._pieces.at(at)) for at, block in self._blocks.items()]
+
     def _choices(self) -> Iterator[tuple[Message, FinishReason | None, str | None]]:
-        blocks = [_with(block, self._pieces.at(at)) for at, block in self._blocks.items()]
+        blocks = self._content()
         message = self._message(
             lambda transcript: add_messages(transcript, [AnthropicMessage("assistant", blocks)], 0)
         )

@@ -11,7 +11,7 @@ import orjson
 from bridle.proxy.dialects.chat.dialect import OPENAI, OPENAI_MODELS
 from bridle.proxy.dialects.dialect import Action, ApiPath, Counting, Dialect, Native
 from bridle.proxy.dialects.errors import openai_error
-from bridle.proxy.dialects.responses import reply, request
+from bridle.proxy.dialects.responses import reply, request, streamed
 from bridle.proxy.dialects.responses.received import ReceivedResponse
 from bridle.proxy.dialects.responses.stored import StoredResponses
 from bridle.proxy.dialects.responses.stream import ResponsesEmitter
@@ -73,6 +73,7 @@ RESPONSES: Final = Dialect(
             results=("call_id", "output"),
             pieces=_pieces,
         ),
+        streamed.stream,
         headers=("openai-",),
     ),
 )

@@ -83,11 +83,17 @@ class ReceivedResponse(ReceivedReply):
                 cache_written_tokens=count(given, "cache_write_tokens") or None,
             )
 
-    def _choices(self) -> Iterator[tuple[Message, FinishReason | None, str | None]]:
-        items = [
+    def body(self) -> Json:
+        return self._response | {"output": self._output()}
+
+    def _output(self) -> list[Json]:
+        return [
             item if place in self._done else _with(item, self._pieces.at(place))
             for place, item in self._items.items()
         ]
+
+    def _choices(self) -> Iterator[tuple[Message, FinishReason | None, str | None]]:
+        items = self._output()
 
         def add(transcript: Transcript) -> None:
             Items(ToolList(transcript), {}).add(transcript, items, 0)
