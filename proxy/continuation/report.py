@@ -46,6 +46,8 @@ class TemplateReport:
     generation_prompt: str
     roles: RoleRules
     """The orders of roles that it takes; requests are brought into one of them."""
+    refused_efforts: tuple[str, ...] = ()
+    """The reasoning efforts that it raises on; a request with one gets the nearest."""
     reasons: tuple[str, ...] = ()
     """The findings and their consequences for recording and training, in words."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,15 @@ def examine_template(directory: Path) -> dict[str, Any]:
         return {"model": str(directory), "broken": str(error)}
     words = report.reasons
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
-    found["role_changes"] = list(report.roles.in_words())
+    found["role_changes"] = [*report.roles.in_words(), *_effort_changes(report.refused_efforts)]
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
     found["broken"] = None if report.usable else words[0]
     return found | _tool_calls(tokenizer)
+
+
+def _effort_changes(refused: Sequence[str]) -> list[str]:
+    efforts = ", ".join(refused)
+    return [f"these efforts are refused, and get the nearest: {efforts}"] if refused else []
 
 
 def examine_pair(template: dict[str, Any], harness: str) -> dict[str, Any]:
