@@ -376,7 +376,7 @@ class DataPlane:
             template = services.templates[to]
             rules = await template.rules(request) or RoleRules()
             shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
-            shaped, _ = template.with_taken_effort(shaped)
+            shaped, _ = template.fitted(shaped)
             count, served = await to.count_tokens(shaped)
             reply, usage = counting.reply(count), {"prompt_tokens": count}
         if session is None:

@@ -35,6 +35,7 @@ from msgspec import structs
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS
 from bridle.engine.contract.errors import TemplateError
+from bridle.proxy.continuation.bare_tools import with_parameters
 from bridle.proxy.continuation.efforts import with_taken_effort
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import (
@@ -146,7 +147,7 @@ class PoolTemplate:
             return EngineForm(
                 request, CallPrompt(None, link.break_reason), (), rules, self._pool, refusal
             )
-        request, notes = self.with_taken_effort(request)
+        request, notes = self.fitted(request)
         written = None
         if self._pool.external:
             restored = with_upstream_fields(request.messages, session.turns)
@@ -173,10 +174,16 @@ class PoolTemplate:
         notes += prompt.notes
         return EngineForm(request, prompt, notes, rules, self._pool, written=written)
 
-    def with_taken_effort(self, request: Request) -> tuple[Request, tuple[Note, ...]]:
-        """Return ``request`` with a reasoning effort that the local template takes, and a note."""
-        refused = () if self._continuer is None else self._continuer.report.refused_efforts
-        return with_taken_effort(refused, request)
+    def fitted(self, request: Request) -> tuple[Request, tuple[Note, ...]]:
+        """Return ``request`` with an effort and tools that the local template takes, and notes."""
+        if self._continuer is None:
+            return request, ()
+        report = self._continuer.report
+        request, notes = with_taken_effort(report.refused_efforts, request)
+        if report.bare_tools_refused:
+            request, added = with_parameters(request)
+            notes += added
+        return request, notes
 
     def reasoning_length(self, reply: Reply) -> int:
         """Return how many of the first tokens of ``reply`` are surely of its reasoning.

@@ -254,6 +254,24 @@ def test_an_effort_that_the_template_refuses_becomes_the_nearest_that_it_takes(
     assert notes == ({"reasoning_effort_changed": f"{asked} as {sent}"} if changed else {})
 
 
+def test_a_tool_without_parameters_gets_a_schema_where_the_template_reads_one(
+    model: Any, serve: Any, model_dir: Path
+) -> None:
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    reads = "{% for t in tools or [] %}{{ t.function.parameters.properties.keys() }}{% endfor %}"
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    body = {"model": "m", "messages": [{"role": "user", "content": "One."}], "tools": tools}
+    for template, changed in ((reads + plain, True), (None, False)):
+        directory = model_dir if template is None else model(template)
+        bench, engine = serve(directory, lambda _: "A house.", tokenizer_dir=directory)
+        reply = httpx.post(CHAT.format(url=bench.url), json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        schema = {"parameters": {"type": "object", "properties": {}}} if changed else {}
+        assert engine.requests[-1].tools[0]["function"] == {"name": "look"} | schema
+        notes = {note.name for note in bench.calls()[-1].notes}
+        assert ("tool_parameters_added" in notes) is changed
+
+
 def test_without_a_tokenizer_the_engine_is_asked_what_its_template_takes(
     model: Any, serve: Any
 ) -> None:
