@@ -377,12 +377,14 @@ class ContainerProvider:
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:
-        await self._open[name].down()
-        removed = await self._engine.run("rm", "-f", "-v", name)
-        if removed.code == 0 or b"No such container" in removed.err:
-            self._open.pop(name, None)
-        await relay.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            await self._open[name].down()
+        finally:
+            removed = await self._engine.run("rm", "-f", "-v", name)
+            if removed.code == 0 or b"No such container" in removed.err:
+                self._open.pop(name, None)
+            await relay.close()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _place(programs: MountedPrograms, spec: ContainerSpec, image: Image) -> Place:

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from bridle.extras import install_command
 from bridle.harnesses.tasks.task import TaskError
 
 MAIN: Final = "main"
@@ -105,7 +106,7 @@ class _Reader:
             yaml = import_module("yaml")
         except ModuleNotFoundError as error:
             raise TaskError(
-                f"{self._folder}: to read a compose file, pip install 'bridle-rl[compose]'"
+                f"{self._folder}: to read a compose file, {install_command('compose')}"
             ) from error
         try:
             return self.table("the file", yaml.safe_load(text))
