@@ -54,8 +54,9 @@ def tasks(tmp_path: Path) -> Path:
             "environment/page.txt": f"page of {name}\n",
             "solution/solve.sh": f"{FETCH} > /app/out.txt\n",
             "tests/test.sh": "#!/bin/bash\n"
-            f"grep -q 'page of {name}' /app/out.txt && {FETCH} | grep -q 'page of {name}'\n"
-            "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+            f"reward=0; {FETCH} | grep -q 'page of {name}' &&\n"
+            f"  grep -q 'page of {name}' /app/out.txt && reward=1\n"
+            "echo $reward > /logs/verifier/reward.txt\n",
         }
         for path, text in files.items():
             target = tmp_path / "tasks" / name / path
