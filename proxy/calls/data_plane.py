@@ -373,8 +373,10 @@ class DataPlane:
             passed = await pass_once(to, ask)
             reply = passed.body
         else:
-            rules = await services.templates[to].rules(request) or RoleRules()
+            template = services.templates[to]
+            rules = await template.rules(request) or RoleRules()
             shaped = structs.replace(request, messages=rules.shape(request.messages)[0])
+            shaped, _ = template.fitted(shaped)
             count, served = await to.count_tokens(shaped)
             reply, usage = counting.reply(count), {"prompt_tokens": count}
         if session is None:

@@ -15,6 +15,8 @@ import orjson
 
 from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.proxy.continuation.bare_tools import refuses_bare_tools
+from bridle.proxy.continuation.efforts import refused_efforts
 from bridle.proxy.continuation.report import TemplateReport, Thinking, in_words
 from bridle.proxy.continuation.roles import QUESTIONS, TOOLS, Question, RoleRules, rules_from
 from bridle.proxy.continuation.tail import SeamError, Setting, Shape, TailRenderer, shapes_for
@@ -166,6 +168,8 @@ class Prober:
             end_of_turn_ids=ends,
             generation_prompt=self._generation_prompt() if usable else "",
             roles=self._roles() if usable else RoleRules(),
+            refused_efforts=refused_efforts(self._tokenizer) if usable else (),
+            bare_tools_refused=usable and refuses_bare_tools(self._tokenizer),
         )
         return replace(report, reasons=in_words(report, rewrites, failures))
 

@@ -46,6 +46,10 @@ class TemplateReport:
     generation_prompt: str
     roles: RoleRules
     """The orders of roles that it takes; requests are brought into one of them."""
+    refused_efforts: tuple[str, ...] = ()
+    """The reasoning efforts that it raises on; a request with one gets the nearest."""
+    bare_tools_refused: bool = False
+    """Whether it raises on a tool without parameters; such a tool gets an empty schema."""
     reasons: tuple[str, ...] = ()
     """The findings and their consequences for recording and training, in words."""
 

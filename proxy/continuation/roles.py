@@ -30,6 +30,8 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
+from bridle.proxy.continuation.bare_tools import PARAMETERS_ADDED
+from bridle.proxy.continuation.efforts import EFFORT_CHANGED
 from bridle.proxy.wire.canonical import ApiError, Message, Request, ToolCall
 from bridle.store.records import Note
 
@@ -53,9 +55,11 @@ FOR_TEMPLATES: Final = frozenset(
         TOOLS_NOT_SHOWN,
         CALLS_SPLIT,
         TEXT_ADDED,
+        EFFORT_CHANGED,
+        PARAMETERS_ADDED,
     }
 )
-"""Names of the notes on a call whose messages were shaped, or whose tools are not rendered."""
+"""Names of the notes on a call that was changed for the template, or whose tools it leaves out."""
 
 NO_TEXT: Final = "(no text)"
 NO_USER_TURN: Final = "(The conversation begins without a user's message.)"

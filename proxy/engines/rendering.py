@@ -35,6 +35,8 @@ from msgspec import structs
 
 from bridle.engine.contract.contract import CHAT_COMPLETIONS
 from bridle.engine.contract.errors import TemplateError
+from bridle.proxy.continuation.bare_tools import with_parameters
+from bridle.proxy.continuation.efforts import with_taken_effort
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.continuation.roles import (
     QUESTIONS,
@@ -145,7 +147,7 @@ class PoolTemplate:
             return EngineForm(
                 request, CallPrompt(None, link.break_reason), (), rules, self._pool, refusal
             )
-        notes: tuple[Note, ...] = ()
+        request, notes = self.fitted(request)
         written = None
         if self._pool.external:
             restored = with_upstream_fields(request.messages, session.turns)
@@ -159,7 +161,8 @@ class PoolTemplate:
         if ids and link.base is not None:
             link = structs.replace(link, tail=with_engine_ids(link.tail, ids))
         if rules is not None and rules != TAKES_ALL:
-            messages, notes = rules.shape(request.messages)
+            messages, shaped = rules.shape(request.messages)
+            notes += shaped
             if request.tools and not rules.tools_shown:
                 notes += (Note(TOOLS_NOT_SHOWN),)
             head = 0
@@ -170,6 +173,17 @@ class PoolTemplate:
         prompt = await self._prompt(session, link, request, recorded)
         notes += prompt.notes
         return EngineForm(request, prompt, notes, rules, self._pool, written=written)
+
+    def fitted(self, request: Request) -> tuple[Request, tuple[Note, ...]]:
+        """Return ``request`` with an effort and tools that the local template takes, and notes."""
+        if self._continuer is None:
+            return request, ()
+        report = self._continuer.report
+        request, notes = with_taken_effort(report.refused_efforts, request)
+        if report.bare_tools_refused:
+            request, added = with_parameters(request)
+            notes += added
+        return request, notes
 
     def reasoning_length(self, reply: Reply) -> int:
         """Return how many of the first tokens of ``reply`` are surely of its reasoning.

@@ -105,7 +105,7 @@ def test_a_task_that_cannot_be_run_is_left_out_of_its_dataset_by_name(
 ) -> None:
     several = folder.parent / "several"
     shutil.copytree(folder, several)
-    (several / "environment" / "docker-compose.yaml").write_text("services: {}\n")
+    (several / "environment" / "docker-compose.yaml").write_text("secrets: {}\n")
 
     (only,) = harbor_tasks(str(folder.parent))
 
@@ -116,7 +116,7 @@ def test_a_task_that_cannot_be_run_is_left_out_of_its_dataset_by_name(
     for path in (several, folder.parent):
         if path == folder.parent:
             shutil.rmtree(folder)
-        with pytest.raises(TaskError, match="several services"):
+        with pytest.raises(TaskError, match="has 'secrets'"):
             list(harbor_tasks(str(path)))
 
 

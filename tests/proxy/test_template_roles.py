@@ -6,6 +6,7 @@ It takes fewer orders than they send, and their conversations are continued exac
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -232,6 +233,43 @@ def test_a_template_that_takes_all_roles_gets_the_messages_as_they_are(
     assert chat(bench.url, messages).status_code == 200
     assert list(engine.requests[-1].messages) == messages
     assert bench.call().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent", "changed"),
+    [("high", "xhigh", True), ("minimal", "low", True), ("low", "low", False), ("none", "", False)],
+)
+def test_an_effort_that_the_template_refuses_becomes_the_nearest_that_it_takes(
+    model: Any, serve: Any, asked: str, sent: str, changed: bool
+) -> None:
+    """Qwen3.8 takes xhigh, medium and low, and none of them where thinking is disabled."""
+    strict = model(trl_template("qwen3_8"))
+    bench, engine = serve(strict, lambda _: "Yes.\n</think>\n\nYes.", tokenizer_dir=strict)
+    body = {"model": "m", "messages": [{"role": "user", "content": "One."}]}
+    reply = httpx.post(CHAT.format(url=bench.url), json=body | {"reasoning_effort": asked})
+    assert reply.status_code == 200, reply.text
+    shown = re.findall(r"effort is set to (\w+)", engine.requests[-1].prompt_text)
+    assert shown == [sent] * bool(sent)
+    notes = {note.name: note.detail for note in bench.call().notes}
+    assert notes == ({"reasoning_effort_changed": f"{asked} as {sent}"} if changed else {})
+
+
+def test_a_tool_without_parameters_gets_a_schema_where_the_template_reads_one(
+    model: Any, serve: Any, model_dir: Path
+) -> None:
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    reads = "{% for t in tools or [] %}{{ t.function.parameters.properties.keys() }}{% endfor %}"
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    body = {"model": "m", "messages": [{"role": "user", "content": "One."}], "tools": tools}
+    for template, changed in ((reads + plain, True), (None, False)):
+        directory = model_dir if template is None else model(template)
+        bench, engine = serve(directory, lambda _: "A house.", tokenizer_dir=directory)
+        reply = httpx.post(CHAT.format(url=bench.url), json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        schema = {"parameters": {"type": "object", "properties": {}}} if changed else {}
+        assert engine.requests[-1].tools[0]["function"] == {"name": "look"} | schema
+        notes = {note.name for note in bench.calls()[-1].notes}
+        assert ("tool_parameters_added" in notes) is changed
 
 
 def test_without_a_tokenizer_the_engine_is_asked_what_its_template_takes(

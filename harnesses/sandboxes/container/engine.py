@@ -125,7 +125,10 @@ class Engine:
         return finished.out
 
     async def sweep(self) -> list[str]:
-        """Remove containers whose owner on this machine has died; return their ids."""
+        """Remove containers and volumes whose owner on this machine has died.
+
+        Return the ids of the containers.
+        """
         form = '{{.ID}} {{.Label "' + OWNER + '"}}'
         listed = await self.check("ps", "-a", "--filter", f"label={OWNER}", "--format", form)
         dead = [
@@ -137,6 +140,11 @@ class Engine:
         ]
         if dead:
             await self.run("rm", "-f", "-v", *dead)
+        form = '{{.Name}} {{.Label "' + OWNER + '"}}'
+        kept = await self.check("volume", "ls", "--filter", f"label={OWNER}", "--format", form)
+        pairs = (line.partition(" ") for line in kept.decode().split("\n"))
+        if volumes := [name for name, _, owner in pairs if name and is_dead(owner)]:
+            await self.run("volume", "rm", "-f", *volumes)
         return dead
 
 

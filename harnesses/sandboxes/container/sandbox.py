@@ -40,6 +40,7 @@ from bridle.harnesses.sandboxes.container.layers import (
     MountedPrograms,
     install,
 )
+from bridle.harnesses.sandboxes.container.services import Services
 from bridle.harnesses.sandboxes.leftovers import COPY_BYTES, READ_BYTES
 from bridle.harnesses.sandboxes.relay import Relay
 from bridle.harnesses.sandboxes.spec import ContainerSpec
@@ -312,7 +313,7 @@ class ContainerProvider:
         self._images = Images(self._engine)
         self._starting = asyncio.Lock()
         self._sockets: Path | None = None
-        self._open: set[str] = set()
+        self._open: dict[str, Services] = {}
 
     @contextlib.asynccontextmanager
     async def open(
@@ -328,7 +329,7 @@ class ContainerProvider:
         place = _place(self._programs, spec, image)
         port = _port_of(request.urls)
         sandbox = ContainerSandbox(self._engine, name, place, relay, request, port, image.user)
-        self._open.add(name)
+        services = self._open[name] = Services(self._engine, name, spec, folder)
         try:
             await relay.start(folder / "relay")
             arguments = _arguments(spec, image, place, folder, port)
@@ -340,6 +341,8 @@ class ContainerProvider:
             if made.code:
                 raise SandboxLost(f"cannot start a container of {image.name}: {made.error}")
             await sandbox.ready()
+            if spec.services:
+                await services.up(self._images)
             await _until_healthy(sandbox, spec)
             yield sandbox
         finally:
@@ -350,7 +353,8 @@ class ContainerProvider:
         return _place(self._programs, spec, Image("", {}, "", ""))
 
     async def close(self) -> None:
-        for name in tuple(self._open):
+        for name, services in tuple(self._open.items()):
+            await services.down()
             await self._engine.run("rm", "-f", "-v", name)
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
@@ -373,11 +377,14 @@ class ContainerProvider:
             return self._sockets
 
     async def _remove(self, name: str, relay: Relay, folder: Path) -> None:
-        removed = await self._engine.run("rm", "-f", "-v", name)
-        if removed.code == 0 or b"No such container" in removed.err:
-            self._open.discard(name)
-        await relay.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            await self._open[name].down()
+        finally:
+            removed = await self._engine.run("rm", "-f", "-v", name)
+            if removed.code == 0 or b"No such container" in removed.err:
+                self._open.pop(name, None)
+            await relay.close()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _place(programs: MountedPrograms, spec: ContainerSpec, image: Image) -> Place:
@@ -423,6 +430,7 @@ def _arguments(
     }
     arguments = [f"{name}={value}" for name, value in limits.items() if value is not None]
     arguments += ["--network", "bridge" if spec.network == "public" else "none"]
+    arguments += [f"--add-host={host}:127.0.0.1" for host in spec.hosts]
     arguments += ["--user", "0:0", "--workdir", "/"]
     scripts = sockets.with_name(_INSIDE.name)
     arguments += ["-v", f"{scripts}:{SCRIPTS}:ro", "-v", f"{sockets}:{SOCKETS}:ro"]

@@ -27,6 +27,7 @@ from bridle.harnesses.install import NotLaunchable
 from bridle.harnesses.sandboxes.base import (
     Captured,
     Launch,
+    LaunchRefused,
     Place,
     ProcessResult,
     Role,
@@ -131,6 +132,11 @@ class WarmContainerProvider:
         out = made / "out"
         out.mkdir(mode=0o700)
         spec = request.container or ContainerSpec()
+        if spec.services:
+            raise LaunchRefused(
+                "a task with services needs a container of its own: "
+                "use --set agent.sandbox=container"
+            )
         program = shutil.copy(_ZYGOTE, made)
         mounts = ("-v", f"{program}:{_ZYGOTE_INSIDE}:ro", "-v", f"{out}:{_OUT}")
         opening = self._containers.open(

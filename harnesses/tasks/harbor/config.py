@@ -17,6 +17,7 @@ import msgspec
 from bridle.harnesses.permissions import TASK_ENV, names_in
 from bridle.harnesses.sandboxes.leftovers import read_file
 from bridle.harnesses.sandboxes.spec import ContainerSpec, HealthCheck, Network
+from bridle.harnesses.tasks.harbor.compose import FILES, MAIN, Compose, read_compose
 from bridle.harnesses.tasks.task import TaskError
 
 _TEMPLATE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}")
@@ -179,6 +180,9 @@ def read_config(folder: Path) -> HarborConfig:
         raise TaskError(f"{file}: {error}") from error
     if config.environment.os.lower() != "linux":
         raise TaskError(f"{file}: environment.os is {config.environment.os}; only linux is run")
+    tables = (config.verifier, *(step.verifier for step in config.steps))
+    if any(hook.service != MAIN for table in tables for hook in table.collect):
+        raise TaskError(f"{file}: a hook of [[verifier.collect]] runs in another service than main")
     return config
 
 
@@ -187,16 +191,18 @@ def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> Co
 
     Raise :class:`TaskError`.
     """
-    compose = ("docker-compose.yaml", "docker-compose.yml")
-    if any((folder / name).exists() for name in compose):
-        raise TaskError(f"{folder}: tasks of several services are not run; `harbor run` runs them")
-    builds = not table.docker_image and (folder / "Dockerfile").is_file()
-    if not builds and not table.docker_image:
+    named = next((folder / name for name in FILES if (folder / name).exists()), None)
+    compose = Compose()
+    if named is not None:
+        compose = read_compose(folder, read_part(folder, named), resolved)
+    image = table.docker_image or compose.image
+    builds = not image and (folder / "Dockerfile").is_file()
+    if not builds and not image:
         raise TaskError(f"{folder} has no Dockerfile, and task.toml names no docker_image")
     network, hosts = _network(table, agent)
     health = table.healthcheck
     return ContainerSpec(
-        image=table.docker_image,
+        image=image,
         build=str(folder) if builds else None,
         build_timeout_s=table.build_timeout_sec,
         workdir=table.workdir,
@@ -205,7 +211,10 @@ def container_of(folder: Path, table: EnvironmentTable, agent: AgentTable) -> Co
         memory_mb=table.memory_mb or _megabytes(table.memory),
         storage_mb=table.storage_mb or _megabytes(table.storage),
         gpus=table.gpus or 0,
-        environment=resolved(table.env),
+        environment={**compose.environment, **resolved(table.env)},
+        services=compose.services,
+        volumes=compose.volumes,
+        hosts=compose.hosts,
         network=network,
         allowed_hosts=hosts,
         health=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bridle.engine.contract.errors import TemplateError
 from bridle.engine.contract.markup import tool_markup
 from bridle.engine.contract.tokenizer import Tokenizer, TokenizerNotRead
 from bridle.engine.vllm import Expectation, check_engine
+from bridle.proxy.continuation.report import TemplateReport
 from bridle.proxy.settings import engine_base
 
 
@@ -33,10 +35,18 @@ def examine_template(directory: Path) -> dict[str, Any]:
         return {"model": str(directory), "broken": str(error)}
     words = report.reasons
     found: dict[str, Any] = {"model": str(directory), **asdict(report), "reasons": list(words)}
-    found["role_changes"] = list(report.roles.in_words())
+    found["role_changes"] = [*report.roles.in_words(), *_other_changes(report)]
     found["end_of_turn_ids"] = sorted(report.end_of_turn_ids)
     found["broken"] = None if report.usable else words[0]
     return found | _tool_calls(tokenizer)
+
+
+def _other_changes(report: TemplateReport) -> Iterator[str]:
+    if report.refused_efforts:
+        refused = ", ".join(report.refused_efforts)
+        yield f"efforts that are refused, and become the nearest: {refused}"
+    if report.bare_tools_refused:
+        yield "tools without parameters are refused: each gets an empty schema"
 
 
 def examine_pair(template: dict[str, Any], harness: str) -> dict[str, Any]:
