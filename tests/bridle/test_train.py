@@ -19,7 +19,8 @@ from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.run.local import TrainingBegin
 from bridle.run.stack import Stack
-from bridle.run.training import TrainingPlan, train
+from bridle.run.training import train
+from bridle.run.training_plan import TrainingPlan
 from bridle.run.training_progress import TrainingProgress
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
