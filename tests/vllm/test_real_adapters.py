@@ -6,6 +6,7 @@ which is the order in which the shared servers are needed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,18 @@ from torch import nn
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm import VllmLora
-from bridle.store.records import PolicyRecord
-from bridle.trainer.config import LoraConfig, PublishConfig
+from bridle.proxy.server import ProxyServer
+from bridle.proxy.settings import ProxySettings
+from bridle.run.publishing import publishing
+from bridle.run.stack import Stack
+from bridle.run.training_plan import TrainingPlan
+from bridle.store.reading.queries import Reader
+from bridle.store.records import PolicyRecord, RunRecord
+from bridle.store.writing.writer import Writer
+from bridle.trainer.config import GrpoConfig, LoraConfig, PublishConfig
 from bridle.trainer.policy.lora import adapters, save_adapters
 from bridle.trainer.policy.model import ON_CPU, score_sequence, trainable_policy
+from bridle.trainer.policy.weights import ModelWeights
 from bridle.trainer.publish.lora import LoraPublisher
 from bridle.trainer.publish.publisher import default_probes
 from bridle.trainer.publish.swap import PublishError
@@ -177,6 +186,44 @@ def test_an_adapter_that_is_refused_serves_no_call(
     with pytest.raises(EngineRefused):
         engine.load_lora("nothing", other.publisher.directory / "nowhere")
     assert engine.loras() == [served]
+
+
+def test_one_policy_of_a_run_is_published_as_an_adapter_to_running_services(
+    engine: VllmLora, vllm_servers: Any, tmp_path: Path
+) -> None:
+    model_dir, store = vllm_servers.model_dir("policy"), str(tmp_path / "bridle.db")
+    plan = TrainingPlan(
+        policy=model_dir,
+        directory=tmp_path,
+        store=store,
+        run_id="run",
+        config=GrpoConfig(lora=LoraConfig(rank=4), publish=PublishConfig(through="lora")),
+    )
+    model = trainable_policy(model_dir, ON_CPU, plan.config.lora)
+    message = [{"role": "user", "content": "Hi"}]
+    with (
+        ProxyServer(ProxySettings(engine.base_url, store), grace_s=1) as proxy,
+        Writer(store) as writer,
+        Reader(store) as reader,
+    ):
+        stack = Stack(engine.base_url, proxy.base_url, kind="vllm")
+        writer.add_sync(RunRecord("run", "train", 1.0))
+        with publishing(plan, stack, ModelWeights(model), writer) as publisher:
+            publisher.publish(model, 1)
+            assert stack.version() == 1
+            asked = {"model": "policy", "messages": message, "max_tokens": 2}
+            url = f"{proxy.base_url}/s/one/v1/chat/completions"
+            reply = httpx.post(url, json=asked, timeout=60, trust_env=False)
+            assert reply.status_code == 200, reply.text
+        (kept,) = reader.policies("run")
+        (session,) = reader.sessions()
+        (call,) = reader.calls(session.id)
+    assert (kept.version, kept.verified) == (1, True)
+    assert (call.version_start, call.model_served) == (1, engine.loras()[0])
+    sent = sum(path.stat().st_size for path in Path(str(kept.path)).iterdir())
+    whole = (model_dir / "model.safetensors").stat().st_size
+    print(f"published {sent} bytes instead of {whole}", file=sys.stderr)
+    assert sent < whole / 2
 
 
 def test_a_restarted_engine_serves_no_version_until_one_is_published(
