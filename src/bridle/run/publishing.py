@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from bridle.engine.contract.client import EngineRefused
 from bridle.engine.vllm.lora import VllmLora
@@ -18,6 +18,7 @@ from bridle.trainer.publish.replicas import ReplicaPublisher
 from bridle.trainer.publish.transfer import TransferPublisher
 
 AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher | LoraPublisher
+Open = Callable[[TrainingPlan, Stack, Weights, Writer], AbstractContextManager[AnyPublisher]]
 
 
 @contextmanager
@@ -25,8 +26,8 @@ def publishing(
     plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
 ) -> Iterator[AnyPublisher]:
     """Yield the publisher to the stack's engine, or to all of its engines as to one."""
-    through = {"transfer": _transferring, "lora": _publishing_lora}
-    if (other := through.get(plan.config.publish.through)) is not None:
+    others: dict[str, Open] = {"transfer": _transferring, "lora": _publishing_lora}
+    if (other := others.get(plan.config.publish.through)) is not None:
         with other(plan, stack, policy, writer) as publisher:
             yield publisher
         return
