@@ -208,7 +208,7 @@ class Deployment:
         for name, pool in self._pools.items():
             row = self._rows.gates[name]
             pool.gate.set(Policy(row.version, row.model), paused=row.paused)
-            own = {url: one for url, one in self._rows.engines.items() if one.policy == name}
+            own = self._rows.engines.get(name, {})
             for engine in pool.set_engines(own):
                 url = engine.base
                 _keep(self._retiring, url, engine.retired())
@@ -341,7 +341,7 @@ class Deployment:
         """
         base = engine_base(url)
         EngineAddress.of(base)
-        known = base in self._rows.engines
+        known = base in self._rows.engines.get(DEFAULT_POLICY, {})
         revision = await self._change(lambda: self._store.add_engine(DEFAULT_POLICY, base, version))
         if base in self._adding:
             await asyncio.wait([self._adding[base]])

@@ -195,7 +195,8 @@ class ProxyConfig:
     policies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Base URLs of the engines that serve each further trained policy, by the policy's name, which
     clients give as their model. Requests to them carry ``upstream_api_key``. All policies of a
-    proxy have one tokenizer and chat template."""
+    proxy have one tokenizer and chat template. A policy may share an engine with others, as a LoRA
+    adapter: it gets no calls before the name of its adapter has been published."""
     dialects: tuple[str, ...] = ()
     """Further dialects as ``FILE.py:NAME`` or ``MODULE:NAME``; those of installed distributions are
     served without being named."""
@@ -283,7 +284,6 @@ class ProxySettings(ProxyConfig):
                 raise ValueError(f"role model {role}={name}: no policy or other model is {name}")
 
     def _check_policies(self) -> None:
-        serves = {engine_base(url): DEFAULT_POLICY for url in self.engine_urls}
         for name, urls in self.policies.items():
             if name == DEFAULT_POLICY:
                 raise ValueError(f"policy {name}: this is the name of the default policy")
@@ -293,10 +293,13 @@ class ProxySettings(ProxyConfig):
                 raise ValueError(f"policy {name}: a name has 1 to {SHORT_TEXT} characters")
             if not urls:
                 raise ValueError(f"policy {name}: no engine serves it")
-            for url in urls:
-                other = serves.setdefault(engine_base(url), name)
-                if other != name:
-                    raise ValueError(f"policy {name}: {url} serves the policy {other} already")
+
+    def shares_engine(self, policy: str) -> bool:
+        """Return whether an engine of a further policy serves another policy, too."""
+        others = {name: urls for name, urls in self.policies.items() if name != policy}
+        others[DEFAULT_POLICY] = tuple(self.engine_urls)
+        taken = {engine_base(url) for urls in others.values() for url in urls}
+        return any(engine_base(url) in taken for url in self.policies[policy])
 
     @property
     def own_keys(self) -> tuple[bytes, ...]:

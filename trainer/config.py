@@ -16,7 +16,7 @@ Weighting = Literal["session", "token", "constant"]
 Layout = Literal["tree", "flat", "padded"]
 OutcomePolicy = Literal["train", "drop", "exclude"]
 Schedule = Literal["constant", "cosine"]
-Through = Literal["directory", "transfer"]
+Through = Literal["directory", "transfer", "lora"]
 TransferBackend = Literal["gloo", "nccl"]
 TeacherKind = Literal["served", "ema"]
 ContextPlace = Literal["system", "user"]
@@ -336,7 +336,8 @@ class PublishConfig:
     through: Through = "directory"
     """The transport of new weights to the engine. ``directory`` writes them to disk, and the engine
     reads them there. ``transfer`` sends them from memory to a vLLM server and writes them
-    afterwards."""
+    afterwards. ``lora`` publishes the LoRA adapters alone, to a vLLM server that keeps the model
+    below them; several policies then share one engine."""
     transfer_address: str = "127.0.0.1"
     """The address at which the trainer listens while it sends weights: loopback, or its address in
     a private network."""

@@ -9,14 +9,14 @@ from bridle.engine.vllm.control import VllmControl
 from bridle.engine.vllm.flags import VllmOptions
 from bridle.engine.vllm.installation import VllmError, find_installation
 from bridle.engine.vllm.launch import VllmServer
-from bridle.engine.vllm.lora import AdapterPublisher
+from bridle.engine.vllm.lora import VllmLora
 
 __all__ = [
-    "AdapterPublisher",
     "Check",
     "Expectation",
     "VllmControl",
     "VllmError",
+    "VllmLora",
     "VllmOptions",
     "VllmServer",
     "check_engine",

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from bridle.engine.contract.contract import PROCESSED_LOGPROBS
 from bridle.engine.vllm.inside.bridle_decoding import decodes_alike
 from bridle.engine.vllm.installation import COHERE_MELODY, Installation, VllmError
+from bridle.engine.vllm.lora import served_rank
 from bridle.engine.vllm.parsers import (
     AUTO,
     OWN_CALLS,
@@ -68,7 +69,7 @@ class VllmOptions:
     lora_rank: int | None = None
     """Largest rank of LoRA adapters; ``None`` for no adapters."""
     lora_adapters: int = 2
-    """Maximum number of adapters in one batch; two versions meet in each publish."""
+    """Maximum number of adapters in one batch: for each policy two, which meet in each publish."""
     cpu_kv_cache_gib: int = 4
     """Memory for keys and values on CPU, in GiB."""
     prime_with_tail: bool = True
@@ -254,6 +255,6 @@ def _lora(options: VllmOptions) -> list[str]:
         return []
     return [
         "--enable-lora",
-        *("--max-lora-rank", str(options.lora_rank)),
+        *("--max-lora-rank", str(served_rank(options.lora_rank))),
         *("--max-loras", str(options.lora_adapters)),
     ]

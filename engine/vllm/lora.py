@@ -1,106 +1,78 @@
-"""Publishing LoRA adapters: each version under a name and a path of its own.
+"""LoRA adapters of a running vLLM: loaded and unloaded by name, beside the model below them.
 
-vLLM keeps the prefix cache per adapter name, and loads a path once. An adapter loaded again under
-the same name would be served from blocks that the earlier one computed. With a fresh name per
-version this cannot happen, and calls in flight finish with the version that they began with.
+vLLM keys its prefix cache by the name and the path of an adapter, not by its weights. An adapter
+that is loaded again under the same name and path is served from blocks that the earlier one
+computed, also with ``load_inplace``, of which vLLM itself warns. So each set of weights needs a
+name and a path of its own. Unloading takes the name out of vLLM's list: calls in flight finish with
+the adapter that they began with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from bridle.engine.contract import contract
+from bridle.engine.contract.client import EngineRefused
+from bridle.engine.vllm.control import VllmControl
 
-from bridle.engine.contract.client import EngineClient, EngineError, EngineRefused
-
-LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
-UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
-
-Scores = Sequence[NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedLora:
-    """An adapter that an engine serves."""
-
-    name: str
-    """The model name for requests."""
-    directory: Path
-    version: int
-    logprob_gap: float
-    """Mean |engine − trainer| logprob over the probes, in nats."""
+LOAD_LORA: Final = "/v1/load_lora_adapter"
+UNLOAD_LORA: Final = "/v1/unload_lora_adapter"
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes as ``--max-lora-rank``."""
+_NO_ROUTE: Final = 404
 
 
-class AdapterPublisher(EngineClient):
-    """A client that publishes versions of one adapter to the vLLM at ``base_url``.
+class VllmLora(VllmControl):
+    """The control client of a vLLM that serves LoRA adapters."""
 
-    The ``keep`` newest versions stay loaded, at least 1. vLLM must have been started with room for
-    as many (``VllmOptions.lora_adapters``).
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        base_name: str,
-        tolerance: float = 1e-3,
-        keep: int = 2,
-        timeout: float = 120.0,
-        api_key: str | None = None,
-    ) -> None:
-        super().__init__(base_url, timeout=timeout, api_key=api_key)
-        self.base_name = base_name
-        self.tolerance = tolerance
-        self.keep = max(1, keep)
-        self.loaded: list[LoadedLora] = []
-        """Loaded versions, oldest first; the last one is the policy."""
-        self._paths: set[Path] = set()
-
-    def publish(
-        self,
-        directory: str | Path,
-        version: int,
-        *,
-        probes: Sequence[NDArray[np.int64]],
-        expected: Scores,
-    ) -> LoadedLora:
-        """Load the PEFT adapter in ``directory`` as ``version`` and verify its scores.
-
-        ``expected[i]`` is the trainer's logprobs of ``probes[i]`` given their predecessors,
-        ``float32[T-1]``. If the engine scores them differently, unload the adapter and raise
-        :class:`bridle.engine.contract.client.EngineError`. Raise ValueError for a version or a path
-        that was published before.
-        """
-        path = Path(directory).absolute()
-        name = f"{self.base_name}-v{version:08d}"
-        if path in self._paths or any(version <= adapter.version for adapter in self.loaded):
-            raise ValueError(f"{name} from {path}: each version needs a new number and a new path")
-        self._request("POST", LOAD_ADAPTER, json={"lora_name": name, "lora_path": str(path)})
-        self._paths.add(path)
-        try:
-            gap = self._gap(name, probes, expected)
-        except EngineError:
-            self._unload(name)
-            raise
-        if not gap <= self.tolerance:
-            self._unload(name)
+    def require_lora(self, rank: int) -> None:
+        """Raise ``EngineRefused`` unless vLLM takes adapters of ``rank`` while it runs."""
+        remedy = (
+            f"start it with `bridle engine vllm --set lora_rank={rank}`, or with --enable-lora "
+            f"--max-lora-rank {served_rank(rank)} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or "
+            "publish merged weights with training.publish.through=directory"
+        )
+        config = self.server_info().get("lora_config")
+        if not isinstance(config, dict):
+            raise EngineRefused(f"{self.base_url} serves no LoRA adapters: {remedy}")
+        most = config.get("max_lora_rank")
+        if isinstance(most, int) and most < rank:
             raise EngineRefused(
-                f"adapter {name}: mean |engine - trainer| logprob is {gap:.2e}, more than "
-                f"{self.tolerance:.0e}; it was unloaded, the version before is still served"
+                f"{self.base_url} serves LoRA adapters up to rank {most}, and training.lora.rank "
+                f"is {rank}: {remedy}"
             )
-        adapter = LoadedLora(name, path, version, gap)
-        self.loaded.append(adapter)
-        while len(self.loaded) > self.keep:
-            self._unload(self.loaded.pop(0).name)
-        return adapter
+        try:
+            self._request("POST", LOAD_LORA, json={})
+        except EngineRefused as error:
+            # A vLLM that has the route answers that the name is missing.
+            if error.status == _NO_ROUTE:
+                raise EngineRefused(
+                    f"{self.base_url} takes no LoRA adapters while it runs: {remedy}"
+                ) from error
 
-    def _gap(self, name: str, probes: Sequence[NDArray[np.int64]], expected: Scores) -> float:
-        scores = [self.score(probe.tolist(), model=name) for probe in probes]
-        return float(np.abs(np.concatenate(scores) - np.concatenate(expected)).mean())
+    def load_lora(self, name: str, directory: str | Path) -> None:
+        """Load the PEFT adapter in ``directory`` as the model ``name``.
 
-    def _unload(self, name: str) -> None:
-        self._request("POST", UNLOAD_ADAPTER, json={"lora_name": name})
+        vLLM must see the same path. Raise ``EngineRefused`` if it cannot load the adapter, or has
+        one of this name.
+        """
+        path = str(Path(directory).absolute())
+        self._request("POST", LOAD_LORA, json={"lora_name": name, "lora_path": path})
+
+    def unload_lora(self, name: str) -> None:
+        """Take the adapter ``name`` from the models that calls can name.
+
+        Raise ``EngineRefused`` if there is none.
+        """
+        self._request("POST", UNLOAD_LORA, json={"lora_name": name})
+
+    def loras(self) -> list[str]:
+        """Return the names of the loaded adapters, in the order in which they were loaded."""
+        cards = self._send("GET", contract.MODELS).get("data") or []
+        return [str(card["id"]) for card in cards if card.get("parent") is not None]
+
+
+def served_rank(rank: int) -> int:
+    """Return the smallest ``--max-lora-rank`` that takes adapters of ``rank``."""
+    return next((most for most in RANKS if most >= rank), rank)

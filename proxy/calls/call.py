@@ -198,10 +198,8 @@ class Call:
 
         Return a future to await if the client reads slowly, else ``None``.
         """
-        engine = self._stream.engine
-        assert engine is not None, "it answers"  # noqa: S101 - a programming error
         fold = self._recording.fold
-        fold.take(events, engine.serves.version)
+        fold.take(events, self._stream.version)
         if fold.characters > self._most_characters:
             raise self._stream.ended_by("reply_characters", self._most_characters)
         emitter = self._emitter

@@ -76,6 +76,8 @@ class UpstreamCall(ABC, Generic[Part]):
         self._response: EngineResponse | None = None
         self._running_at: PooledEngine | None = None
         """The engine that counts this call as running."""
+        self._by_name = False
+        """Whether the engine was asked for a version by its own model name."""
         self._asked_version = 0
         """The engine's version when it was asked. A whole reply is stamped with the version at its
         arrival, because only a stream shows which of its tokens are older."""
@@ -95,6 +97,16 @@ class UpstreamCall(ABC, Generic[Part]):
     @abstractmethod
     def _came(self) -> None:
         """Learn from a reply that came whole."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the tokens that arrive now.
+
+        An engine that serves each version under a name of its own (LoRA) answers a call with the
+        version that it was asked for, whatever is published meanwhile.
+        """
+        assert self.engine is not None, "open() first"  # noqa: S101 - a programming error
+        return self._asked_version if self._by_name else self.engine.serves.version
 
     async def open(self) -> None:
         """Send the request and return when an engine has taken it. Raises :class:`ApiError`."""
@@ -151,7 +163,7 @@ class UpstreamCall(ABC, Generic[Part]):
         if not engine.circuit.calm:
             engine.circuit.succeeded()
         self._came()
-        version = engine.serves.version
+        version = self.version
         if version != self._asked_version and not self._request.stream:
             self._notes.append(Note("version_changed_midway", f"{self._asked_version} {version}"))
 
@@ -183,6 +195,7 @@ class UpstreamCall(ABC, Generic[Part]):
         trial = not circuit.calm and circuit.begin()
         self.engine = self._running_at = engine
         self._asked_version = engine.serves.version
+        self._by_name = model == self._pool.gate.policy.model
         engine.running += 1
         send = partial(
             engine.transport.request, "POST", path, *body, headers=headers, key_header=credentials

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -87,17 +87,25 @@ class PooledEngine:
     """One engine of a pool. Create it inside the event loop that uses it."""
 
     def __init__(
-        self, settings: ProxySettings, base: str, *, api_key: str | None = None, version: int = 0
+        self,
+        settings: ProxySettings,
+        base: str,
+        *,
+        api_key: str | None = None,
+        version: int = 0,
+        lora: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Create the engine without a connection.
 
         ``base`` is its URL without ``/v1``; ``version`` is the policy version that it serves.
+        ``lora`` returns the name of the LoRA adapter that was published as this version, if any.
         Raises ``ValueError`` if ``base`` is not an HTTP URL.
         """
         limits = settings.limits
         self.base = base
         self.name = urlsplit(base).netloc.rpartition("@")[2]
-        """Host and port; for operators, never for clients."""
+        """Host and port, and the policy if the engine serves several; for operators, never for
+        clients."""
         self.transport = EngineConnections(
             base,
             api_key=api_key,
@@ -107,6 +115,7 @@ class PooledEngine:
         )
         self.circuit = Circuit(limits.failures_to_eject)
         self.serves = ServedWeights(self.name, self.read_fingerprint, version)
+        self._lora = lora
         self.rendering = EngineRendering()
         self.running = 0
         """Number of calls that it serves. Add 1 for a call. When the call is over, subtract 1, and
@@ -253,10 +262,18 @@ class PooledEngine:
         """Return the fingerprint of the weights that the engine serves, and the connection epoch.
 
         The fingerprint is ``None`` if the engine has none. The epoch is the one in which it was
-        read.
+        read. Of a LoRA adapter it is the path that the engine lists: an engine that was restarted
+        lists none.
 
         Raises :class:`ApiError` if it could not be read.
         """
+        if (name := self._lora()) is not None:
+            cards = await self._read_models()
+            card = next((card for card in cards if card["id"] == name), None)
+            if card is None:
+                return None, self.transport.connection_epoch
+            if card.get("parent") is not None:
+                return f"{name} {card.get('root')}", self.transport.connection_epoch
         for path, name in _FINGERPRINTS:
             with _reading("the engine's report of its weights"):
                 report = await self._get(path)

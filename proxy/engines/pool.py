@@ -166,6 +166,9 @@ class EnginePool:
         self.external = external
         self.trained = trained
         self.policy = policy
+        self._shared = policy is not None and settings.shares_engine(policy)
+        """Whether the engines serve other policies, too: they are then asked for nothing but the
+        model that was published."""
         self.speaks: frozenset[str] = frozenset()
         """The dialects whose requests these engines get as they are."""
         self.notes = notes
@@ -286,7 +289,11 @@ class EnginePool:
         """
         if self.external:
             return self.model or requested
-        named = self._settings.model_aliases.get(requested) or self.gate.policy.model or self.model
+        published = self.gate.policy.model
+        if self._shared and published is None:
+            message = f"no adapter of the policy {self.policy} has been published yet"
+            raise ApiError("overloaded", message, status=503, retry_after=_SHORTEST_RETRY_S)
+        named = self._settings.model_aliases.get(requested) or published or self.model
         if named is not None:
             return named
         transport, names = engine.transport, engine.names
@@ -402,7 +409,15 @@ class EnginePool:
     def _made(self, url: str, version: int) -> PooledEngine:
         base = engine_base(url)
         key = self._api_key if base in self._named_by_operator else None
-        return PooledEngine(self._settings, base, api_key=key, version=version)
+        engine = PooledEngine(
+            self._settings, base, api_key=key, version=version, lora=self._published_model
+        )
+        if self._shared:
+            engine.name += f"/{self.policy}"
+        return engine
+
+    def _published_model(self) -> str | None:
+        return self.gate.policy.model
 
     def _named(self, name: str) -> PooledEngine:
         for engine in self._engines.values():

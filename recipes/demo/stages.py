@@ -28,7 +28,8 @@ from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
 from bridle.run.groups import FinishedGroups, planned
 from bridle.run.stack import MODEL, Stack, proxy
-from bridle.run.training import TrainingPlan, train
+from bridle.run.training import train
+from bridle.run.training_plan import TrainingPlan
 from bridle.store.reading.queries import Reader
 from bridle.threads import usable_cores
 from bridle.trainer.config import (

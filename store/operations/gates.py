@@ -1,10 +1,10 @@
 """The gates of a deployment: the rows that its proxies read before a call may start.
 
 A deployment is the proxies, on any host, that serve the same policies from one store. Each policy
-has a row in ``gates``: the version that is served, and whether new calls wait. Each engine has a
-row in ``served``: the version that was published to it last. A change writes these rows in one
-transaction and gives them the next revision of the deployment. Each live proxy records in its row
-of ``writers`` the newest revision that it has read, and its running calls.
+has a row in ``gates``: the version that is served, and whether new calls wait. Each engine of a
+policy has a row in ``served``: the version that was published to it last. A change writes these
+rows in one transaction and gives them the next revision of the deployment. Each live proxy records
+in its row of ``writers`` the newest revision that it has read, and its running calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
 
 from bridle.errors import BridleError
 from bridle.store import processes
@@ -52,9 +52,8 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The row of an engine."""
+    """The row of an engine of a policy."""
 
-    policy: str
     version: int
     weights_fingerprint: str | None
     """The engine's own fingerprint of the version's weights; ``None`` if it has reported none."""
@@ -69,8 +68,8 @@ class Rows:
     revision: int
     gates: Mapping[str, Gate]
     """The gates by policy."""
-    engines: Mapping[str, Served]
-    """The engines by base URL."""
+    engines: Mapping[str, Mapping[str, Served]]
+    """The engines of each policy, by base URL. One engine may serve several policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +159,17 @@ class Gates:
             first = not self._members(connection, writer_id)
             if first:
                 self._update_gates(connection, revision, paused=False)
-                named = {(policy, url) for policy, urls in engines.items() for url in urls}
-                for url, one in rows.engines.items():
-                    if (one.policy, url) not in named:
-                        self._remove(connection, url)
+                for policy, known in rows.engines.items():
+                    for url in known.keys() - set(engines.get(policy, ())):
+                        self._remove(connection, policy, url)
             paused = not first and any(gate.paused for gate in rows.gates.values())
             for policy, urls in engines.items():
                 new = policy not in rows.gates
                 if new:
                     row = {"policy": policy, "version": 0, "paused": paused, "revision": revision}
                     connection.execute(insert(gates).values(deployment=self._deployment, **row))
-                for url in urls if first or new else ():
-                    if url not in rows.engines or rows.engines[url].policy != policy:
+                if first or new:
+                    for url in set(urls) - rows.engines.get(policy, {}).keys():
                         self._add(connection, policy, url, 0, revision)
             self._report(connection, writer_id, 0, {})
 
@@ -187,7 +185,7 @@ class Gates:
         set, and :class:`NotFound` for an unknown engine.
         """
         with self._change() as (connection, rows, revision):
-            urls = [url for url, one in rows.engines.items() if one.policy == policy]
+            urls = rows.engines.get(policy, {})
             current = rows.gates[policy].version
             if engine is not None and engine not in urls:
                 raise NotFound(f"there is no engine {engine}")
@@ -199,7 +197,8 @@ class Gates:
             self._update_gates(connection, revision, policy, **fields)
             for url in urls if engine is None else [engine]:
                 fingerprint = {"weights_fingerprint": None, "reported_at": time.time()}
-                self._update(connection, url, version=version, published=revision, **fingerprint)
+                fields = {"version": version, "published": revision, **fingerprint}
+                self._update(connection, policy, url, **fields)
         return revision
 
     def set_fingerprints(self, policy: str, published: int, found: Mapping[str, str | None]) -> int:
@@ -210,9 +209,10 @@ class Gates:
         """
         with self._change() as (connection, rows, revision):
             self._update_gates(connection, revision, policy)
+            known = rows.engines.get(policy, {})
             for url, fingerprint in found.items():
-                if url in rows.engines and rows.engines[url].published == published:
-                    self._update(connection, url, weights_fingerprint=fingerprint)
+                if url in known and known[url].published == published:
+                    self._update(connection, policy, url, weights_fingerprint=fingerprint)
         return revision
 
     def set_paused(self, paused: bool) -> int:
@@ -227,10 +227,10 @@ class Gates:
         Raise ``ValueError`` for an engine of another policy.
         """
         with self._change() as (connection, rows, revision):
-            known = rows.engines.get(url)
-            if known is not None and known.policy != policy:
-                raise ValueError(f"{url} serves the policy {known.policy}")
-            if known is None:
+            policies = [name for name, known in rows.engines.items() if url in known]
+            if policies and policy not in policies:
+                raise ValueError(f"{url} serves the policy {policies[0]}")
+            if not policies:
                 self._update_gates(connection, revision, policy)
                 self._add(connection, policy, url, version, revision)
         return revision
@@ -241,13 +241,13 @@ class Gates:
         Raise :class:`NotFound` for an unknown engine, and ``ValueError`` for the policy's last one.
         """
         with self._change() as (connection, rows, revision):
-            urls = [known for known, one in rows.engines.items() if one.policy == policy]
+            urls = rows.engines.get(policy, {})
             if url not in urls:
                 raise NotFound(f"there is no engine {url}")
             if len(urls) == 1:
                 raise ValueError("the last engine cannot be removed")
             self._update_gates(connection, revision, policy)
-            self._remove(connection, url)
+            self._remove(connection, policy, url)
         return revision
 
     def report(self, writer_id: str, seen: int, report: Mapping[str, Any]) -> None:
@@ -314,13 +314,14 @@ class Gates:
         own_gates = select(gates).where(gates.c.deployment == self._deployment)
         found = connection.execute(own_gates).all()
         own_engines = select(served).where(served.c.deployment == self._deployment)
+        engines: dict[str, dict[str, Served]] = {}
+        for row in connection.execute(own_engines.order_by(served.c.engine)):
+            one = Served(row.version, row.weights_fingerprint, row.published)
+            engines.setdefault(row.policy, {})[row.engine] = one
         return Rows(
             max((row.revision for row in found), default=0),
             {row.policy: Gate(row.version, row.model, row.paused) for row in found},
-            {
-                row.engine: Served(row.policy, row.version, row.weights_fingerprint, row.published)
-                for row in connection.execute(own_engines.order_by(served.c.engine))
-            },
+            engines,
         )
 
     def _update_gates(
@@ -339,13 +340,21 @@ class Gates:
         row |= {"deployment": self._deployment, "reported_at": time.time()}
         connection.execute(insert(served).values(row))
 
-    def _update(self, connection: Connection, url: str, **fields: Any) -> None:
-        own = (served.c.deployment == self._deployment, served.c.engine == url)
-        connection.execute(update(served).where(*own).values(**fields))
+    def _update(self, connection: Connection, policy: str, url: str, **fields: Any) -> None:
+        own = update(served).where(*self._row(policy, url))
+        connection.execute(own.values(**fields))
 
-    def _remove(self, connection: Connection, url: str) -> None:
-        own = (served.c.deployment == self._deployment, served.c.engine == url)
-        connection.execute(delete(served).where(*own))
+    def _remove(self, connection: Connection, policy: str, url: str) -> None:
+        connection.execute(delete(served).where(*self._row(policy, url)))
+
+    def _row(self, policy: str, url: str) -> tuple[ColumnElement[bool], ...]:
+        """Return the condition of the row of an engine of a policy."""
+        columns = served.c
+        return (
+            columns.deployment == self._deployment,
+            columns.policy == policy,
+            columns.engine == url,
+        )
 
     def _report(
         self, connection: Connection, writer_id: str, seen: int, report: Mapping[str, Any]

@@ -297,13 +297,14 @@ served = Table(
     metadata,
     Column("deployment", String(512), primary_key=True),
     Column("engine", String(512), primary_key=True),
-    Column("policy", String(SHORT_TEXT), nullable=False),
+    Column("policy", String(SHORT_TEXT), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("published", BigInteger, nullable=False),
     Column("reported_at", Time, nullable=False),
     Column("weights_fingerprint", Text),
 )
 """The engines of a deployment, each with the policy version that it was last reported to serve.
+An engine that serves several policies, as LoRA adapters on one model, has a row for each.
 ``published`` is the revision of that report. ``weights_fingerprint`` is the engine's own
 fingerprint of its weights at that time."""
 

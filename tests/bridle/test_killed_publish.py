@@ -24,7 +24,8 @@ from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.tiny import TinyShape, make_policy
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.run.stack import Stack, StackError
-from bridle.run.training import TrainingPlan, train
+from bridle.run.training import train
+from bridle.run.training_plan import TrainingPlan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PolicyRecord, RunRecord
 from bridle.store.writing.writer import Writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -297,6 +298,9 @@ def test_a_policy_that_cannot_be_had_is_refused_before_anything_starts(
     assert "replay is for one policy" in refused(
         "policies.worker.roles=[]", "training.replay.share=0.5"
     )
+    lora = ("training.publish.through=lora", "training.lora.rank=4", "policy.engine=vllm")
+    copied = shutil.copytree(begun, tmp_path / "copy")
+    assert "another model than policy.model" in refused(f"policies.worker.model={copied}", *lora)
     other = tmp_path / "other"
     shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=2, intermediate=128, context=512)
     size = train_tokenizer(other, ["another tokenizer altogether"] * 20, vocab_size=300)

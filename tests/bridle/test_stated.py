@@ -12,7 +12,7 @@ from bridle.diagnosis.findings import findings_of_run
 from bridle.reconstruct.rewards import VERIFIER_ALONE, Aggregation
 from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
 from bridle.run.report import training_figures
-from bridle.run.training import TrainingPlan, configured, rules_of, stated
+from bridle.run.training_plan import TrainingPlan, configured, rules_of, stated
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, RunRecord
 from bridle.store.schema.database import database_url

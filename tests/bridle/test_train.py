@@ -19,13 +19,14 @@ from bridle.engine.contract.client import EngineRefused
 from bridle.engine.embedded import EmbeddedEngine
 from bridle.run.local import TrainingBegin
 from bridle.run.stack import Stack
-from bridle.run.training import TrainingPlan, train
+from bridle.run.training import train
+from bridle.run.training_plan import TrainingPlan
 from bridle.run.training_progress import TrainingProgress
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.schema.database import migrate
 from bridle.store.writing.writer import Writer
-from bridle.trainer.config import ComputeConfig, GrpoConfig, PublishConfig
+from bridle.trainer.config import ComputeConfig, GrpoConfig, LoraConfig, PublishConfig
 from bridle.trainer.policy.compute import UnsupportedCompute
 from support.processes import bridle
 
@@ -295,6 +296,30 @@ def test_weights_are_transferred_from_one_device_only(arguments: list[str], tmp_
     plan = TrainingPlan(tmp_path, tmp_path / "out", str(tmp_path / "bridle.db"), "run", config)
     with pytest.raises(UnsupportedCompute, match="transferred from one device"):
         train(plan, services, no_sessions, on_step=lambda _report: None)
+
+
+def test_adapters_are_published_to_one_vllm_only(arguments: list[str], tmp_path: Path) -> None:
+    def refused(*more: str) -> str:
+        done = bridle(*arguments, "--set", "training.publish.through=lora", *more)
+        assert done.returncode == 2
+        assert not (tmp_path / "out").exists()
+        return " ".join(done.stderr.split())
+
+    rank = ("--set", "training.lora.rank=4")
+    assert "set training.lora.rank" in refused()
+    assert "to a vLLM only: add --engine vllm" in refused(*rank)
+    urls = ("--engine-url", "http://one", "--engine-url", "http://two")
+    assert "give one --engine-url" in refused(*rank, *urls)
+    lora = GrpoConfig(lora=LoraConfig(rank=4), publish=PublishConfig(through="lora"))
+    store = str(tmp_path / "bridle.db")
+    migrate(store)
+    plan = TrainingPlan(tmp_path / "policy", tmp_path / "out", store, "run", lora)
+    for services in (
+        Stack("http://engine", "http://proxy", kind="embedded"),
+        Stack("http://engine", "http://proxy", kind="vllm", more_engines=("http://another",)),
+    ):
+        with pytest.raises(EngineRefused, match="adapters are published to one vLLM"):
+            train(plan, services, no_sessions, on_step=lambda _report: None)
 
 
 def test_weights_are_transferred_to_a_vllm_only(arguments: list[str], tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ async def test_an_engine_that_is_removed_while_it_is_to_be_checked_does_not_end_
     await pool.start()
     checking = asyncio.create_task(pool.check())
     await asyncio.sleep(0)  # its questions are tasks that have not run yet
-    (removed,) = pool.set_engines({first.url: Served("policy", 0, None, 0)})
+    (removed,) = pool.set_engines({first.url: Served(0, None, 0)})
     assert removed.name == second.name
     await removed.retired()
     assert await checking, "the other one is well"

@@ -163,7 +163,6 @@ def test_a_publish_names_a_policy_and_an_engine_that_belong_together(
         ({"policies": {"policy": ("http://p",)}}, "this is the name of the default policy"),
         ({"policies": {"judge": ("http://p",)}}, "policy judge: an other model has this name"),
         ({"policies": {"worker": ()}}, "policy worker: no engine serves it"),
-        ({"policies": {"worker": ("http://e/v1",)}}, "serves the policy policy already"),
         ({"role_models": {"subagent": "wroker"}}, "no policy or other model is wroker"),
     ],
 )

@@ -104,7 +104,7 @@ _revisions = count(1)
 
 async def announce(pool: EnginePool, version: int) -> None:
     pool.gate.set(Policy(version), paused=False)
-    row = Served("policy", version, None, next(_revisions))
+    row = Served(version, None, next(_revisions))
     pool.set_engines(dict.fromkeys(pool.urls(), row))
     await pool.learn_fingerprints()
 
@@ -219,7 +219,7 @@ def test_a_publish_that_is_overtaken_is_not_what_a_restarted_proxy_begins_with(
     held.set()
     slow.join()
     rows = Gates(bench.reader.engine, bench.settings.deployment).read()
-    (served,) = rows.engines.values()
+    (served,) = rows.engines["policy"].values()
     assert (served.version, served.weights_fingerprint) == (1, "1")
 
 

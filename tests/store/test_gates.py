@@ -35,7 +35,7 @@ def member(url: str, deployment: str = "one", engines: Any = None) -> Iterator[t
 
 def versions(gates: Gates) -> dict[str, int]:
     rows = gates.read()
-    return {url: one.version for url, one in rows.engines.items()}
+    return {url: one.version for own in rows.engines.values() for url, one in own.items()}
 
 
 def test_a_change_is_a_revision_and_a_look_without_one_costs_no_rows(url: str) -> None:
@@ -86,8 +86,27 @@ def test_a_fingerprint_belongs_to_the_publish_that_it_was_read_for(url: str) -> 
         gates.set_fingerprints("policy", overtaken, {"http://one": "of the first"})
         gates.set_fingerprints("policy", latest, {"http://two": "of the last"})
         rows = gates.read()
-        assert rows.engines["http://one"].weights_fingerprint is None
-        assert rows.engines["http://two"].weights_fingerprint == "of the last"
+        assert rows.engines["policy"]["http://one"].weights_fingerprint is None
+        assert rows.engines["policy"]["http://two"].weights_fingerprint == "of the last"
+
+
+def test_an_engine_of_two_policies_has_a_version_of_each(url: str) -> None:
+    shared = {"policy": ["http://one"], "planner": ["http://one", "http://two"]}
+    with member(url, engines=shared) as (gates, _):
+        revision = gates.publish("planner", 2, "planner-v2", None, back=False)
+        gates.set_fingerprints("planner", revision, {"http://one": "of the planner"})
+        own = gates.read().engines
+        assert own["policy"]["http://one"].version == 0
+        assert own["policy"]["http://one"].weights_fingerprint is None
+        assert own["planner"]["http://one"].version == 2
+        assert own["planner"]["http://one"].weights_fingerprint == "of the planner"
+        gates.remove_engine("planner", "http://one")
+        assert {name: set(urls) for name, urls in gates.read().engines.items()} == {
+            "policy": {"http://one"},
+            "planner": {"http://two"},
+        }
+    with member(url, engines={"policy": ["http://one"]}) as (gates, _):
+        assert set(gates.read().engines) == {"policy"}
 
 
 def test_engines_come_and_go_but_the_last_one_stays(url: str) -> None:
@@ -129,7 +148,9 @@ def test_a_pause_and_other_engines_end_with_the_last_process(url: str) -> None:
         with member(url, engines={"critic": ["http://five"]}) as (later, _):
             rows = later.read()
             assert all(gate.paused for gate in rows.gates.values())
-            assert set(rows.engines) == {"http://two", "http://three", "http://four", "http://five"}
+            assert set(versions(later)) == {
+                *("http://two", "http://three", "http://four", "http://five")
+            }
     with member(url) as (gates, _):
         rows = gates.read()
         assert not any(gate.paused for gate in rows.gates.values())

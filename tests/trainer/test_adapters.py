@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen3MoeConfig
 
@@ -33,7 +34,8 @@ from bridle.trainer.learner.learner import Learner
 from bridle.trainer.learner.optimizer import make_optimizer
 from bridle.trainer.learner.ranks import learning
 from bridle.trainer.learner.sft_update import SftExample
-from bridle.trainer.policy.lora import adapters, merged_state, without_adapters
+from bridle.trainer.policy.compute import UnsupportedCompute
+from bridle.trainer.policy.lora import adapters, merged_state, save_adapters, without_adapters
 from bridle.trainer.policy.model import (
     ON_CPU,
     UnsupportedModel,
@@ -229,6 +231,25 @@ def test_an_engine_serves_it_merged(chat_directory, tmp_path):
         assert record.logprob_gap < 1e-5
         engine_scores = client.score(IDS.tolist())
     np.testing.assert_allclose(engine_scores, scores(model).numpy(), atol=1e-4)
+
+
+def test_adapters_alone_are_what_peft_loads_onto_the_policy(policy_directory, tmp_path):
+    model = tuned(trainable_policy(policy_directory, ON_CPU, LORA))
+    (tmp_path / "alone").mkdir()
+    save_adapters(model, tmp_path / "alone", policy_directory)
+    again = PeftModel.from_pretrained(load_policy(policy_directory), tmp_path / "alone")
+    assert torch.equal(scores(again.get_base_model()), scores(model))
+
+
+def test_what_engines_do_not_load_as_adapters_is_refused(
+    policy_directory, mixture_directory, tmp_path
+):
+    with pytest.raises(UnsupportedCompute, match=r"set training\.lora\.rank"):
+        save_adapters(load_policy(policy_directory), tmp_path, policy_directory)
+    mixture = trainable_policy(mixture_directory, ON_CPU, LORA)
+    with pytest.raises(UnsupportedCompute, match="experts that are one tensor"):
+        save_adapters(mixture, tmp_path, mixture_directory)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("compute", [ON_CPU, IN_BFLOAT16], ids=["float32", "bfloat16"])

@@ -177,7 +177,7 @@ _CARELESS = (
 )
 
 KINDS = {
-    "policy": Kind({"lora_rank": 8}, _conformance_policy),
+    "policy": Kind({"lora_rank": 8, "lora_adapters": 4}, _conformance_policy),
     "tied": Kind({}, _tied_policy, by_command=True),
     "careless": Kind(
         {"tool_parser": None, "reasoning_parser": None, "extra": _CARELESS}, _policy_with_defaults

@@ -194,6 +194,8 @@ def test_adapters_are_off_unless_a_rank_is_given(model_dir: Path, tmp_path: Path
     plain, adapted = VllmOptions(), VllmOptions(lora_rank=16)
     assert "--enable-lora" not in command(CPU, model_dir, plain, 1)
     assert value(command(CPU, model_dir, adapted, 1), "--max-lora-rank") == "16"
+    between = command(CPU, model_dir, VllmOptions(lora_rank=20), 1)
+    assert value(between, "--max-lora-rank") == "32", "vLLM has not every rank"
     switch = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     assert switch not in environment(CPU, plain, tmp_path, {})
     assert environment(CPU, adapted, tmp_path, {})[switch] == "1"

@@ -22,8 +22,9 @@ from bridle.engine.vllm.inside.bridle_wire import Announcement, open_store
 from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
+from bridle.run.publishing import publishing
 from bridle.run.stack import Stack
-from bridle.run.training import TrainingPlan, publishing
+from bridle.run.training_plan import TrainingPlan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import RunRecord
 from bridle.store.writing.writer import Writer

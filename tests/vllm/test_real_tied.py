@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from bridle.engine.contract.client import EngineRefused
+from bridle.engine.vllm import VllmLora
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
@@ -37,3 +40,13 @@ def test_each_of_three_transfers_is_what_the_engine_samples_from(
     publishing: Callable[[str], Any],
 ) -> None:
     publishing("tied").transfer_three()
+
+
+def test_without_adapters_it_says_how_to_start_it_with_them(vllm_servers: Any) -> None:
+    with (
+        VllmLora(vllm_servers.use("tied").base_url) as engine,
+        pytest.raises(
+            EngineRefused, match=r"serves no LoRA adapters.*--set lora_rank=20.*rank 32 "
+        ),
+    ):
+        engine.require_lora(20)

@@ -151,6 +151,9 @@ class SpreadLearner:
             raise UnsupportedCompute("of a policy that is spread only its own weights are written")
         self._everywhere("save", directory, tokenizer_from, types_from=types_from)
 
+    def save_lora(self, directory: Path, base: Path) -> None:
+        self._everywhere("save_lora", directory, base)
+
     def tensors(self) -> dict[str, Tensor]:
         raise UnsupportedCompute("a policy that is spread is published through directories")
 

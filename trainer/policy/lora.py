@@ -1,24 +1,29 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685): training small adapters on a frozen policy.
 
-The adapters are PEFT's. Published weights, and the ``policy/`` of a checkpoint, have the adapters
-merged in: they are a model like any other, which every engine serves.
+The adapters are PEFT's. The ``policy/`` of a checkpoint has the adapters merged in, and so have
+published weights: they are a model like any other, which every engine serves. Published by
+themselves, the adapters are a directory as PEFT writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer, ParamWrapper
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bridle.trainer.config import LoraConfig
-from bridle.trainer.policy.sharding import own_part
+from bridle.trainer.policy.compute import UnsupportedCompute
+from bridle.trainer.policy.sharding import gathered, own_part, share_of
 
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _NAME: Final = "default"
 
 
@@ -84,6 +89,41 @@ def load_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, adapter in own.items():
             adapter.copy_(own_part(tensors[name], adapter))
+
+
+def save_adapters(model: nn.Module, directory: Path, base: Path) -> None:
+    """Write the adapters of ``model`` alone to ``directory``, as a PEFT adapter of ``base``.
+
+    If the model is spread, the first process writes. Raise :class:`UnsupportedCompute` for a model
+    without adapters, and for adapters on stacked experts, which engines do not load.
+    """
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, LoraLayer)}
+    if not layers:
+        raise UnsupportedCompute("there are no adapters to publish: set training.lora.rank")
+    if any(isinstance(layer, ParamWrapper) for layer in layers.values()):
+        raise UnsupportedCompute(
+            "the policy has adapters on experts that are one tensor, which engines do not load as "
+            "adapters: publish merged weights with training.publish.through=directory"
+        )
+    tensors = gathered(model, adapters(model))
+    if not share_of(model).is_first:
+        return
+    layer = next(iter(layers.values()))
+    PeftConfig(
+        r=layer.r[_NAME],
+        lora_alpha=layer.lora_alpha[_NAME],
+        target_modules={name.rpartition(".")[2] for name in layers},
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+        inference_mode=True,
+    ).save_pretrained(str(directory))
+    save_file(
+        {
+            f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": each.detach().cpu().contiguous()
+            for name, each in tensors.items()
+        },
+        directory / WEIGHTS_FILE,
+    )
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bridle.trainer.policy.compute import is_rounded
+from bridle.trainer.policy.lora import save_adapters
 from bridle.trainer.policy.model import (
     checkpoint_tensors,
     save_policy,
@@ -54,6 +55,9 @@ class Weights(Protocol):
     ) -> None:
         """Save the policy with :func:`bridle.trainer.policy.model.save_policy`."""
 
+    def save_lora(self, directory: Path, base: Path) -> None:
+        """Save the adapters with :func:`bridle.trainer.policy.lora.save_adapters`."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of :func:`bridle.trainer.policy.model.checkpoint_tensors`."""
 
@@ -84,6 +88,9 @@ class ModelWeights:
         types_from: Path | None = None,
     ) -> None:
         save_policy(self.model, directory, tokenizer_from, tensors, types_from)
+
+    def save_lora(self, directory: Path, base: Path) -> None:
+        save_adapters(self.model, directory, base)
 
     def tensors(self) -> dict[str, Tensor]:
         return checkpoint_tensors(self.model)

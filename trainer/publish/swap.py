@@ -90,7 +90,9 @@ class VerifiedSwap:
 
     def serves(self, policy: Policy) -> bool:
         """Return whether the engine answers, and scores the probes as ``policy`` does."""
-        return not self._engine.is_paused() and self._gap(policy) <= self._tolerance(policy)
+        if self._engine.is_paused():
+            return False
+        return self._gap(policy) <= tolerance_of(policy, self._config)
 
     def run(
         self,
@@ -109,7 +111,7 @@ class VerifiedSwap:
         :class:`PublishError`.
         """
         gap: float | None = None
-        tolerance = self._tolerance(policy)
+        tolerance = tolerance_of(policy, self._config)
         try:
             self._swap(load, version)
             gap = self._gap(policy)
@@ -123,15 +125,7 @@ class VerifiedSwap:
         else:
             if gap <= tolerance:
                 return gap
-            what = (
-                f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, more than "
-                f"{tolerance:.0e}"
-            )
-            if gap <= TOLERANCE_IN_BFLOAT16:
-                what += (
-                    "; they may compute in different precisions (compute.precision of the trainer, "
-                    "--dtype of the engine)"
-                )
+            what = too_far(version, gap, tolerance)
         outcome = self._go_back(restore, previous, before, tolerance)
         raise PublishError(f"{what}; {outcome}", gap=gap)
 
@@ -163,11 +157,6 @@ class VerifiedSwap:
             )
         return f"the engine serves version {previous} again"
 
-    def _tolerance(self, policy: Policy) -> float:
-        if self._config.tolerance is not None:
-            return self._config.tolerance
-        return TOLERANCE_IN_BFLOAT16 if weights_of(policy).is_rounded else TOLERANCE
-
     def _engine_scores(self) -> Scores:
         return [self._engine.score(probe.tolist()) for probe in self._probes]
 
@@ -183,6 +172,27 @@ class VerifiedSwap:
             self._announce(version)
         finally:
             self._engine.resume()
+
+
+def tolerance_of(policy: Policy, config: PublishConfig) -> float:
+    """Return the largest gap with which the engine counts as serving ``policy``, in nats."""
+    if config.tolerance is not None:
+        return config.tolerance
+    return TOLERANCE_IN_BFLOAT16 if weights_of(policy).is_rounded else TOLERANCE
+
+
+def too_far(version: int, gap: float, tolerance: float) -> str:
+    """Return the text of an error about a gap above the tolerance."""
+    what = (
+        f"version {version}: mean |engine - trainer| logprob is {gap:.2e}, more than "
+        f"{tolerance:.0e}"
+    )
+    if gap <= TOLERANCE_IN_BFLOAT16:
+        what += (
+            "; they may compute in different precisions (compute.precision of the trainer, "
+            "--dtype of the engine)"
+        )
+    return what
 
 
 def mean_gap(scores: Scores, others: Scores) -> float:

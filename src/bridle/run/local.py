@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from bridle.engine.contract.tokenizer import Tokenizer
-from bridle.errors import UsageError
 from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.fleet import Fleet
 from bridle.harnesses.given import GIVEN_FILE, GivenRewards
@@ -26,19 +24,15 @@ from bridle.harnesses.scorers import Scorer, scorers
 from bridle.harnesses.tasks import Task
 from bridle.reconstruct.evaluation import attempts_of, judged
 from bridle.reconstruct.rewards import Aggregation, RewardNotice
-from bridle.run.agents import first_tasks, shuffled_tasks
+from bridle.run.agents import shuffled_tasks
 from bridle.run.attempts import attempt
 from bridle.run.branching import Branches
 from bridle.run.config import (
-    EvaluationConfig,
     GroupsConfig,
-    RecordingsConfig,
     RunConfig,
-    ServicesConfig,
-    TasksConfig,
     permitted,
 )
-from bridle.run.environment import is_base_url, private_in, store_files
+from bridle.run.environment import private_in, store_files
 from bridle.run.evaluation import HeldOut
 from bridle.run.fleets import fleet_of
 from bridle.run.groups import FinishedGroups, key_of, planned
@@ -46,11 +40,17 @@ from bridle.run.holding import LOCK, hold
 from bridle.run.hub import model_directory
 from bridle.run.recorded import train_recorded
 from bridle.run.report import write_report
+from bridle.run.requirements import (
+    held_out_tasks,
+    publishes_lora,
+    require_one_base,
+    require_same_tokenizer,
+    require_training,
+)
 from bridle.run.rollouts import Rollouts
-from bridle.run.stack import MODEL, Stack, running_stack, stacks
+from bridle.run.stack import MODEL, EngineChoice, Stack, running_stack, stacks
 from bridle.run.training import (
     CHECKPOINTS,
-    TrainingPlan,
     newest_policy,
     require_devices,
     require_parts,
@@ -58,6 +58,7 @@ from bridle.run.training import (
     resumable,
 )
 from bridle.run.training import train as train_plan
+from bridle.run.training_plan import TrainingPlan
 from bridle.store.reading.queries import Reader
 from bridle.store.records import DEFAULT_POLICY, RunRecord, new_id
 from bridle.store.schema.accounts import EVALUATION, evaluation_of
@@ -74,10 +75,6 @@ from bridle.trainer.policy.model import check_policy
 from bridle.trainer.report import StepReport
 
 log = logging.getLogger(__name__)
-
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-"""The form of a policy's name, which also names a folder and is part of options of
-``bridle proxy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +149,8 @@ def train(
     if others:
         require_several(training)
     tokenizer = Tokenizer(policy)
+    if publishes_lora(config):
+        require_one_base(policy, others)
     for name, other in others.items():
         require_same_tokenizer(name, tokenizer, Tokenizer(other))
     if not World.current().is_first:
@@ -374,8 +373,11 @@ def _stacks(plan: TrainingPlan, config: RunConfig, host: str) -> Iterator[dict[s
         config.policy_roles,
         plan.store,
         plan.directory / "logs",
-        engine=config.policy.engine,
-        engine_arguments=config.policy.engine_arguments,
+        engine=EngineChoice(
+            config.policy.engine,
+            config.policy.engine_arguments,
+            config.training.lora.rank if publishes_lora(config) else None,
+        ),
         host=host,
     ) as own:
         yield own
@@ -385,90 +387,6 @@ def _steps_trained(plan: TrainingPlan) -> int:
     """Return the steps of the newest checkpoint, or 0 if there is none."""
     kept = checkpoints(plan.directory / CHECKPOINTS)
     return int(kept[-1].name.rpartition("-")[2]) if kept else 0
-
-
-def require_training(config: RunConfig) -> None:
-    """Raise :class:`bridle.errors.UsageError` if parts of ``config`` are missing or conflict."""
-    services, recordings = config.services, config.recordings
-    _require_urls(services)
-    if not recordings.alone:
-        if recordings != RecordingsConfig() and not recordings.share:
-            raise UsageError(
-                "settings of recordings are for --from-store, or for recordings.share: set one"
-            )
-        if recordings.share:
-            _require_mixture(config)
-        if not (config.agent.name and config.tasks.source):
-            raise UsageError("name --agent and --tasks, or --from-store")
-    elif config.evaluation.every:
-        raise UsageError("evaluation.every runs an agent, and --from-store has none")
-    if config.policies and (services.engine_urls or recordings.alone):
-        raise UsageError(
-            "several policies are trained with engines that the run starts: set no policies, or "
-            "leave out --engine-url and --from-store"
-        )
-    starts_engine = not recordings.alone and not services.engine_urls
-    transfers = config.training.publish.through == "transfer"
-    if starts_engine and transfers and config.policy.engine != "vllm":
-        raise UsageError("weights are transferred to a vLLM only: add --engine vllm")
-    _require_roles(config)
-
-
-def _require_mixture(config: RunConfig) -> None:
-    if config.policies:
-        raise UsageError("recordings.share is for one policy: set no policies, or a share of 0")
-    if config.training.loss.importance == "none":
-        raise UsageError(
-            "recordings.share needs importance weights: set training.loss.importance, such as to "
-            "truncate"
-        )
-    alone = [name for name in ("version", "wait_for", "other_policy") if _is_set(config, name)]
-    if alone:
-        raise UsageError(
-            f"recordings.{alone[0]} is for --from-store without recordings.share: leave one out"
-        )
-
-
-def _is_set(config: RunConfig, name: str) -> bool:
-    return bool(getattr(config.recordings, name) != getattr(RecordingsConfig(), name))
-
-
-def _require_urls(services: ServicesConfig) -> None:
-    named = [("engine", url) for url in services.engine_urls]
-    if services.proxy_url is not None:
-        named.append(("proxy", services.proxy_url))
-    for name, url in named:
-        if not is_base_url(url):
-            raise UsageError(f"--{name}-url {url!r} is not a URL such as http://127.0.0.1:8000")
-
-
-def _require_roles(config: RunConfig) -> None:
-    for name, one in config.policies.items():
-        if not _NAME.fullmatch(name) or name == DEFAULT_POLICY:
-            raise UsageError(
-                f"a policy of policies.{name} needs another name: of letters, digits, - and _, and "
-                f"not {DEFAULT_POLICY!r}, which is the first one's"
-            )
-        for role in one.roles or (name,):
-            if config.policy_roles[role] != name:
-                raise UsageError(
-                    f"role {role} has two policies, {name} and {config.policy_roles[role]}"
-                )
-
-
-def require_same_tokenizer(name: str, first: Tokenizer, other: Tokenizer) -> None:
-    """Raise :class:`bridle.errors.UsageError` unless two policies share tokenizer and template.
-
-    The policy ``name`` must have the first one's tokenizer and chat template, which render and
-    tokenize the prompts of both.
-    """
-    same = first.backend.to_str() == other.backend.to_str()
-    if same and first.chat_template_source == other.chat_template_source:
-        return
-    raise UsageError(
-        f"policies.{name}.model has another tokenizer or chat template than policy.model: begin "
-        "both with one model"
-    )
 
 
 def _horizon(groups: GroupsConfig, number: int) -> int:
@@ -486,22 +404,6 @@ def _budget(groups: GroupsConfig, number: int, replayed: int) -> dict[str, Any]:
     """
     calls = _horizon(groups, number)
     return {"budget": {"calls": replayed + calls}} if calls else {}
-
-
-def held_out_tasks(wanted: EvaluationConfig, trained: TasksConfig) -> list[Task]:
-    """Return the tasks on which the policy is measured, none without ``evaluation.every``.
-
-    Raise :class:`bridle.errors.UsageError` if they would be those on which it is trained.
-    """
-    if not wanted.every:
-        return []
-    source = wanted.source or trained.source
-    if (source, wanted.split) == (trained.source, trained.split):
-        raise UsageError(
-            "the held-out tasks are those that are trained on: name evaluation.split or "
-            "evaluation.source"
-        )
-    return first_tasks(source, wanted.split, wanted.limit)
 
 
 def runs_of(run_id: str, name: str, held_out: Sequence[Task] = ()) -> list[RunRecord]:

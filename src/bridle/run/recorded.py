@@ -16,19 +16,17 @@ from bridle.reconstruct.rewards import RewardNotice
 from bridle.reconstruct.samples.sample import Episode, Sample
 from bridle.run.config import RecordingsConfig
 from bridle.run.distillation import informer, teaching
+from bridle.run.publishing import publishing
 from bridle.run.stack import Stack
 from bridle.run.training import (
     CHECKPOINTS,
-    TrainingPlan,
-    configured,
     loaded_episode,
-    publishing,
     require_devices,
     require_parts,
     resumable,
-    rules_of,
     sinks_of,
 )
+from bridle.run.training_plan import TrainingPlan, configured, rules_of
 from bridle.store.reading.queries import Reader
 from bridle.store.records import PLAIN, SessionRecord
 from bridle.store.writing.writer import Writer

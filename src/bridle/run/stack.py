@@ -73,6 +73,10 @@ class Stack:
                 control.stamp(version)
         self._publish(version, engine=engine)
 
+    def announce_lora(self, version: int, model: str) -> None:
+        """Set the policy version from now on, and the name under which the engine serves it."""
+        self._publish(version, model=model)
+
     def retract(self, version: int) -> None:
         """Set the proxy back to ``version`` for all engines."""
         self._publish(version)
@@ -90,6 +94,26 @@ class Stack:
     def _policy(self, method: str, **body: Any) -> httpx.Response:
         url = f"{self.proxy_url}/bridle/v1/policy"
         return _asked("proxy", method, url, self.admin_key, **body)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine that a run starts for its policies."""
+
+    kind: EngineKind = "embedded"
+    arguments: tuple[str, ...] = ()
+    """Further options of ``bridle engine``."""
+    lora_rank: int | None = None
+    """The rank of the adapters that it serves, or ``None`` if it serves whole models. It must be a
+    vLLM."""
+
+    def options(self, policies: int) -> list[str]:
+        """Return the options of ``bridle engine`` with which it serves that many policies."""
+        if self.lora_rank is None:
+            return list(self.arguments)
+        # Two versions of each policy meet in a publish.
+        sizes = {"lora_rank": self.lora_rank, "lora_adapters": 2 * policies}
+        return [*(f"--set={name}={size}" for name, size in sizes.items()), *self.arguments]
 
 
 def kind_of(engine_url: str, key: str | None = None) -> EngineKind:
@@ -151,8 +175,7 @@ def stack(
         store,
         logs,
         version=version,
-        engine=engine,
-        engine_arguments=engine_arguments,
+        engine=EngineChoice(engine, tuple(engine_arguments)),
         host=host,
     ) as running:
         yield running[DEFAULT_POLICY]
@@ -166,29 +189,34 @@ def stacks(
     logs: Path,
     *,
     version: int = 0,
-    engine: EngineKind = "embedded",
-    engine_arguments: Sequence[str] = (),
+    engine: EngineChoice,
     host: str = "127.0.0.1",
 ) -> Iterator[dict[str, Stack]]:
     """Run an engine for each of ``policies``, and one proxy in front of all, like :func:`stack`.
 
     ``policies`` are model directories by name, :data:`DEFAULT_POLICY`'s among them. ``roles`` maps
-    each role that does not use that policy to its own. Yield the stack of each policy, by name.
+    each role that does not use that policy to its own. With ``engine.lora_rank``, one engine serves
+    the default policy's model, and the adapters of all policies. Yield the stack of each policy, by
+    name.
     """
     key = new_key()
+    own = dict(policies)
+    if engine.lora_rank is not None:
+        own = {DEFAULT_POLICY: policies[DEFAULT_POLICY]}
     with ExitStack() as opened:
         urls = {
             name: opened.enter_context(
                 engine_service(
-                    engine,
+                    engine.kind,
                     path,
                     logs if name == DEFAULT_POLICY else logs / name,
-                    engine_arguments,
+                    engine.options(len(policies)),
                     key=key,
                 )
             ).url
-            for name, path in policies.items()
+            for name, path in own.items()
         }
+        urls = {name: urls.get(name, urls[DEFAULT_POLICY]) for name in policies}
         others = {name: [urls[name]] for name in policies if name != DEFAULT_POLICY}
         further = ["--set", f"policies={_toml(others)}", "--set", f"role_models={_toml(roles)}"]
         first = urls[DEFAULT_POLICY]
@@ -197,12 +225,12 @@ def stacks(
         )
         running = {
             name: Stack(
-                url, proxy_url, policy=name, kind=engine, engine_key=key, admin_key=admin_key
+                url, proxy_url, policy=name, kind=engine.kind, engine_key=key, admin_key=admin_key
             )
             for name, url in urls.items()
         }
-        for one in running.values():
-            one.announce(version)
+        for name in own:
+            running[name].announce(version)
         yield running
 
 

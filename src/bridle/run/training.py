@@ -6,35 +6,29 @@ The caller runs the sessions (:mod:`bridle.run.rollouts`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from bridle.diagnosis.findings.training import RATE_WARNING
-from bridle.engine.contract.client import EngineRefused
-from bridle.engine.vllm.transfer import TransferRoute, VllmTransfer
 from bridle.errors import BridleError, UsageError
 from bridle.harnesses.given import GivenRewards
 from bridle.reconstruct.episodes import broken_episode, episode_of
-from bridle.reconstruct.samples.builders import BUILDER_VERSION
-from bridle.reconstruct.samples.rules import DEFAULT_RULES, SampleRules
+from bridle.reconstruct.samples.rules import SampleRules
 from bridle.reconstruct.samples.sample import Episode
 from bridle.reconstruct.session import LoadedSession
 from bridle.reconstruct.tree import BrokenTree
 from bridle.registry import require_parts as require_named
-from bridle.run.config import RecordingsConfig
 from bridle.run.distillation import informer, require_teacher, teaching
 from bridle.run.evaluation import HeldOut, keep_best
 from bridle.run.groups import FINISHED
+from bridle.run.publishing import AnyPublisher, publishing
 from bridle.run.report import evaluation_metrics
 from bridle.run.rollouts import NO_CALL_HINT
 from bridle.run.stack import Stack
+from bridle.run.training_plan import TrainingPlan, configured, rules_of
 from bridle.store.reading.queries import Reader
-from bridle.store.records import DEFAULT_POLICY, CallKind, PolicyRecord
 from bridle.store.writing.writer import Writer
 from bridle.trainer.collection.background import BackgroundCollector, StartGroup
 from bridle.trainer.collection.mixture import Mixture
@@ -42,12 +36,10 @@ from bridle.trainer.collection.sessions import collector_of
 from bridle.trainer.config import GrpoConfig
 from bridle.trainer.credit import ADVANTAGES
 from bridle.trainer.credit.anchors import ANCHORS
-from bridle.trainer.credit.rewards import aggregation
 from bridle.trainer.filters import FILTERS
 from bridle.trainer.learner.checkpoint import POLICY_DIRECTORY, checkpoints
 from bridle.trainer.learner.optimizer import OPTIMIZERS
 from bridle.trainer.learner.ranks import learning
-from bridle.trainer.learner.rates import rate_warning, resolved
 from bridle.trainer.learner.trained import TrainedPolicy
 from bridle.trainer.learner.world import World
 from bridle.trainer.loop import GrpoLoop
@@ -56,79 +48,12 @@ from bridle.trainer.losses.losses import LOSSES
 from bridle.trainer.losses.trial import require_loss
 from bridle.trainer.losses.trust import TRUST_REGIONS
 from bridle.trainer.policy.compute import UnsupportedCompute, choose_devices
-from bridle.trainer.policy.weights import Weights
-from bridle.trainer.publish.publisher import Publisher, default_probes
-from bridle.trainer.publish.replicas import ReplicaPublisher
-from bridle.trainer.publish.transfer import TransferPublisher
 from bridle.trainer.report import StepReport
 from bridle.trainer.sinks import SINKS, SinkGroup, StoreSink, TrackedRun, require_sink
 
 log = logging.getLogger(__name__)
 
-AnyPublisher = Publisher | ReplicaPublisher | TransferPublisher
 CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """The plan of a training run: its policy, its configuration, and the places of its output."""
-
-    policy: Path
-    """The model directory of version 0."""
-    directory: Path
-    """The folder that receives ``checkpoints/``, ``published/`` and ``tensorboard/``."""
-    store: str
-    run_id: str
-    """The id of the run in the store under which sessions, metrics and policies are kept."""
-    config: GrpoConfig
-    groups_per_step: int = 8
-    group_size: int = 8
-    others: Mapping[str, Path] = field(default_factory=dict)
-    """The model directories of the policies that are trained beside it, by name."""
-    name: str = DEFAULT_POLICY
-    """The name of ``policy``."""
-    recordings: RecordingsConfig | None = None
-    """The recorded sessions that each step trains beside its own, if it does."""
-    work: Mapping[str, Any] = field(default_factory=dict)
-    """Further parts of the run's ``config`` in the store: tasks, agent, groups, policy."""
-
-    @property
-    def beginning(self) -> PolicyRecord:
-        """Version 0 of the policy, as it begins now."""
-        return PolicyRecord(self.run_id, 0, time.time(), path=str(self.policy), name=self.name)
-
-    @property
-    def each(self) -> list[TrainingPlan]:
-        """A plan for every policy, with a directory of its own; this one first."""
-        below = self.directory / "policies"
-        return [
-            self,
-            *(
-                replace(self, policy=policy, name=name, directory=below / name, others={})
-                for name, policy in self.others.items()
-            ),
-        ]
-
-
-def stated(config: GrpoConfig) -> dict[str, Any]:
-    """Return the part of a run's ``config`` in the store that ``config`` decides.
-
-    It is how samples are made, how rewards add up, and every setting.
-    """
-    return {
-        "samples": {
-            "builder": "tree",
-            "builder_version": BUILDER_VERSION,
-            "rules": rules_of(config).as_data(),
-        },
-        "reward": aggregation(config.advantages).as_data(),
-        "settings": asdict(resolved(config)),
-    }
-
-
-def rules_of(config: GrpoConfig) -> SampleRules:
-    """Return the rules for which tokens of a session ``config`` trains."""
-    return replace(DEFAULT_RULES, kinds=frozenset(map(CallKind, config.samples.kinds)))
 
 
 def require_parts(config: GrpoConfig) -> None:
@@ -277,7 +202,8 @@ class _Attempt:
             # Published by an attempt that ended before its checkpoint, or for another run. A
             # version stands for one set of weights, so these get the next number.
             loop.renumber(newest + 1)
-        if loop.version:
+        if loop.version or self.plan.config.publish.through == "lora":
+            # An engine that serves adapters has none of the run's before that.
             for one in self.served:
                 one.publisher.publish(one.trained.learner, loop.version)
         elif not self.on_policy:
@@ -385,16 +311,6 @@ def _mixture(plan: TrainingPlan, rules: SampleRules) -> Iterator[Mixture | None]
         )
 
 
-def configured(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the ``config`` of the plan's run, as the store keeps it."""
-    warning = rate_warning(plan.config, plan.policy)
-    return {
-        **stated(plan.config),
-        **plan.work,
-        **({RATE_WARNING: warning} if warning is not None else {}),
-    }
-
-
 @contextmanager
 def sinks_of(plan: TrainingPlan, writer: Writer) -> Iterator[SinkGroup]:
     """Yield the sinks that receive the numbers of a run."""
@@ -451,71 +367,3 @@ def step_line(report: StepReport) -> str:
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in report.seconds.items())
     reached = f"reward {report.reward_mean:.3f}, version {report.version}"
     return f"step {report.step + 1}: {reached}, {spent}"
-
-
-@contextmanager
-def publishing(
-    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
-) -> Iterator[AnyPublisher]:
-    """Yield the publisher to the stack's engine, or to all of its engines as to one."""
-    if plan.config.publish.through == "transfer":
-        with _transferring(plan, stack, policy, writer) as transferring:
-            yield transferring
-        return
-    directory, probes = plan.directory / "published", default_probes(policy.vocabulary)
-
-    with ExitStack() as open_clients:
-        if not stack.more_engines:
-            yield Publisher(
-                open_clients.enter_context(stack.engine()),
-                directory,
-                plan.beginning,
-                probes=probes,
-                config=plan.config.publish,
-                announce=stack.announce,
-                record=writer.add_sync,
-            )
-            return
-        urls = (stack.engine_url, *stack.more_engines)
-        yield ReplicaPublisher(
-            {url: open_clients.enter_context(stack.engine(url)) for url in urls},
-            directory,
-            plan.beginning,
-            probes=probes,
-            config=plan.config.publish,
-            announce=stack.announce,
-            retract=stack.retract,
-            record=writer.add_sync,
-        )
-
-
-@contextmanager
-def _transferring(
-    plan: TrainingPlan, stack: Stack, policy: Weights, writer: Writer
-) -> Iterator[TransferPublisher]:
-    """Yield a publisher that sends weights to the stack's engines.
-
-    It is yielded once each engine has shown that it takes them.
-    """
-    if stack.kind != "vllm":
-        raise EngineRefused(f"{stack.engine_url} is not a vLLM: publish through directories")
-    config = plan.config.publish
-    route = TransferRoute(address=config.transfer_address, backend=config.transfer_backend)
-    alone = not stack.more_engines
-    with ExitStack() as opened:
-        engines = {}
-        for url in (stack.engine_url, *stack.more_engines):
-            engine = VllmTransfer(url, route=route, api_key=stack.engine_key)
-            engines[url] = opened.enter_context(engine)
-            engine.require_transfers()
-        publisher = TransferPublisher(
-            engines,
-            plan.directory / "published",
-            plan.beginning,
-            probes=default_probes(policy.vocabulary),
-            config=config,
-            announce=lambda version, url: stack.announce(version, None if alone else url),
-            retract=stack.retract,
-            record=writer.add_sync,
-        )
-        yield opened.enter_context(publisher)

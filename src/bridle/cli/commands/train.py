@@ -53,10 +53,11 @@ def train(
         from bridle.diagnosis.findings import findings_of_run
         from bridle.run import local
         from bridle.run.report import report_lines
+        from bridle.run.requirements import require_training
         from bridle.run.training import step_line
         from bridle.run.training_progress import TrainingProgress
 
-    local.require_training(config)
+    require_training(config)
     if (named := config.recordings.store or config.shared_store) is not None:
         with reader(named) as source:
             require_run(source, config.recordings.run)
