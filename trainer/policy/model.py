@@ -26,7 +26,7 @@ from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
 from bridle.engine.embedded.truncation import Truncation
 from bridle.errors import BridleError
-from bridle.trainer.batch.attention import TREE_ATTENTION, plan_tree
+from bridle.trainer.batch.attention import TREE_ATTENTION, TreePlans, in_trees
 from bridle.trainer.batch.packing import IDLE, Index, Pack, longest_branch
 from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
 from bridle.trainer.config import ComputeConfig, LoraConfig
@@ -287,22 +287,17 @@ def _tree_hidden_states(
     model: nn.Module, pack: Pack, block_tokens: int, device: torch.device
 ) -> Tensor:
     """Return the hidden states of a forest, ``float[N, hidden]``."""
-    # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
-    unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    plans: dict[str, Any] = {
-        "tree_plan": plan_tree(
-            pack.parents, pack.sources, block_tokens, device, computed_dtype(model)
+    states = {"tree_states": plan_states(pack.parents, device)} if forks_states(model) else {}
+    token_ids = torch.from_numpy(pack.token_ids)[None].to(device)
+    with in_trees(TreePlans(pack, block_tokens, device, computed_dtype(model))):
+        output = _backbone(model)(
+            input_ids=token_ids,
+            position_ids=torch.from_numpy(pack.positions)[None].to(device),
+            # Without a mask Transformers reads the ends of branches from the positions.
+            attention_mask=torch.ones_like(token_ids),
+            use_cache=False,
+            **states,
         )
-    }
-    if forks_states(model):
-        plans["tree_states"] = plan_states(pack.parents, device)
-    output = _backbone(model)(
-        input_ids=torch.from_numpy(pack.token_ids)[None].to(device),
-        position_ids=torch.from_numpy(pack.positions)[None].to(device),
-        attention_mask=unused_mask,
-        use_cache=False,
-        **plans,
-    )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
 
