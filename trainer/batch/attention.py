@@ -1,7 +1,7 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
 The functions here are registered with Transformers as the attention implementation
-:data:`TREE_ATTENTION`. Inside :func:`in_trees` they compute a pack; elsewhere they are the library's
+:data:`TREE_ATTENTION`. Inside :func:`in_trees` they compute a pack; elsewhere they are its
 own SDPA, so that the same model also generates and takes padded rows.
 
 What a layer's tokens see of their own branch is the model's to say. Transformers makes a mask for

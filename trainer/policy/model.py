@@ -422,7 +422,9 @@ def _transformers(model: nn.Module) -> Any:
 
 def _backbone(model: nn.Module) -> Any:
     """Return the model without its output head."""
-    return _transformers(model).base_model
+    base = _transformers(model).base_model
+    # Llama 4's text model names another class's part as its base.
+    return _transformers(model).model if base is model else base
 
 
 @contextmanager
