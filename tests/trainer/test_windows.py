@@ -50,7 +50,7 @@ from support.forest import one_prompt
 WINDOW = 7
 SLIDING = ["sliding_attention", "full_attention"]
 MIXED: dict[str, Any] = {"layer_types": SLIDING, "sliding_window": WINDOW}
-EXPERTS: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,

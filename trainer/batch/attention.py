@@ -54,7 +54,7 @@ class LayerPlan:
     device: torch.device
     dtype: torch.dtype
     reach: Reach | None
-    """What is seen of a token's ancestors; ``None`` if all are."""
+    """The ancestors that each token sees; ``None`` if it sees all."""
 
     def attend(
         self,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What tokens see of their ancestors in layers with a window or in chunks."""
+    """The ancestors that tokens see in layers with a window or in chunks."""
 
     positions: NDArray[np.int64]
     """``int64[N]``: depth of each token in its branch, from 0."""
