@@ -83,8 +83,8 @@ def plan_mask(
         seen &= highest[0] >= lowest[1]
         at, first = (torch.from_numpy(each).to(device) for each in (positions, firsts))
 
-        def is_near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return is_seen(batch, head, query, key) & (at[key] >= first[query])
+        def is_near(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return is_seen(_batch, _head, query, key) & (at[key] >= first[query])
 
         rule = is_near
     np.fill_diagonal(seen, val=True)
