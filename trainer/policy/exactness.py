@@ -132,16 +132,14 @@ def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
 def _short_reach(model: nn.Module) -> Iterator[None]:
     """Let windows and chunks be smaller than a probe, whose masks are made when it is computed."""
     config = _config(model)
-    own = {name: getattr(config, name, None) for name in PROBED_REACH}
+    own = {name: each for name in PROBED_REACH if (each := getattr(config, name, None)) is not None}
     try:
-        for name, probed in PROBED_REACH.items():
-            if own[name] is not None:
-                setattr(config, name, min(own[name], probed))
+        for name, value in own.items():
+            setattr(config, name, min(value, PROBED_REACH[name]))
         yield
     finally:
         for name, value in own.items():
-            if value is not None:
-                setattr(config, name, value)
+            setattr(config, name, value)
 
 
 def _packed_scores(
