@@ -103,7 +103,7 @@ class PackingConfig:
     """The layout of a pack. ``tree`` computes every prefix once for all samples of the pack.
     ``flat`` puts samples one after another without sharing. ``padded`` gives each sample a row,
     padded on the right; it is also used, with a warning, for models that the other layouts do not
-    compute exactly (windows, and recurrent layers other than Gated DeltaNet)."""
+    compute exactly (recurrent layers other than Gated DeltaNet)."""
     max_tokens: Count = 8_192
     """Maximum number of tokens in one forward pass; trees are cut between branches. A branch that
     is longer gets a pass of its own. With ``tree``, such a pass also takes branches that share more

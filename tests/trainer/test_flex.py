@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bridle.recipes.models.tiny import TinyShape, make_policy
-from bridle.trainer.batch.attention import block_attention, plan_blocks
+from bridle.trainer.batch.blocks import block_attention, plan_blocks
 from bridle.trainer.batch.flex import BLOCK, flex_tree_attention, plan_mask
 from bridle.trainer.config import ComputeConfig, PackingConfig
 from bridle.trainer.policy.exactness import exact_packing

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.trainer.batch.attention import block_attention, plan_blocks
+from bridle.trainer.batch.blocks import block_attention, plan_blocks
 from bridle.trainer.batch.forest import subtree_ends
 from bridle.trainer.batch.packing import make_packs, trained_length
 from bridle.trainer.config import PackingConfig

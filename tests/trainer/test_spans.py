@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.trainer.batch.attention import plan_tree
-from bridle.trainer.batch.spans import TreeSpans, plan_spans, plan_tree_spans, span_attention
+from bridle.trainer.batch.spans import plan_spans, plan_tree_spans, span_attention
 from support.forest import ancestor_mask
 
 
@@ -97,12 +96,3 @@ def test_rounded_queries_are_merged_in_float32():
     exact = span_attention(*(each.float() for each in halves), plan_spans(parents, 512))
     errors = [float((each.float() - exact).abs().mean()) for each in (few, many)]
     assert errors[1] <= 1.2 * errors[0]
-
-
-def test_only_a_cpu_computes_attention_in_spans():
-    parents = np.arange(-1, 9)
-    plans = [
-        plan_tree(parents, np.arange(10), 4, torch.device(name), torch.float32)
-        for name in ("cpu", "meta")
-    ]
-    assert [isinstance(plan, TreeSpans) for plan in plans] == [True, False]

@@ -1,167 +1,155 @@
 """Attention over a forest of tokens: each token sees its ancestors and itself.
 
-A CPU computes it in parts without masks (:mod:`bridle.trainer.batch.spans`), and a CUDA device in
-16 bits uses FlexAttention (:mod:`bridle.trainer.batch.flex`). FlexAttention takes minutes to
-compile for float32, so CUDA in float32, like other devices, uses the blocks with small masks that
-this module implements.
+The functions here are registered with Transformers as the attention implementation
+:data:`TREE_ATTENTION`. Inside :func:`in_trees` they compute a pack; elsewhere they are its
+own SDPA, so that the same model also generates and takes padded rows.
 
-The dense mask of ``N`` tokens has ``N²`` entries, nearly all of them false. Here queries go in
-blocks of consecutive tokens. Because a pack is in depth-first order, a block can see only itself
-and the ancestors of its first token. A block of ``B`` queries at depth ``D`` therefore needs
-``D + B`` keys and one small mask: time and memory are ``O(N (D + B))``. A tree's first branch is a
-block of its own, computed as plain causal attention without a mask. Each block is one call of
-PyTorch's ``scaled_dot_product_attention``; gradients are autograd's.
-
-The function is registered with Transformers as the attention implementation
-:data:`TREE_ATTENTION`. Models that take ``attn_implementation`` and pass keyword arguments down to
-attention (Llama, Qwen, Mistral …) are called with ``tree_plan=``. Without it the function falls
-back to Transformers' own SDPA, so that the same model also generates and takes padded rows. Soft
-caps and sinks are computed in rows (:mod:`bridle.trainer.batch.scored`).
+What a layer's tokens see of their own branch is the model's to say. Transformers makes a mask for
+each kind of layer (full, with a sliding window, chunked) from a function of two positions. In a
+pack that function is asked for the first position that each position sees, and the layers get a
+:class:`LayerPlan` in place of a mask. A CPU computes full attention in parts without masks
+(:mod:`bridle.trainer.batch.spans`), and a CUDA device in 16 bits uses FlexAttention
+(:mod:`bridle.trainer.batch.flex`). FlexAttention takes minutes to compile for float32, so CUDA in
+float32, like other devices and a CPU's other kinds of layers, uses blocks with small masks
+(:mod:`bridle.trainer.batch.blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from bridle.trainer.batch.blocks import TreeBlocks, block_attention, plan_blocks
 from bridle.trainer.batch.flex import TreeMask, flex_tree_attention, plan_mask
-from bridle.trainer.batch.forest import subtree_ends
+from bridle.trainer.batch.forest import Reach
+from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.scored import scored_attention
 from bridle.trainer.batch.spans import TreeSpans, plan_tree_spans, span_attention
 
 TREE_ATTENTION: Final = "bridle_tree"
 
-
-@dataclass(frozen=True, slots=True)
-class TreeBlocks:
-    """The plan of a pack's attention; the same for every layer and head."""
-
-    queries: tuple[int, ...]
-    """Tokens per block, in order; they sum to ``N``."""
-    masks: tuple[Tensor | None, ...]
-    """Mask of each block, ``float[queries, keys]``: 0 where the query may see the key, else
-    ``-inf``. ``None`` if the block is a line from a root, whose keys are its own tokens."""
-    keys: Tensor
-    """``int64[K]``: key tokens of the blocks that have a mask, one block after another."""
-    key_counts: tuple[int, ...]
-    """Number of keys of each block that has a mask; they sum to ``K``."""
+MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
+"""Whether the second position is seen from the first, as Transformers states it: it takes indices
+of a row and of a head, and two tensors of positions."""
 
 
-def plan_tree(
-    parents: NDArray[np.int64],
-    sources: NDArray[np.int64],
-    block_tokens: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> TreeSpans | TreeMask | TreeBlocks:
-    """Return the attention plan that suits ``device``.
+@dataclass(frozen=True)
+class LayerPlan:
+    """The attention of a pack in the layers of one kind; each way to compute it is planned once."""
 
-    ``sources`` are the tokens whose output is read.
-    """
-    if device.type == "cpu":
-        return plan_tree_spans(parents, sources, block_tokens, dtype)
-    if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
-        return plan_mask(parents, device, dtype)
-    return plan_blocks(parents, block_tokens, device, dtype)
+    pack: Pack
+    block_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    reach: Reach | None
+    """The ancestors that each token sees; ``None`` if it sees all."""
 
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Compute attention of ``query`` ``[1, H, N, D]`` to ``key``, ``value`` ``[1, G, N, D]``.
 
-def plan_blocks(
-    parents: NDArray[np.int64],
-    block_tokens: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> TreeBlocks:
-    """Cut a pack into blocks of ``block_tokens`` queries, or more where the tree is deep.
+        Returns ``[1, H, N, D]``. Keys and values may differ in ``D``; the result's is the values'.
+        """
+        if self.device.type == "cuda" and self.dtype in {torch.bfloat16, torch.float16}:
+            return flex_tree_attention(query, key, value, self._mask, scale, softcap, sinks)
+        plain = self.reach is None and softcap is None and sinks is None
+        if self.device.type == "cpu" and plain:
+            return span_attention(query, key, value, self._spans.of(module), scale)
+        return block_attention(query, key, value, self._blocks, scale, softcap, sinks)
 
-    A block at depth ``D`` has at least ``D / 4`` queries: its ``D`` ancestors are gathered once per
-    block, and this bounds the gathered keys by ``5 N``. Lines from a root that are shorter than
-    ``block_tokens`` share blocks. ``dtype`` should be that of the queries, because masks of another
-    type would be converted in every layer.
-    """
-    ends = subtree_ends(parents)
-    lines = dict(_long_lines(parents, block_tokens))
-    line_starts = [*lines, len(parents)]
-    queries: list[int] = []
-    keys: list[NDArray[np.int64]] = []
-    masks: list[Tensor | None] = []
-    start = 0
-    while start < len(parents):
-        if start in lines:
-            queries.append(lines[start] - start)
-            masks.append(None)
-            start = lines[start]
-            line_starts.pop(0)
-            continue
-        ancestors = np.flatnonzero(ends[:start] > start)
-        stop = min(line_starts[0], start + max(block_tokens, len(ancestors) // 4))
-        block = np.arange(start, stop)
-        seen = np.concatenate([ancestors, block])
-        mask = (seen[None, :] <= block[:, None]) & (block[:, None] < ends[seen][None, :])
-        queries.append(stop - start)
-        keys.append(seen)
-        nothing = torch.zeros(mask.shape, dtype=dtype, device=device)
-        masks.append(nothing.masked_fill_(torch.from_numpy(~mask).to(device), -torch.inf))
-        start = stop
-    return TreeBlocks(
-        queries=tuple(queries),
-        masks=tuple(masks),
-        keys=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *keys])).to(device),
-        key_counts=tuple(len(seen) for seen in keys),
-    )
+    @cached_property
+    def _mask(self) -> TreeMask:
+        return plan_mask(self.pack.parents, self.device, self.dtype, self.reach)
 
+    @cached_property
+    def _spans(self) -> TreeSpans:
+        return plan_tree_spans(self.pack.parents, self.pack.sources, self.block_tokens, self.dtype)
 
-def _long_lines(parents: NDArray[np.int64], least: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each line from a root that has at least ``least`` tokens."""
-    breaks = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
-    starts = np.union1d(breaks, [0])
-    for start, stop in pairwise([*starts.tolist(), len(parents)]):
-        if parents[start] < 0 and stop - start >= least:
-            yield start, stop
-
-
-def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, blocks: TreeBlocks, scale: float | None = None
-) -> Tensor:
-    """Compute attention of ``query`` to ``key`` and ``value``.
-
-    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
-    Returns ``[1, H, N, D]``.
-    """
-    repeat = query.shape[1] // key.shape[1]
-    queries = torch.split(query, list(blocks.queries), dim=2)
-    own = [torch.split(each, list(blocks.queries), dim=2) for each in (key, value)]
-    gathered = [
-        iter(torch.split(each.index_select(2, blocks.keys), list(blocks.key_counts), dim=2))
-        for each in (key, value)
-    ]
-    outputs = []
-    for number, (block, mask) in enumerate(zip(queries, blocks.masks, strict=True)):
-        keys, values = (
-            parts[number] if mask is None else next(rest)
-            for parts, rest in zip(own, gathered, strict=True)
+    @cached_property
+    def _blocks(self) -> TreeBlocks:
+        return plan_blocks(
+            self.pack.parents, self.block_tokens, self.device, self.dtype, self.reach
         )
-        outputs.append(
-            scaled_dot_product_attention(
-                block,
-                keys.repeat_interleave(repeat, dim=1) if repeat > 1 else keys,
-                values.repeat_interleave(repeat, dim=1) if repeat > 1 else values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-            )
-        )
-    return torch.cat(outputs, dim=2)
+
+
+class TreePlans:
+    """The attention of a pack in a whole model: a plan for each kind of layer.
+
+    ``dtype`` is the type that the model multiplies in.
+    """
+
+    def __init__(
+        self, pack: Pack, block_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._arguments = (pack, block_tokens, device, dtype)
+        self._plans: dict[bytes, LayerPlan] = {}
+
+    def of(self, sees: MaskFunction) -> LayerPlan:
+        """Return the plan of layers with the masks that ``sees`` makes. Raises ``ValueError``."""
+        pack, _, device, _ = self._arguments
+        firsts = first_seen(sees, int(pack.positions.max()) + 1, device)
+        reach = Reach(pack.positions, firsts[pack.positions]) if firsts.any() else None
+        return self._plans.setdefault(firsts.tobytes(), LayerPlan(*self._arguments, reach))
+
+
+def first_seen(
+    sees: MaskFunction, length: int, device: torch.device | str = "cpu"
+) -> NDArray[np.int64]:
+    """Return the first position that each position sees, ``int64[length]``.
+
+    A position sees those from the first to itself: all, a window or the present chunk. The first is
+    found by bisection. Raises ``ValueError`` if a later position is seen.
+    """
+    positions = torch.arange(length, device=device)
+    if not sees(0, 0, positions, positions).all() or sees(0, 0, positions, positions + 1).any():
+        raise ValueError("it has layers in which a token sees later ones, or not itself")
+    low, high = torch.zeros_like(positions), positions.clone()
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        seen = sees(0, 0, positions, middle)
+        low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
+        low = torch.minimum(low, high)
+    firsts: NDArray[np.int64] = high.cpu().numpy()
+    return firsts
+
+
+_plans: ContextVar[TreePlans | None] = ContextVar("tree_plans", default=None)
+
+
+@contextmanager
+def in_trees(plans: TreePlans) -> Iterator[None]:
+    """Let models compute the tokens of a pack, given with a mask ``[1, N]`` of ones."""
+    token = _plans.set(plans)
+    try:
+        yield
+    finally:
+        _plans.reset(token)
+
+
+def _transformers_mask(**kwargs: Any) -> Any:
+    """Return what the layers of one kind receive as their mask."""
+    plans = _plans.get()
+    return sdpa_mask(**kwargs) if plans is None else plans.of(kwargs["mask_function"])
 
 
 def _transformers_attention(
@@ -169,8 +157,7 @@ def _transformers_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    tree_plan: TreeSpans | TreeMask | TreeBlocks | None = None,
+    attention_mask: Tensor | LayerPlan | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -179,27 +166,20 @@ def _transformers_attention(
     Return ``[batch, tokens, heads, dim]``.
     """
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if isinstance(attention_mask, LayerPlan):
+        attended = attention_mask.attend(module, query, key, value, scaling, softcap, sinks)
+        return attended.transpose(1, 2).contiguous(), None
+    if _plans.get() is not None:
+        raise ValueError("it has layers whose masks Transformers' functions do not make")
     if softcap is not None or sinks is not None:
-        if tree_plan is not None:
-            raise ValueError("attention with soft caps or sinks goes in rows")
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         scored = scored_attention(query, key, value, attention_mask, scale, softcap, sinks)
         return scored.transpose(1, 2).contiguous(), None
-    if tree_plan is None:
-        output: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return output
-    if kwargs.get("sliding_window") is not None:
-        raise ValueError("tree attention has no sliding window: use PackingConfig(layout='padded')")
-    if isinstance(tree_plan, TreeSpans):
-        attended = span_attention(query, key, value, tree_plan.of(module), scaling)
-    elif isinstance(tree_plan, TreeMask):
-        attended = flex_tree_attention(query, key, value, tree_plan, scaling)
-    else:
-        attended = block_attention(query, key, value, tree_plan, scaling)
-    return attended.transpose(1, 2).contiguous(), None
+    output: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **kwargs
+    )
+    return output
 
 
 AttentionInterface.register(TREE_ATTENTION, _transformers_attention)
-AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
+AttentionMaskInterface.register(TREE_ATTENTION, _transformers_mask)

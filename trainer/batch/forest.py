@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The ancestors that tokens see in layers with a window or in chunks."""
+
+    positions: NDArray[np.int64]
+    """``int64[N]``: depth of each token in its branch, from 0."""
+    firsts: NDArray[np.int64]
+    """``int64[N]``: the smallest position of an ancestor that the token sees."""
 
 
 def subtree_ends(parents: NDArray[np.int64]) -> NDArray[np.int64]:

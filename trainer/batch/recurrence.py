@@ -135,7 +135,6 @@ def _put_before(module: Any, name: str, in_trees: Callable[..., Any]) -> None:
 
     @wraps(plain)
     def either(*args: Any, tree_states: TreeStates | None = None, **kwargs: Any) -> Any:
-        kwargs.pop("tree_plan", None)
         if tree_states is None:
             return plain(*args, **kwargs)
         return in_trees(plain, tree_states, *args, **kwargs)

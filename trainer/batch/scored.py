@@ -1,8 +1,8 @@
 """Attention whose scores PyTorch's own function does not compute: with soft caps, or with sinks.
 
 A soft cap bounds a score before the softmax (Gemma 2). A sink is one more key for every query, with
-a learned score for each head and nothing to add (gpt-oss). Both are computed in rows, a few queries
-at a time, and recomputed for gradients, so that memory holds the scores of some queries only.
+a learned score for each head and nothing to add (gpt-oss). Both are computed a few queries at a
+time, and recomputed for gradients, so that memory holds the scores of some queries only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def scored_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention of ``query`` ``[B, H, N, D]`` to ``key``, ``value`` ``[B, G, N, D]``.
+    """Compute attention of ``query`` ``[B, H, N, D]`` to ``key``, ``value`` ``[B, G, K, D or E]``.
 
-    ``G`` divides ``H``. ``mask`` ``[B or 1, H or 1, N, N]`` is true where a query may see a key, or
-    is added to the scores. With ``None`` each token sees itself and the tokens before it. ``sinks``
-    is ``[H]``. Returns ``[B, H, N, D]``.
+    ``G`` divides ``H``. ``mask`` ``[N, K]`` or ``[B or 1, H or 1, N, K]`` is true where a query may
+    see a key, or is added to the scores. With ``None`` each of ``N = K`` tokens sees itself and the
+    tokens before it. ``sinks`` is ``[H]``. Returns ``[B, H, N, E]``.
     """
     tokens = query.shape[2]
     outputs = []
@@ -85,4 +85,4 @@ def _attended(
     if sinks is not None:
         weights = weights[..., :-1]
     weights = weights.to(value.dtype).reshape(batch, groups, heads // groups, queries, -1)
-    return (weights @ value[:, :, None]).reshape(batch, heads, queries, size)
+    return (weights @ value[:, :, None]).reshape(batch, heads, queries, value.shape[-1])

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from bridle.trainer.batch.forest import subtree_ends
 
@@ -205,9 +206,18 @@ def span_attention(
 ) -> Tensor:
     """Compute attention of ``query`` to ``key`` and ``value``.
 
-    ``query`` is ``[1, H, N, D]``; ``key`` and ``value`` are ``[1, G, N, D]``, with ``G | H``.
-    Returns ``[1, H, N, D]``, zero for a token whose query is not wanted.
+    ``query`` is ``[1, H, N, D]``, ``key`` is ``[1, G, N, D]`` and ``value`` is ``[1, G, N, E]``,
+    with ``G | H``. Returns ``[1, H, N, E]``, zero for a token whose query is not wanted.
     """
+    size, width = query.shape[-1], value.shape[-1]
+    if size != width:
+        # The kernel takes one size (DeepSeek's latent attention has two); zeros change no score.
+        scale = size**-0.5 if scale is None else scale
+        largest = max(size, width)
+        query, key, value = (
+            pad(each, (0, largest - each.shape[-1])) for each in (query, key, value)
+        )
+        return span_attention(query, key, value, spans, scale)[..., :width]
     if torch.is_autocast_enabled(query.device.type):
         computed = torch.get_autocast_dtype(query.device.type)
         query, key, value = (each.to(computed) for each in (query, key, value))

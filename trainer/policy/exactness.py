@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +34,11 @@ with weights as they are at initialisation, and far above once they are trained.
 ROUNDED_TOLERANCE: Final = 5e-3
 """The same in bfloat16, between a sequence packed with one and the same packed with another. Ten
 times as much is allowed against the sequence alone, which other kernels compute."""
+ATTENTION_KINDS: Final = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers, as Transformers names them, that see a token's ancestors only."""
+PROBED_REACH: Final = {"sliding_window": 6, "attention_chunk_size": 6}
+"""Settings that say how many tokens such a layer sees, and their values while a model is probed:
+fewer than the branches of a probe share, and than each has of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +52,10 @@ class _Probe:
 def exact_packing(model: nn.Module, packing: PackingConfig) -> PackingConfig:
     """Return ``packing``, or a row for each sample if tokens packed so are not scored as alone.
 
-    Attention receives the ancestors of each token, and so does Gated DeltaNet
-    (:mod:`bridle.trainer.batch.recurrence`); other recurrent layers (Mamba, LFM2) and windows take
-    in whatever stands before a token. Raises :class:`UnsupportedModel` if rows do not give the
+    Attention receives the ancestors of each token, all of them or those in a window or a chunk
+    (:mod:`bridle.trainer.batch.attention`), and so does Gated DeltaNet
+    (:mod:`bridle.trainer.batch.recurrence`); other recurrent layers (Mamba, LFM2) take in whatever
+    stands before a token. Raises :class:`UnsupportedModel` if rows do not give the
     model's own scores either.
     """
     rows = replace(packing, layout="padded")
@@ -76,7 +84,7 @@ def _why_unpackable(model: nn.Module) -> str | None:
     :func:`_why_inexact`.
     """
     kinds = set(getattr(_config(model), "layer_types", None) or ())
-    unpackable = kinds - {"full_attention"}
+    unpackable = kinds - ATTENTION_KINDS
     if forks_states(model):
         unpackable -= {"linear_attention"}
     return f"it has layers of {', '.join(sorted(unpackable))}" if unpackable else None
@@ -95,11 +103,16 @@ def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
         for tail in (range(8, 24), range(24, 40), [8] * 16)
     )
     try:
-        alone = [score_sequence(model, each.token_ids.astype(np.int64)) for each in (first, second)]
-        found = _packed_scores(model, first, second, packing)
-        beside_other = _packed_scores(model, other, second, packing)[1]
-    except (TypeError, ValueError, AttributeError) as error:
-        return str(error)
+        with _short_reach(model):
+            alone = [
+                score_sequence(model, each.token_ids.astype(np.int64)) for each in (first, second)
+            ]
+            found = _packed_scores(model, first, second, packing)
+            beside_other = _packed_scores(model, other, second, packing)[1]
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        return str(error).partition("\n")[0]
     expected = torch.stack(alone).to(found)
     largest = expected.abs().max()
     gap = float((found - expected).abs().max() / largest)
@@ -113,6 +126,20 @@ def _why_inexact(model: nn.Module, packing: PackingConfig) -> str | None:
     ):
         return f"its logprobs change by {change:.2g} of the largest with what is packed beside them"
     return None
+
+
+@contextmanager
+def _short_reach(model: nn.Module) -> Iterator[None]:
+    """Let windows and chunks be smaller than a probe, whose masks are made when it is computed."""
+    config = _config(model)
+    own = {name: each for name in PROBED_REACH if (each := getattr(config, name, None)) is not None}
+    try:
+        for name, value in own.items():
+            setattr(config, name, min(value, PROBED_REACH[name]))
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(config, name, value)
 
 
 def _packed_scores(

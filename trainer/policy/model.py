@@ -27,7 +27,7 @@ from bridle.engine.contract.tokenizer import CHAT_TEMPLATES_DIRECTORY
 from bridle.engine.embedded.model import not_loadable
 from bridle.engine.embedded.routing import Unreplayable
 from bridle.errors import BridleError
-from bridle.trainer.batch.attention import TREE_ATTENTION, plan_tree
+from bridle.trainer.batch.attention import TREE_ATTENTION, TreePlans, in_trees
 from bridle.trainer.batch.packing import IDLE, Index, Pack, longest_branch
 from bridle.trainer.batch.recurrence import fork_states, forks_states, plan_states
 from bridle.trainer.config import ComputeConfig, LoraConfig
@@ -297,24 +297,21 @@ def _tree_hidden_states(
     model: nn.Module, pack: Pack, block_tokens: int, device: torch.device
 ) -> Tensor:
     """Return the hidden states of a forest, ``float[N, hidden]``."""
-    # A 4-D mask is handed down untouched; without one Transformers builds a dense N × N mask.
-    unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    plans: dict[str, Any] = {
-        "tree_plan": plan_tree(
-            pack.parents, pack.sources, block_tokens, device, computed_dtype(model)
-        )
-    }
+    states: dict[str, Any] = {}
     if forks_states(model):
-        plans["tree_states"] = plan_states(pack.parents, device)
+        states["tree_states"] = plan_states(pack.parents, device)
     if pack.routed_experts is not None:
-        plans |= routing_of(model, pack.routed_experts)
-    output = _backbone(model)(
-        input_ids=torch.from_numpy(pack.token_ids)[None].to(device),
-        position_ids=torch.from_numpy(pack.positions)[None].to(device),
-        attention_mask=unused_mask,
-        use_cache=False,
-        **plans,
-    )
+        states |= routing_of(model, pack.routed_experts)
+    token_ids = torch.from_numpy(pack.token_ids)[None].to(device)
+    with in_trees(TreePlans(pack, block_tokens, device, computed_dtype(model))):
+        output = _backbone(model)(
+            input_ids=token_ids,
+            position_ids=torch.from_numpy(pack.positions)[None].to(device),
+            # Without a mask Transformers reads the ends of branches from the positions.
+            attention_mask=torch.ones_like(token_ids),
+            use_cache=False,
+            **states,
+        )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
 
@@ -416,7 +413,9 @@ def _transformers(model: nn.Module) -> Any:
 
 def _backbone(model: nn.Module) -> Any:
     """Return the model without its output head."""
-    return _transformers(model).base_model
+    base = _transformers(model).base_model
+    # Llama 4's text model names another class's part as its base.
+    return _transformers(model).model if base is model else base
 
 
 @contextmanager
