@@ -389,7 +389,7 @@ class GrpoConfig:
     """Maximum number of policy versions that a trained token may lag behind with ``collection =
     "sessions"``. Tokens that lag more are masked and counted."""
     replay_routing: Literal["auto", "off"] = "auto"
-    """Whether a policy with experts is computed with the experts that its engine chose (Rollout
+    """Compute a policy with experts with those that its engine chose (Rollout
     Routing Replay, arXiv 2510.11370). ``auto`` replays them wherever they are recorded."""
     seed: Natural = 0
     """The random seed of the order of tasks, minibatches, replay, ``resample_on_correct`` and new

@@ -59,7 +59,7 @@ def rivals(
 
         model = Path(smollm2_directory())
     plan = Plan(
-        engine=engine.value,
+        engine="vllm" if on_vllm else "scripted",
         workloads=[one.scaled(scale) for one in WORKLOADS if not workload or one.name in workload],
         arms=[
             one

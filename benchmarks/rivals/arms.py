@@ -212,7 +212,10 @@ def _of_rllm(place: Place) -> Recorded:
 
 
 def _litellm(place: Place) -> list[str]:
-    asked = {"model": f"hosted_vllm/{place.model}", "api_base": f"{place.engine}/v1"}
+    asked: dict[str, Any] = {
+        "model": f"hosted_vllm/{place.model}",
+        "api_base": f"{place.engine}/v1",
+    }
     # LiteLLM asks for no token ids by itself; a recorder behind it could only have them with this.
     asked |= {"api_key": "bench", "extra_body": {"return_token_ids": True, "logprobs": True}}
     settings = {

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -33,7 +33,6 @@ from bridle.bench.rivals.arms import (
 )
 from bridle.bench.rivals.engine import MODEL, sampled_ids
 from bridle.bench.rivals.sessions import SessionLoad, SessionTimes, source_texts
-from bridle.run.environment import EngineKind
 from bridle.run.stack import engine_service
 
 _CHARACTERS: Final = 4
@@ -80,7 +79,7 @@ median request is of 99,000 tokens and whose reply is of 458."""
 class Plan:
     """The engine, the loads and the arms of a measurement."""
 
-    engine: EngineKind
+    engine: Literal["scripted", "vllm"]
     workloads: Sequence[Workload]
     arms: Sequence[Arm]
     rounds: int

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -192,13 +193,17 @@ def source_texts(size: int = 2000) -> list[str]:
     return [source[at : at + size] for at in range(0, len(source) - size, size)]
 
 
+def _same(worker: _Worker) -> _Worker:
+    return worker
+
+
 async def run(load: SessionLoad) -> SessionTimes:
     times, texts, loop = _Times(), source_texts(), asyncio.get_running_loop()
     url = urlsplit(load.url)
     workers = [_Worker(load, number, texts, times) for number in range(load.concurrency)]
     started = time.perf_counter()
     for worker in workers:
-        await loop.create_connection(lambda one=worker: one, url.hostname, url.port)
+        await loop.create_connection(partial(_same, worker), url.hostname or "", url.port or 80)
     await asyncio.gather(*(worker.done for worker in workers))
     return SessionTimes(
         calls=len(times.first),

@@ -50,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def truncates(self) -> bool:
-        """Whether top-k, top-p or min-p leaves tokens out."""
+        """Return whether top-k, top-p or min-p leaves tokens out."""
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
 

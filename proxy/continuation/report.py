@@ -49,7 +49,7 @@ class TemplateReport:
     refused_efforts: tuple[str, ...] = ()
     """The reasoning efforts that it raises on; a request with one gets the nearest."""
     bare_tools_refused: bool = False
-    """Whether it raises on a tool without parameters; such a tool gets an empty schema."""
+    """True if it raises on a tool without parameters; such a tool gets an empty schema."""
     reasons: tuple[str, ...] = ()
     """The findings and their consequences for recording and training, in words."""
 

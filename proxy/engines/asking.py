@@ -77,7 +77,7 @@ class UpstreamCall(ABC, Generic[Part]):
         self._running_at: PooledEngine | None = None
         """The engine that counts this call as running."""
         self._by_name = False
-        """Whether the engine was asked for a version by its own model name."""
+        """True if the engine was asked for a version by its own model name."""
         self._asked_version = 0
         """The engine's version when it was asked. A whole reply is stamped with the version at its
         arrival, because only a stream shows which of its tokens are older."""

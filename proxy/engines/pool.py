@@ -167,7 +167,7 @@ class EnginePool:
         self.trained = trained
         self.policy = policy
         self._shared = policy is not None and settings.shares_engine(policy)
-        """Whether the engines serve other policies, too: they are then asked for nothing but the
+        """True if the engines serve other policies, too: they are then asked for nothing but the
         model that was published."""
         self.speaks: frozenset[str] = frozenset()
         """The dialects whose requests these engines get as they are."""

@@ -41,8 +41,10 @@ from bridle.trainer.batch.spans import TreeSpans, plan_tree_spans, span_attentio
 TREE_ATTENTION: Final = "bridle_tree"
 
 MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
-"""Whether the second position is seen from the first, as Transformers states it: it takes indices
-of a row and of a head, and two tensors of positions."""
+"""A function that returns which positions are seen, as Transformers states it.
+
+It takes indices of a row and of a head, and two tensors of positions, and returns whether the
+second is seen from the first."""
 
 
 @dataclass(frozen=True)

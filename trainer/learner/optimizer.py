@@ -145,7 +145,7 @@ class OptimizerStep:
 
     @property
     def taken(self) -> bool:
-        """Whether the weights have moved. With a norm that is not finite they have not."""
+        """Return whether the weights have moved. With a norm that is not finite they have not."""
         return math.isfinite(self.norm)
 
 

@@ -20,7 +20,7 @@ class Style:
     shade: int
     """The number of its colour, from 0."""
     dashed: bool = False
-    """Whether it is another run's."""
+    """True for the curve of another run."""
 
 
 @dataclass(frozen=True, slots=True)
