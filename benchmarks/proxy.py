@@ -92,7 +92,7 @@ class Figures:
     )
     lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cpu_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Milliseconds of processor time per call, all threads of the process; unknown for peers."""
+    """Milliseconds of processor time per call, all threads of the process."""
 
     def take(self, case: str, measured: Measured) -> None:
         self.lost[case] += measured.failed
@@ -105,17 +105,12 @@ class Figures:
 
 def measure(
     *,
-    peers: Mapping[str, str],
     runs: int,
     seconds: float,
     cases: Sequence[Case] = CASES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the report, with Bridle's figures at the top and the same by peer under ``peers``.
-
-    ``peers`` maps names to base URLs, with ``/v1``, of other proxies, which must already run in
-    front of an engine. Raise ``RuntimeError`` if a process does not start.
-    """
+    """Return the report. Raise ``RuntimeError`` if a process does not start."""
     proxy_core, load_core = cores()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridle-bench-")))
@@ -130,7 +125,6 @@ def measure(
             FLOOR: f"{floor_url}/v1",
             PROXIED: f"{proxy_url}/s/{{session}}/v1",
             FULL: f"{full_url}/s/{{session}}/v1",
-            **peers,
         }
         figures = {target: Figures() for target in urls}
         for run in range(runs):
@@ -159,7 +153,6 @@ def measure(
     report["floor"] = _report(bare, direct, cases)
     report["floor_ratio"] = _ratios(report["calls_per_s"], report["floor"]["calls_per_s"])
     report["full"] = {"added_ms": _report(full, direct, cases)["added_ms"]}
-    report["peers"] = {name: _report(found, direct, cases) for name, found in figures.items()}
     return report
 
 

@@ -1,8 +1,8 @@
-"""``bridle bench proxy``: the cost of the proxy, compared with direct calls and other proxies."""
+"""``bridle bench proxy``: the cost of the proxy, compared with direct calls and a bare proxy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -14,10 +14,6 @@ from bridle.extras import require
 
 
 def proxy(
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=URL of another proxy, with /v1; may hold {session}. Repeatable."),
-    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Figures are medians over so many runs.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of each load.")] = 2.0,
     case: Annotated[list[str] | None, typer.Option(help="Only this case. Repeatable.")] = None,
@@ -30,10 +26,8 @@ def proxy(
     known = [one.name for one in CASES]
     if unknown := [name for name in case or () if name not in known]:
         fail(f"there is no case {unknown[0]}; there are {', '.join(known)}")
-    peers = dict(_peer(text) for text in peer or ())
     with err.status("Starting.") as status:
         report = measure(
-            peers=peers,
             runs=runs,
             seconds=seconds,
             cases=[one for one in CASES if not case or one.name in case],
@@ -42,25 +36,9 @@ def proxy(
     if json:
         print_json(report)
     else:
-        out.print(_table({"bridle": report, **report["peers"]}))
-
-
-def _peer(text: str) -> tuple[str, str]:
-    name, mark, url = text.partition("=")
-    if not mark or not name or "://" not in url:
-        fail(f"--peer takes NAME=URL, not {text!r}")
-    return name, url.rstrip("/")
-
-
-def _table(targets: dict[str, dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
-    for name in targets:
-        table.add_column(name, justify="right")
-    rows: dict[str, list[str]] = {}
-    for position, report in enumerate(targets.values()):
-        for key, value in flat({k: v for k, v in report.items() if k != "peers"}):
-            rows.setdefault(key, ["–"] * len(targets))[position] = f"{value:,}"
-    for key, values in rows.items():
-        table.add_row(key, *values)
-    return table
+        table = Table(box=None, pad_edge=False)
+        table.add_column("figure", no_wrap=True)
+        table.add_column("bridle", justify="right")
+        for key, value in flat(report):
+            table.add_row(key, f"{value:,}")
+        out.print(table)

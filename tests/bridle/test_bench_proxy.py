@@ -59,9 +59,8 @@ def test_told_to_end_it_leaves_no_process_behind() -> None:
     assert not [each for each in started if each.exists()]
 
 
-def test_an_unknown_case_and_a_peer_without_a_url_are_refused() -> None:
+def test_an_unknown_case_is_refused() -> None:
     assert CliRunner().invoke(app, ["bench", "proxy", "--case", "c7"]).exit_code == 1
-    assert CliRunner().invoke(app, ["bench", "proxy", "--peer", "other"]).exit_code == 1
 
 
 def test_the_loads_have_the_sizes_that_the_bars_are_about() -> None:
