@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bridle.errors import BridleError
+
 _ROUTER: Final = re.compile(r"top_?k_?router$", re.IGNORECASE)
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _PROBED: Final = 4
@@ -33,7 +35,7 @@ UNKNOWN: Final = -1
 """The number in place of experts that are not recorded: the router chooses them itself."""
 
 
-class Unreplayable(Exception):
+class Unreplayable(BridleError):
     """The model's routers cannot be given the experts that they choose."""
 
 

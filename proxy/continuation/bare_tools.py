@@ -6,14 +6,16 @@ the properties of every schema. Where a template raises, the tool gets a schema 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
 from bridle.engine.contract.errors import TemplateError
-from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import Note
+
+if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
 
 PARAMETERS_ADDED: Final = "tool_parameters_added"
 """Name of the note on a call whose tools got an empty schema; the detail names the first."""

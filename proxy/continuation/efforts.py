@@ -7,14 +7,16 @@ Qwen3.8 has no ``high``, Harmony no ``xhigh``. A request with a refused one gets
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from bridle.engine.contract.errors import TemplateError
-from bridle.engine.contract.tokenizer import Tokenizer
 from bridle.proxy.wire.canonical import Request
 from bridle.store.records import Note
+
+if TYPE_CHECKING:
+    from bridle.engine.contract.tokenizer import Tokenizer
 
 LEVELS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """The efforts that providers know, from the least on."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.engine.embedded.truncation import Truncation
-from bridle.trainer.policy.model import _drawn_from
+from bridle.trainer.policy.drawn import Drawn
 
 logits = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 """Few values, so that ties are frequent."""
@@ -21,6 +21,13 @@ def truncation(top_p=1.0, top_k=0, min_p=0.0):
 def kept(scores, **fields):
     found = Truncation.of(truncation(**fields)).kept(torch.tensor([scores]))
     return found[0].tolist()
+
+
+def scored(scores, targets, **fields):
+    """Return the logits of what ``targets`` were drawn from, and each one's row of them."""
+    rows = torch.zeros(len(targets), dtype=torch.int64)
+    drawn = Drawn(truncation(**fields).expand(len(targets), -1), rows, rows[:0])
+    return drawn.apply(torch.tensor([scores]), rows, targets)
 
 
 @given(logits, st.integers(1, 14))
@@ -51,12 +58,7 @@ def test_top_p_keeps_as_many_of_equal_tokens_as_it_needs_whichever_of_them_was_d
     assert sum(kept(scores, top_p=top_p, top_k=top_k)) == number
     drawn = [token for token, score in enumerate(scores) if score >= lowest]
     targets = torch.tensor(drawn)
-    found, places = _drawn_from(
-        torch.tensor([scores]),
-        torch.zeros(len(drawn), dtype=torch.int64),
-        targets,
-        truncation(top_p=top_p, top_k=top_k).expand(len(drawn), -1),
-    )
+    found, places = scored(scores, targets, top_p=top_p, top_k=top_k)
     total = torch.tensor(sorted(scores, reverse=True)[:number]).logsumexp(0)
     logprobs = found.log_softmax(-1)[places, targets]
     for token, logprob in zip(drawn, logprobs.tolist(), strict=True):
@@ -64,6 +66,6 @@ def test_top_p_keeps_as_many_of_equal_tokens_as_it_needs_whichever_of_them_was_d
 
 
 def test_a_token_that_rounding_puts_outside_of_the_set_is_scored_within_it():
-    scores, targets = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([2])
-    found, places = _drawn_from(scores, torch.tensor([0]), targets, truncation(top_k=2))
+    targets = torch.tensor([2])
+    found, places = scored([3.0, 2.0, 1.0], targets, top_k=2)
     assert found[places, targets].isfinite().all()

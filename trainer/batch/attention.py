@@ -149,9 +149,17 @@ def in_trees(plans: TreePlans) -> Iterator[None]:
 
 
 def _transformers_mask(**kwargs: Any) -> Any:
-    """Return what the layers of one kind receive as their mask."""
+    """Return what the layers of one kind receive as their mask.
+
+    An error is for the layers too: Qwen2-MoE makes masks of a kind that no layer has.
+    """
     plans = _plans.get()
-    return sdpa_mask(**kwargs) if plans is None else plans.of(kwargs["mask_function"])
+    if plans is None:
+        return sdpa_mask(**kwargs)
+    try:
+        return plans.of(kwargs["mask_function"])
+    except ValueError as error:
+        return error
 
 
 def _transformers_attention(
@@ -159,7 +167,7 @@ def _transformers_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | LayerPlan | None,
+    attention_mask: Tensor | LayerPlan | ValueError | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -171,6 +179,8 @@ def _transformers_attention(
     if isinstance(attention_mask, LayerPlan):
         attended = attention_mask.attend(module, query, key, value, scaling, softcap, sinks)
         return attended.transpose(1, 2).contiguous(), None
+    if isinstance(attention_mask, ValueError):
+        raise attention_mask
     if _plans.get() is not None:
         raise ValueError("it has layers whose masks Transformers' functions do not make")
     if softcap is not None or sinks is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bridle.engine.embedded.routing import UNKNOWN, Routers
+from bridle.errors import BridleError
 
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)$")
 _ROUTERS: Final = "bridle_routers"
@@ -64,7 +65,7 @@ def _routed(
         return forward(*inputs, **options)
 
 
-class RoutingDiffers(ValueError):
+class RoutingDiffers(BridleError, ValueError):
     """The recorded experts are not those of a model of this shape."""
 
 

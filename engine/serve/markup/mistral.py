@@ -26,18 +26,24 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
             yield from _named(feed, calls)
 
 
-def read_array(feed: Feed, calls: Calls, before: str) -> Reading[None]:
-    """Read the calls of a JSON array whose bracket, with the text before it, is ``before``."""
+def read_array(feed: Feed, calls: Calls, before: str) -> Reading[bool]:
+    """Read the calls of a JSON array whose bracket, with the text before it, is ``before``.
+
+    Return whether there was one.
+    """
+    found = False
     while opened := (yield from feed.accept("{")):
         feed.unread("{")
         call = JsonCall(calls, before + opened[:-1])
         yield from feed.value(emit=call.push)
         yield from call.end()
+        found = found or call.shown
         before = yield from feed.accept(",", "]")
         if before.endswith("]"):
             yield from content("" if call.shown else before)
-            return
+            return found
     yield from content(before)
+    return found
 
 
 def _named(feed: Feed, calls: Calls) -> Reading[None]:

@@ -18,7 +18,7 @@ def read(feed: Feed, calls: Calls) -> Reading[None]:
         if not opened:
             return
         if array := (yield from feed.accept("[")):
-            yield from read_array(feed, calls, OPEN + array)
-            yield from feed.accept(CLOSE)
+            if (yield from read_array(feed, calls, OPEN + array)):
+                yield from feed.accept(CLOSE)
         else:
             yield from content(OPEN)

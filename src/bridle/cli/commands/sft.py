@@ -59,7 +59,6 @@ def sft(
         from bridle.cli.ranks import run_on_each_device
         from bridle.run.recorded_sft import sft_run
         from bridle.trainer.learner.ranks import follow, learning
-        from bridle.trainer.learner.rates import rate_line, rate_warning
         from bridle.trainer.learner.world import World
         from bridle.trainer.policy.durable import atomic_directory
         from bridle.trainer.sft.sft import train_sft
@@ -70,9 +69,6 @@ def sft(
     context.with_resource(hold(output, output.with_name(f".{output.name}{LOCK}")))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} exists and is not empty: name another --out", 2)
-    out.print(rate_line(config), highlight=False)
-    if (warning := rate_warning(config, policy)) is not None:
-        err.print(f"warning: {warning}", highlight=False)
     if config.loss != "sft":
         _on_preferences(policy, data, output, config)
         return
@@ -88,6 +84,7 @@ def sft(
     examples = _examples(data, policy, store, selection, left_out, taken)
     for reason, count in left_out.items():
         out.print(f"left out: {count} {reason}", highlight=False)
+    _print_rate(policy, config)
     recording = nullcontext() if data else sft_run(store, output.name, selection.rules, config)
     with recording as account, learning(policy, config) as learner:
         history = train_sft(learner, examples, config, console=out)
@@ -97,6 +94,14 @@ def sft(
             account(taken, len(history))
     first, last = history[0].loss, history[-1].loss
     out.print(f"{output}: {len(history)} updates, loss {first:.3f} → {last:.3f}", highlight=False)
+
+
+def _print_rate(policy: Path, config: SftConfig) -> None:
+    from bridle.trainer.learner.rates import rate_line, rate_warning
+
+    out.print(rate_line(config), highlight=False)
+    if (warning := rate_warning(config, policy)) is not None:
+        err.print(f"warning: {warning}", highlight=False)
 
 
 def _on_preferences(policy: Path, data: Path | None, output: Path, config: SftConfig) -> None:
@@ -111,6 +116,7 @@ def _on_preferences(policy: Path, data: Path | None, output: Path, config: SftCo
         fail(f"--loss {config.loss} needs --data, which `bridle export --format` writes", 2)
     require_one_process(config)
     rows = read_preferences(data, config.loss)
+    _print_rate(policy, config)
     with (
         needs_extra("preference", f"--loss {config.loss} needs TRL"),
         atomic_directory(output) as scratch,
