@@ -37,7 +37,7 @@ def read_array(feed: Feed, calls: Calls, before: str) -> Reading[bool]:
         call = JsonCall(calls, before + opened[:-1])
         yield from feed.value(emit=call.push)
         yield from call.end()
-        found = found or call.shown
+        found |= bool(call.shown)
         before = yield from feed.accept(",", "]")
         if before.endswith("]"):
             yield from content("" if call.shown else before)
