@@ -126,7 +126,7 @@ def test_the_python_page_has_fields_methods_and_readable_signatures(site: Path) 
 def test_the_settings_are_those_that_a_run_starts_with(site: Path) -> None:
     page = " ".join((site / "reference/settings/index.html").read_text(encoding="utf-8").split())
     row = page.partition("<code>learning_rate</code>")[2].partition("</tr>")[0]
-    assert "<code>1e-06</code>" in row, "the table's own default is another"
+    assert '<code>"auto"</code>' in row
     assert "<code>seal_idle_s</code>" in page
 
 
