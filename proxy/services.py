@@ -21,7 +21,7 @@ from bridle.proxy.http.watch import Watch
 from bridle.proxy.recording.call_warnings import CallWarnings
 from bridle.proxy.recording.metrics import Metrics
 from bridle.proxy.recording.recorder import Recorder
-from bridle.proxy.replay.replay import Replays
+from bridle.proxy.replay.replays import Replays
 from bridle.proxy.session.idle_seal import IdleSeal
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.registry import Sessions

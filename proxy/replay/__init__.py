@@ -8,4 +8,5 @@ A session whose record names an origin sends its requests here before lineage se
 - ``grafted_body`` puts the recorded words into the JSON for an upstream of the client's own dialect
 - ``judgement`` compares a request with the recorded one, and names the difference
 - ``replay`` finds the recorded call of each request, and returns the request that stands for it
+- ``replays`` keeps those that are in use
 """

@@ -13,8 +13,7 @@ another one on the same store, goes on with it.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,15 +23,14 @@ from msgspec import structs
 from bridle.proxy.dialects.wording import Wording
 from bridle.proxy.replay.aliases import Aliases
 from bridle.proxy.replay.grafted_body import GraftedBodies
-from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, judge, pairs
+from bridle.proxy.replay.judgement import Judge, Likeness, Verdict, pairs
 from bridle.proxy.replay.recorded import RecordedCall, RecordedSession, echoed, renamed
 from bridle.proxy.session.rules import EditedReply, Edits, ReplayRules
 from bridle.proxy.session.session import Session
 from bridle.proxy.wire.canonical import ApiError, Message, Request
 from bridle.store.call import CallRow
-from bridle.store.errors import NotFound
 from bridle.store.reading.queries import Reader
-from bridle.store.records import Note, SessionRecord, TokenIds
+from bridle.store.records import Note, TokenIds
 
 ParseRecorded = Callable[[bytes], Awaitable[Request]]
 """A function that parses the bytes of a recorded request as those of the request that came."""
@@ -50,8 +48,6 @@ EDITED: Final = "replay_edited"
 also on the call whose reply was edited, with the detail ``reply``."""
 LIVE: Final = "replay_live"
 """Name of the note on the live call that took a recorded call's place; the detail is its id."""
-_KEPT: Final = 256
-"""Maximum re-entries in memory; those longest out of use go first."""
 _KEY: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -428,54 +424,6 @@ class Replay:
     def _latest(self, echoes: Collection[str]) -> str:
         turns = [self.recorded.by_id[one].turn for one in echoes if one in self.recorded.by_id]
         return f"turn {max(turns)}" if turns else "the beginning"
-
-
-class Replays:
-    """The re-entries of a proxy's sessions."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._open: OrderedDict[str, Replay] = OrderedDict()
-        self._opening = asyncio.Lock()
-
-    async def of(self, session: Session) -> Replay | None:
-        """Return the re-entry of a session, or ``None`` for a session without an origin.
-
-        Raise :class:`ApiError` if its origin cannot be replayed.
-        """
-        record = session.record
-        if record.origin_session_id is None:
-            return None
-        async with self._opening:
-            found = self._open.get(session.id)
-            if found is None:
-                found = self._open[session.id] = await self.check(record)
-                if len(self._open) > _KEPT:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(session.id)
-        return found
-
-    async def check(self, record: SessionRecord) -> Replay:
-        """Return the re-entry of a new session. Raise :class:`ApiError` if there can be none."""
-        try:
-            rules = msgspec.convert(record.settings.get("replay", {}), ReplayRules)
-            return await asyncio.to_thread(self._made, record, rules)
-        except (NotFound, ValueError) as error:
-            message = f"session {record.origin_session_id} cannot be replayed: {error}"
-            raise ApiError("invalid_request", message, status=422, param="origin") from error
-
-    def _made(self, record: SessionRecord, rules: ReplayRules) -> Replay:
-        origin = self._reader.session(record.origin_session_id or "")
-        recorded = RecordedSession.load(self._reader, origin.id)
-        if not recorded.calls:
-            raise ValueError("it has no complete call")
-        places: Sequence[tuple[str | None, str | None]] = (
-            (origin.folder, record.folder),
-            (origin.home, record.home),
-        )
-        known = [(was, now) for was, now in places if was is not None and now is not None]
-        judging = judge(rules.noise, known)
-        return Replay(recorded, record.origin_call_id, rules, judging, self._reader)
 
 
 def _unread(request: Request) -> str | None:
