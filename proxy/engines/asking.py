@@ -76,8 +76,8 @@ class UpstreamCall(ABC, Generic[Part]):
         self._response: EngineResponse | None = None
         self._running_at: PooledEngine | None = None
         """The engine that counts this call as running."""
-        self._by_name = False
-        """True if the engine was asked for a version by its own model name."""
+        self._asked_name: str | None = None
+        """The published model name that the engine was asked for, if one was published."""
         self._asked_version = 0
         """The engine's version when it was asked. A whole reply is stamped with the version at its
         arrival, because only a stream shows which of its tokens are older."""
@@ -103,10 +103,12 @@ class UpstreamCall(ABC, Generic[Part]):
         """The policy version of the tokens that arrive now.
 
         An engine that serves each version under a name of its own (LoRA) answers a call with the
-        version that it was asked for, whatever is published meanwhile.
+        version that it was asked for, whatever name is published meanwhile.
         """
         assert self.engine is not None, "open() first"  # noqa: S101 - a programming error
-        return self._asked_version if self._by_name else self.engine.serves.version
+        if self._asked_name not in (None, self._pool.gate.policy.model):
+            return self._asked_version
+        return self.engine.serves.version
 
     async def open(self) -> None:
         """Send the request and return when an engine has taken it. Raises :class:`ApiError`."""
@@ -195,7 +197,7 @@ class UpstreamCall(ABC, Generic[Part]):
         trial = not circuit.calm and circuit.begin()
         self.engine = self._running_at = engine
         self._asked_version = engine.serves.version
-        self._by_name = model == self._pool.gate.policy.model
+        self._asked_name = model if model == self._pool.gate.policy.model else None
         engine.running += 1
         send = partial(
             engine.transport.request, "POST", path, *body, headers=headers, key_header=credentials
