@@ -7,7 +7,8 @@ tokens have to come from the policy that is compared with. A token that lags beh
 drawn at another temperature, therefore makes ``kl/step`` an approximation.
 
 A probe has at most :data:`SHARE` of the step's tokens, taken from its shortest branches, and the
-shortest if it is short. So the four forward passes over it cost about one percent of an update.
+shortest if it is short. So the four forward passes over it cost about one percent of the update of
+a large step, and several of that of a small one (``seconds/probe``).
 """
 
 from __future__ import annotations
