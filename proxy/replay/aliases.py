@@ -43,7 +43,7 @@ class Aliases:
         self._recorded: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._new)
+        return any(was != new for was, new in self._new.items())
 
     def learn(self, recorded: str, now: str) -> bool:
         """Learn the names in two texts that differ by nothing else.
@@ -51,8 +51,6 @@ class Aliases:
         Return False if one of them stands for another name already.
         """
         for was, new in zip(handles(recorded), handles(now), strict=False):
-            if was == new and new not in self._recorded:
-                continue
             known = self._new.get(was, new), self._recorded.get(new, was)
             if known != (new, was):
                 return False

@@ -40,10 +40,11 @@ LISTING_ORDER: Final = "listing_order"
 
 _RUNS: Final = "agent|job|process|session|shell|task|thread"
 HANDLES: Final = re.compile(
-    r"(?i)\b(?:(?:running with )?session ID|(?:background )?process(?: id)?|with ID|shell ID"
-    r"|Background PIDs?|agentId):? \(?[\w-]+"
+    r"(?i)\b(?:(?:running with )?session ID|with ID|shell ID|Background PIDs?|agentId"
+    r"|(?:background )?process(?: id)?(?=:? \(?[a-z_-]*\d)):? \(?[\w-]+"
     rf"|\"(?:(?:{_RUNS})_id|nickname)\": ?\"?[\w-]+"
     rf"|<(?:{_RUNS})(?: id=\"|[-_]id>)[\w-]+"
+    r"|\bTask [\w-]+(?= \(type: )|- [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}: [\w-]+"
 )
 """A text that names something that runs in the background, such as a sub-agent."""
 DISTINCT: Final = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8,}")

@@ -398,7 +398,7 @@ class Replay:
         return all(
             self.aliases.learn(was, now)
             for now, was in texts
-            if isinstance(now, str) and isinstance(was, str) and now != was
+            if isinstance(now, str) and isinstance(was, str)
         )
 
     def _graft(self, sent: Request, recorded: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from typing import Any
 
 import httpx
@@ -22,14 +23,33 @@ PLANTED = {
     "a date": ({DATE: "Mon Mar 1 2027"}, "replay_noise", "date"),
     "a changed file": ({"line 7": "line 8"}, "replay_diverged", "diverged: tool result"),
     "another version": ({VERSION: "pytest 8.3"}, "replay_diverged", "diverged: tool result"),
-    "a handle": ({"session ID 8001": "session ID 77"}, "replay_handle", "session ID"),
+    "another outcome": (
+        {"process running": "process stopped"},
+        "replay_diverged",
+        "diverged: tool result",
+    ),
+    "a handle": ({"session ID 8002": "session ID 77"}, "replay_handle", "session ID"),
     "a handle in another folder": (
-        {"session ID 8001": "session ID 77", "/old/work": "/new/work"},
+        {"session ID 8002": "session ID 77", "/old/work": "/new/work"},
         "replay_diverged",
         "place: tool result",
     ),
+    "a handle for two": (
+        {"session ID 8002": "session ID 8001"},
+        "replay_diverged",
+        "handle: tool result",
+    ),
+    "swapped handles": (
+        {"ID 8001": "ID x", "ID 8002": "ID 8001", "ID x": "ID 8002"},
+        "replay_diverged",
+        "handle: tool result",
+    ),
     "another folder": ({"/old/work": "/new/work"}, "replay_diverged", "place: tool result"),
 }
+"""What differs in the results of the second turn, the note that it gets, and a part of its detail.
+
+Each turn has a process with a handle of its own, and the first turn's still runs.
+"""
 
 
 class Steps:
@@ -48,9 +68,10 @@ class Steps:
 
 
 def result(arguments: str) -> str:
+    (number,) = re.findall(r"\d+", arguments)
     return (
-        f"{arguments} in /old/work on {DATE} by {VERSION}: line 7, "
-        "Process running with session ID 8001"
+        f"{arguments} in /old/work on {DATE} by {VERSION}: line 7, process running "
+        f"with session ID {8000 + int(number)}, beside session ID 8001"
     )
 
 

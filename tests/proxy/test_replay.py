@@ -63,6 +63,11 @@ def test_each_rule_of_noise_covers_its_own_text_and_nothing_beside_it(rule: str)
         ('{"id": 42}', '{"id": 41}', Likeness.DIVERGED),
         ("with ID: b1x7yk3q in /b1x7yk3q.o", "with ID: c2h9zk4q in /c2h9zk4q.o", Likeness.HANDLE),
         ("session ID 2 in /new", "session ID 1 in /old", Likeness.PLACE),
+        ("Task a1b2 (type: local)", "Task b2a1 (type: local)", Likeness.HANDLE),
+        (f"- {NEW}: Bohr", f"- {OLD}: Turing", Likeness.HANDLE),
+        ("Background process: 77", "Background process: 12", Likeness.HANDLE),
+        ("the process failed", "the process passed", Likeness.DIVERGED),
+        ("Task done", "Task open", Likeness.DIVERGED),
         ("42", "41", Likeness.DIVERGED),
         ("pytest 8.3", "pytest 8.2", Likeness.DIVERGED),
     ],
@@ -315,6 +320,13 @@ def test_a_name_that_stands_for_two_others_is_no_alias() -> None:
     assert aliases.learn("session ID 1", "session ID 5")
     assert not aliases.learn("session ID 2", "session ID 5")
     assert not aliases.learn("session ID 1", "session ID 6")
+    assert not Aliases().learn("session ID 1, session ID 2", "session ID 1, session ID 1")
+    swapped = Aliases()
+    assert swapped.learn("session ID 1, session ID 2", "session ID 2, session ID 1")
+    assert swapped.arguments('{"session_id": 1}') == '{"session_id": 2}'
+    same = Aliases()
+    assert same.learn("session ID 1", "session ID 1")
+    assert not same, "nothing is to be translated"
     assert aliases.arguments('{"session_id": 1, "at": 1}') == '{"session_id": 5, "at": 1}'
     assert aliases.arguments('{"cmd": "kill -9 1"}') == '{"cmd": "kill -9 5"}'
 
