@@ -52,8 +52,9 @@ ENTERED: Final = 0.95
 FORKED: Final = ("mini-swe-agent", "langchain-chat")
 """The harnesses that run in forked sandboxes."""
 _DELEGATED: Final = frozenset({Kind.SUBAGENTS, Kind.COMPACTION})
-_PACED: Final = frozenset({Kind.LONG, Kind.BACKGROUND})
-"""The kinds whose recorded replies are sent at their recorded times."""
+_PACED: Final = _DELEGATED | {Kind.LONG, Kind.BACKGROUND}
+"""The kinds whose recorded replies are sent at their recorded times, because work in the background
+would otherwise be over at another turn."""
 
 
 @dataclass(frozen=True, slots=True)

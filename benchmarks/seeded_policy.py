@@ -201,7 +201,4 @@ def _call(shell: str, command: Command) -> ScriptedCall:
         own = {"is_background": True}
     elif command.background:
         text = f"({text}) > over.log 2>&1 & echo begun"
-    elif shell == "run_shell_command":
-        # Qwen Code may report no output of a command that ends at once.
-        text = f"{text}; code=$?; sleep 0.3; exit $code"
     return ScriptedCall(shell, json.dumps({**SHELLS[shell](text), **own}, separators=(",", ":")))

@@ -30,7 +30,8 @@ SHELLS: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
     "run_shell_command": lambda command: {
         "is_background": False,
         "description": "Runs a command",
-        "command": command,
+        # Qwen Code may report no output of a command that ends at once.
+        "command": f"{command}; code=$?; sleep 0.3; exit $code",
     },
     "bash": lambda command: {"description": "Runs a command", "command": command},
     "shell": lambda command: {"command": command},
