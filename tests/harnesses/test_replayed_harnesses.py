@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bridle.bench.re_entry import Cell, Draw, Report, bench_re_entry, markdown
+from bridle.bench.re_entry_speed import measure
 from bridle.bench.seeded_policy import Kind, Work
+from bridle.bench.shell_policy import train_bench_tokenizer
+from bridle.engine.contract.tokenizer import Tokenizer
+from bridle.recipes.models.tiny import TinyShape, make_policy
 
 WHOLE = Cell("codex", "process", Kind.WORK, recorded=20, entered=20, equal=20, conserved=20)
 
@@ -62,3 +67,21 @@ def test_work_follows_from_its_task() -> None:
             assert len(turns) == work.turns - 1
             assert sum(one.text == "cat found.txt" for turn in turns for one in turn) == 1
     assert {len(turn) for turn in Work.drawn(Kind.WORK, 1, 30, 30).commands()} == {1, 2, 3}
+
+
+def test_the_speed_of_a_re_entry_is_measured_up_to_its_live_turn(tmp_path: Path) -> None:
+    shape = TinyShape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=64, context=4096)
+    train_bench_tokenizer(tmp_path)
+    make_policy(tmp_path, shape, vocab_size=Tokenizer(tmp_path).backend.get_vocab_size(), seed=3)
+    speed = measure(tmp_path, turns=5, branch=4, max_tokens=8)
+    assert (speed.replayed, speed.equal) == (3, True)
+    assert speed.reply_tokens <= 3 * 8
+    assert speed.again_s > 0
+    whole = replace(speed, recorded_s=100.0, again_s=5.0)
+    assert whole.failures() == []
+    for worse, failure in (
+        (replace(whole, again_s=5.1), "took 5.1% of the recording's time"),
+        (replace(whole, replayed=2), "2 of 3 turns were replayed"),
+        (replace(whole, equal=False), "the prompt of turn 4 is not the recorded one"),
+    ):
+        assert failure in worse.text().splitlines()[1]
