@@ -93,7 +93,7 @@ DELEGATIONS: Final[Mapping[str, Delegation]] = {
             QwenCode(),
             files={
                 ".qwen/settings.json": json.dumps(
-                    {"model": {"generationConfig": {"contextWindowSize": 60_000}}}
+                    {"model": {"generationConfig": {"contextWindowSize": 68_000}}}
                 )
             },
         ),
