@@ -46,7 +46,7 @@ PLANTED = {
     ),
     "another folder": ({"/old/work": "/new/work"}, "replay_diverged", "place: tool result"),
 }
-"""What differs in the results of the second turn, the note that it gets, and a part of its detail.
+"""A change of the second turn's results, the note that it gets, and a part of its detail.
 
 Each turn has a process with a handle of its own, and the first turn's still runs.
 """
