@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bridle.harnesses.sandboxes.covers import below
@@ -15,6 +15,8 @@ SEARCH_PATHS: Final = ("PATH", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH"
 """Variables whose value is a list of folders from which programs are loaded."""
 _RUNNING: Final = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
 """Folders of ``/run`` in which programs and libraries of some systems lie."""
+_FIRST_LINE: Final = 256
+"""Bytes of a script's first line that Linux reads."""
 
 
 @functools.cache
@@ -39,23 +41,22 @@ def _resolver() -> tuple[str, ...]:
     return (path,) if path.startswith("/run/") else ()
 
 
-def named_by(argv: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+def named_by(
+    argv: Iterable[str], environment: Mapping[str, str], untrusted: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return the files and folders that a command needs: its program's and its search paths'.
 
     ``argv`` has the program, and further files that are given with the folders in which they lie.
-    A person's home and the folders above it are never among them.
+    A person's home and the folders above it are never among them, nor what a file in one of the
+    ``untrusted`` folders names.
     """
     found: list[str] = []
+    search = environment.get("PATH", os.defpath)
     for number, part in enumerate(argv):
-        path = part
-        if number == 0:
-            path = shutil.which(part, path=environment.get("PATH", os.defpath)) or part
+        path = part if number else shutil.which(part, path=search) or part
         if os.path.isabs(path) and os.path.exists(path):
-            found += [
-                place
-                for name in (*_spellings(path), os.path.realpath(path))
-                for place in _house(name)
-            ]
+            needed = _needed_by(path, search, untrusted)
+            found += [place for name in needed for place in _house(name)]
     for name in SEARCH_PATHS:
         for folder in environment.get(name, "").split(os.pathsep):
             if os.path.isabs(folder) and os.path.isdir(folder):
@@ -63,6 +64,46 @@ def named_by(argv: Iterable[str], environment: Mapping[str, str]) -> tuple[str, 
                 for one in _spellings(file):
                     found += _house(one) if name == "PATH" else [os.path.dirname(one)]
     return tuple(dict.fromkeys(path for path in found if not _is_home(path)))
+
+
+def _needed_by(path: str, search: str, untrusted: Sequence[str]) -> Iterator[str]:
+    """Yield every path that the kernel opens to start the file at ``path``.
+
+    They are ``path`` itself, each link on the way to the file, and, if the file is a script, the
+    same for the interpreter that its first line names. ``search`` is the ``PATH`` that ``env``
+    searches. Links and scripts in an ``untrusted`` folder lead no further.
+    """
+    seen: set[str] = set()
+    waiting = [path]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not os.path.exists(name):
+            continue
+        seen.add(name)
+        yield from _spellings(name)
+        if any(below(one, folder) for one in _spellings(name) for folder in untrusted):
+            continue
+        if os.path.islink(name):
+            folder = os.path.realpath(os.path.dirname(name))
+            waiting.append(os.path.normpath(os.path.join(folder, os.readlink(name))))
+        elif interpreter := _interpreter(name, search):
+            waiting.append(interpreter)
+
+
+def _interpreter(script: str, search: str) -> str:
+    """Return the path of the program that a script's first line names, or ``""``."""
+    try:
+        with open(script, "rb") as file:
+            line = file.readline(_FIRST_LINE)
+    except OSError:
+        return ""
+    if not line.startswith(b"#!"):
+        return ""
+    program, *arguments = os.fsdecode(line[2:]).split() or [""]
+    named = [word for word in arguments if not word.startswith("-")]
+    if os.path.basename(program) == "env" and named:
+        return shutil.which(named[0], path=search) or ""
+    return program
 
 
 def _spellings(path: str) -> tuple[str, str]:
