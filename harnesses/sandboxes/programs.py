@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from bridle.harnesses.sandboxes.covers import below
@@ -60,8 +61,7 @@ def named_by(
     for name in SEARCH_PATHS:
         for folder in environment.get(name, "").split(os.pathsep):
             if os.path.isabs(folder) and os.path.isdir(folder):
-                file = os.path.join(folder, "any")
-                for one in _spellings(file):
+                for one in _links(os.path.join(folder, "any")):
                     found += _house(one) if name == "PATH" else [os.path.dirname(one)]
     return tuple(dict.fromkeys(path for path in found if not _is_home(path)))
 
@@ -69,25 +69,36 @@ def named_by(
 def _needed_by(path: str, search: str, untrusted: Sequence[str]) -> Iterator[str]:
     """Yield every path that the kernel opens to start the file at ``path``.
 
-    They are ``path`` itself, each link on the way to the file, and, if the file is a script, the
-    same for the interpreter that its first line names. ``search`` is the ``PATH`` that ``env``
-    searches. Links and scripts in an ``untrusted`` folder lead no further.
+    They are ``path``, those that it links to, and, if the file is a script, the same for the
+    interpreter that its first line names. ``search`` is the ``PATH`` that ``env`` searches. Links
+    and scripts in an ``untrusted`` folder lead no further.
     """
     seen: set[str] = set()
-    waiting = [path]
-    while waiting:
-        name = waiting.pop()
-        if name in seen or not os.path.exists(name):
-            continue
-        seen.add(name)
-        yield from _spellings(name)
-        if any(below(one, folder) for one in _spellings(name) for folder in untrusted):
-            continue
-        if os.path.islink(name):
-            folder = os.path.realpath(os.path.dirname(name))
-            waiting.append(os.path.normpath(os.path.join(folder, os.readlink(name))))
-        elif interpreter := _interpreter(name, search):
-            waiting.append(interpreter)
+    while path and path not in seen and os.path.exists(path):
+        for name in _links(path):
+            seen.add(name)
+            yield name
+            if any(below(name, folder) for folder in untrusted):
+                return
+        path = _interpreter(name, search)
+
+
+def _links(path: str) -> Iterator[str]:
+    """Yield ``path``, and what becomes of it as one link after the other is followed.
+
+    The outermost link comes first, as for the kernel. Inside walls, each of these paths has to
+    exist, because the folder of a link may be shown without the folder that it leads to.
+    """
+    seen: set[str] = set()
+    while path not in seen:
+        seen.add(path)
+        yield path
+        whole = Path(path)
+        for place in (*reversed(whole.parents), whole):
+            if place.is_symlink():
+                target = place.parent / place.readlink() / whole.relative_to(place)
+                path = os.path.normpath(target)
+                break
 
 
 def _interpreter(script: str, search: str) -> str:
@@ -104,15 +115,6 @@ def _interpreter(script: str, search: str) -> str:
     if os.path.basename(program) == "env" and named:
         return shutil.which(named[0], path=search) or ""
     return program
-
-
-def _spellings(path: str) -> tuple[str, str]:
-    """Return the path of a file, as it is and without links in its folder.
-
-    Inside walls, a link in the folder leads nowhere unless the folder itself is shown.
-    """
-    folder, name = os.path.split(path)
-    return path, os.path.join(os.path.realpath(folder), name)
 
 
 def _house(path: str) -> list[str]:

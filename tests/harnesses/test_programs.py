@@ -42,7 +42,8 @@ async def test_a_program_runs_whose_folder_is_reached_through_a_link(
 def linked_python(folder: Path) -> Path:
     """Return a Python that is a link to a link, each in a folder of its own.
 
-    Its environment is a link as well, and the interpreter's own folder is outside the system's.
+    Its environment is a link in a folder that is reached by a link in ``folder / "shown"``, and the
+    interpreter's own folder is outside the system's.
     """
     interpreter = folder / "interpreters" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
@@ -51,14 +52,19 @@ def linked_python(folder: Path) -> Path:
     for name, target in (("first", interpreter), ("second", folder / "first" / "bin" / "python")):
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin" / "python").symlink_to(target)
-    (folder / "environment").symlink_to(folder / "second")
-    return folder / "environment" / "bin" / "python"
+    for name in ("rooms", "shown"):
+        (folder / name).mkdir()
+    (folder / "rooms" / "environment").symlink_to("../second")
+    (folder / "shown" / "rooms").symlink_to("../rooms")
+    return folder / "shown" / "rooms" / "environment" / "bin" / "python"
 
 
 async def test_a_program_runs_that_is_a_chain_of_links(
     make_launch: MakeLaunch, tmp_path: Path
 ) -> None:
-    finished = await make_launch(str(linked_python(tmp_path)), "ran").run(ProcessProvider())
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "shown")}
+    launch = make_launch(str(linked_python(tmp_path)), "ran", environment=environment)
+    finished = await launch.run(ProcessProvider())
 
     assert finished.stdout.tail == "ran\n", finished
 
