@@ -273,6 +273,18 @@ ERRORS = [
         "context_overflow",
         "x",
     ),
+    (
+        {"id": "x", "choices": None, "base_resp": {"status_code": 1002, "status_msg": "too fast"}},
+        429,
+        "rate_limit",
+        "too fast",
+    ),
+    (
+        {"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}},
+        502,
+        "upstream_error",
+        "insufficient balance",
+    ),
 ]
 
 
