@@ -3,7 +3,8 @@
 A cell is one session of a harness, unmodified, through the real proxy, with a family's genuine
 template and tokenizer. Its policy thinks and asks for two commands in each of six turns. The
 recording is rebuilt and audited. A cell is one row without an unexplained break, or the proxy has
-refused the harness at its first call, with the reason.
+refused the harness at its first call, with the reason. A harness that cannot start fails its own
+cells alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bridle.harnesses.adapters.base import Adapter
 from bridle.harnesses.client import Client
 from bridle.harnesses.fleet import LocalFleet
 from bridle.harnesses.rollout import Job, Rollout, RolloutSettings
-from bridle.harnesses.sandboxes import ProcessProvider
+from bridle.harnesses.sandboxes import NotLaunchable, ProcessProvider
 from bridle.proxy.continuation.continuation import Continuer
 from bridle.proxy.continuation.roles import FOR_TEMPLATES
 from bridle.proxy.server import ProxyServer
@@ -59,11 +60,18 @@ class Cell:
     """The reason why the proxy refused the harness at its first call with tools."""
     changed: tuple[str, ...] = ()
     """The names of the notes on what was changed for the template."""
+    not_started: str = ""
+    """The reason why the harness could not start."""
+
+    @classmethod
+    def without_start(cls, error: NotLaunchable) -> Cell:
+        """Return the cell of a harness that could not start."""
+        return cls(0, 0, 0, 0, not_started=str(error))
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Cell:
         """Return the cell of :meth:`as_data`."""
-        given = {one.name: data[one.name] for one in fields(cls)}
+        given = {one.name: data[one.name] for one in fields(cls) if one.name in data}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in given.items()
@@ -75,6 +83,8 @@ class Cell:
         """One line for each requirement that the cell fails."""
         if self.refused:
             return []
+        if self.not_started:
+            return [f"did not start: {self.not_started}"]
         found = [*self.problems]
         if self.rows != 1:
             found.append(f"{self.rows} rows of 1 session")
@@ -134,16 +144,15 @@ async def bench_matrix(
     keep: Path | None = None,
     progress: Callable[[Matrix, str, str], None] = lambda matrix, family, name: None,
 ) -> Matrix:
-    """Run every harness on every family. Raise ``NotLaunchable`` if one is not installed.
+    """Run every harness on every family. One that cannot start has cells with the reason.
 
     The cells of ``known`` are not run again. ``parallel`` harnesses run at once. If ``keep`` is
     given, the recordings stay there, in a folder for each family.
     """
     matrix = known or Matrix()
-    adapters = [(case.name, case.adapter()) for case in cases]
     for family in families:
         row = matrix.cells.setdefault(family, {})
-        missing = [(name, adapter) for name, adapter in adapters if name not in row]
+        missing = [case for case in cases if case.name not in row]
         if not missing:
             continue
         try:
@@ -171,20 +180,23 @@ class _Served:
     reader: Reader
 
     async def cells(
-        self, adapters: Sequence[tuple[str, Adapter]], parallel: int
+        self, cases: Sequence[HarnessCase], parallel: int
     ) -> AsyncIterator[tuple[str, Cell]]:
         """Yield each harness's cell when it is done; ``parallel`` of them run at once."""
         turns = asyncio.Semaphore(parallel)
 
-        async def run(name: str, adapter: Adapter) -> tuple[str, Cell]:
+        async def run(case: HarnessCase) -> tuple[str, Cell]:
             async with turns:
-                return name, await self.cell(name, adapter)
+                try:
+                    return case.name, await self.cell(case.name, case.adapter())
+                except NotLaunchable as error:
+                    return case.name, Cell.without_start(error)
 
-        for done in asyncio.as_completed([run(*one) for one in adapters]):
+        for done in asyncio.as_completed(map(run, cases)):
             yield await done
 
     async def cell(self, name: str, adapter: Adapter) -> Cell:
-        """Run one session of the harness and judge its record."""
+        """Run one session of the harness and judge its record. Raise ``NotLaunchable``."""
         settings = RolloutSettings(
             self.place / "sessions" / name, timeout_s=300.0, retries=0, keep_directories=True
         )
@@ -279,6 +291,8 @@ def markdown(matrix: Matrix) -> str:
 def _shown(cell: Cell, notes: dict[str, int]) -> str:
     if cell.refused:
         return "refused"
+    if cell.not_started:
+        return "not started"
     numbers = sorted(notes.setdefault(note, len(notes) + 1) for note in cell.changed)
     marks = f" <sup>{','.join(map(str, numbers))}</sup>" if numbers else ""
     return f"{cell.rows}, {cell.breaks}{marks}"

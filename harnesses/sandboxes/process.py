@@ -139,10 +139,13 @@ class ProcessSandbox(Folder):
         """Return the walls of a launch, whose files are ``further`` ones too."""
         program = (launch.argv[0], *launch.shown, *further)
         inside = self._place.workspace, self._place.home, self._place.logs
+        own = tuple((str(self.here(path)), str(path)) for path in inside)
+        # The agent may have written these files by the time a verifier runs.
+        untrusted = [path for pair in own for path in pair] if launch.role == "verifier" else ()
         return Walls(
-            own=tuple((str(self.here(path)), str(path)) for path in inside),
+            own=own,
             tmp=str(self._enclosure.temporary),
-            shown=(*named_by(program, launch.environment), *shown_paths()),
+            shown=(*named_by(program, launch.environment, untrusted), *shown_paths()),
             hidden=tuple(str(path.absolute()) for path in self._enclosure.hidden),
             network=self._enclosure.relay is not None,
             user=self._user,

@@ -2,8 +2,8 @@
 
 Upstreams refuse with a status, or with 200 and an error in the body, in the first event of a stream
 or in a later one. The object is ``{"error": {…}}``, ``{"error": "…"}``, ``{"object": "error", …}``,
-``{"detail": …}`` or a list of one of these. Its class comes from its code, type and numbers first,
-then from its status, and from its sentence only where these are silent
+``{"detail": …}``, ``{"base_resp": {…}}`` or a list of one of these. Its class comes from its code,
+type and numbers first, then from its status, and from its sentence only where these are silent
 (``proxy/dialects/overflow.py``).
 """
 
@@ -46,6 +46,8 @@ _STATUS_OF: Final[tuple[tuple[str, int], ...]] = (
 """The parts of an error's type or code, each with the HTTP status that it stands for."""
 _LONGEST: Final = 4000
 """Maximum characters of a message that are passed on."""
+_MINIMAX: Final = {1002: 429, 1004: 401, 2013: 400}
+"""The HTTP statuses of the numbers in MiniMax's ``base_resp``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,16 @@ def error_in(given: Any) -> UpstreamError | None:
     for name in ("detail", "errors"):
         if given.get(name):
             return _read({"message": _text(given[name]), "code": given.get("status")})
+    base = given.get("base_resp")
+    if isinstance(base, Mapping) and (number := base.get("status_code")):
+        code = _MINIMAX.get(number, number) if isinstance(number, int) else number
+        return _read({"message": base.get("status_msg"), "code": code})
     return None
 
 
 def reported(given: Any) -> ApiError:
     """Return the error for an error object inside a reply that was accepted with status 200."""
-    whole = given if isinstance(given, Mapping) and "error" in given else {"error": given}
-    error = error_in(whole) or UpstreamError("no message")
+    error = error_in(given) or error_in({"error": given}) or UpstreamError("no message")
     status = error.status
     if error.overflows(status):
         return _overflow(error)

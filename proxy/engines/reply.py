@@ -100,6 +100,8 @@ class ReplyDecoder:
         self._id: str | None = None
         """The id of the reply, which all of its chunks must have."""
         self._finished: dict[int, FinishReason] = {}
+        self._spoke: set[int] = set()
+        """The choices of which deltas have come."""
         self._failure: ApiError | None = None
         """The error of a reply that came to its end but cannot be used."""
         self._gave_up: str | None = None
@@ -166,7 +168,11 @@ class ReplyDecoder:
         if choice.token_ids or choice.logprobs is not None:
             events.append(self._tokens(choice))
             self._reasoning.add(choice)
-        text = choice.delta or choice.message
+        text = choice.delta
+        if text is None:
+            text = choice.message and self._unsaid(choice.message, index)
+        elif index not in self._spoke and text.says_anything:
+            self._spoke.add(index)
         if text is not None:
             self._add_text(text, choice, events)
         if choice.text:
@@ -302,6 +308,13 @@ class ReplyDecoder:
 
     # -- what it says ----------------------------------------------------------------------------
 
+    def _unsaid(self, message: Text, index: int) -> Text | None:
+        """Return the part of a whole message that no deltas before it have said."""
+        if index not in self._spoke:
+            return message
+        self.notes[Note("message_repeated")] = None
+        return None if index in self._calls else message.calls
+
     def _tokens(self, choice: Choice[Any]) -> Tokens:
         ids, kept = choice.token_ids or [], choice.sampling_mask or ()
         given: Logprobs[Any] | None = choice.logprobs
@@ -314,7 +327,7 @@ class ReplyDecoder:
             return Tokens(ids, list(map(_LOGPROB, given.content)), choice.index, kept=kept)
         plain = given.token_logprobs or []
         values = [math.nan if value is None else value for value in plain]
-        detail = _completion_detail(given) if self._detail else None
+        detail = given.entries if self._detail else None
         return Tokens(ids, values, choice.index, detail, kept)
 
     def _detailed(self, ids: list[int], content: Detail, choice: int) -> Tokens:
@@ -459,20 +472,6 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         function = tool.get("function")
         if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
             yield name
-
-
-def _completion_detail(given: Logprobs[Any]) -> list[Mapping[str, Any]]:
-    """Return the parallel lists of a completion as one entry per token."""
-    tokens = given.tokens or []
-    tops = given.top_logprobs or []
-    return [
-        {
-            "token": tokens[position] if position < len(tokens) else "",
-            "logprob": MISSING_LOGPROB if value is None or not math.isfinite(value) else value,
-            "top_logprobs": tops[position] if position < len(tops) else None,
-        }
-        for position, value in enumerate(given.token_logprobs or ())
-    ]
 
 
 def _usage(given: UsageObject, reasoning_tokens: int) -> Usage:

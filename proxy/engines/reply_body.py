@@ -72,6 +72,11 @@ class Text(msgspec.Struct, gc=False):
             or self.refusal
         )
 
+    @property
+    def calls(self) -> Text:
+        """Return the calls without the text."""
+        return Text(tool_calls=self.tool_calls, function_call=self.function_call)
+
 
 class LogprobEntry(msgspec.Struct, gc=False):
     logprob: float
@@ -87,6 +92,20 @@ class Logprobs(msgspec.Struct, Generic[Entry], gc=False):
     token_logprobs: list[float | None] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
+
+    @property
+    def entries(self) -> list[Mapping[str, Any]]:
+        """Return the parallel lists of a completion as one entry per token."""
+        tokens = self.tokens or []
+        tops = self.top_logprobs or []
+        return [
+            {
+                "token": tokens[position] if position < len(tokens) else "",
+                "logprob": MISSING_LOGPROB if value is None or not math.isfinite(value) else value,
+                "top_logprobs": tops[position] if position < len(tops) else None,
+            }
+            for position, value in enumerate(self.token_logprobs or ())
+        ]
 
 
 class Choice(msgspec.Struct, Generic[Entry], gc=False):

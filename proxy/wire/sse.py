@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -9,6 +10,9 @@ from bridle.errors import BridleError
 
 END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _UNBOUNDED: Final = 1 << 62
+_FIELDS: Final = (b"data:", b"error:")
+_NEXT_FIELD: Final = re.compile(rb"\n(?:data|error):")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class EventTooLarge(BridleError, ValueError):
@@ -18,8 +22,10 @@ class EventTooLarge(BridleError, ValueError):
 class SseParser:
     """A parser that returns the ``data`` of each event, in order (WHATWG HTML, section 9.2.6).
 
-    ``event``, ``id`` and ``retry`` fields and comment lines are skipped: engines use ``data``
-    alone. Lines may end in LF, CRLF or CR; several ``data`` lines of one event are joined by LF.
+    ``event``, ``id`` and ``retry`` fields, comment lines and events without data are skipped:
+    engines use ``data`` alone. Only llama.cpp has a field ``error`` of its own, which becomes the
+    payload ``{"error": …}``. Lines may end in LF, CRLF or CR; several ``data`` lines of one event
+    are joined by LF.
 
     The work is linear in the bytes: a line's pieces are joined once, when its end has come.
     """
@@ -46,7 +52,8 @@ class SseParser:
             and chunk.endswith(b"\n")
             and not (self._pending or self._data or b"\r" in chunk)
         ):
-            return [chunk[6:-2]]  # one whole event, as engines mostly send them
+            # One whole event, as engines mostly send them.
+            return [chunk[6:-2]] if len(chunk) > 8 else []
         self._size += len(chunk)
         if self._size > self._limit:
             raise EventTooLarge(f"an event has more than {self._limit} bytes")
@@ -76,14 +83,17 @@ class SseParser:
         """Return the payloads of the events that end in ``pending``, and keep its last line."""
         payloads: list[bytes] = []
         position = 0
+        if pending.startswith(_BYTE_ORDER_MARK):
+            pending = pending.removeprefix(_BYTE_ORDER_MARK)
         while (end := pending.find(b"\n", position)) >= 0:
-            if not self._data and not pending.startswith(b"data:", position):
-                # Between two events, nothing counts but the next line of data.
-                position = _next_data(pending, end)
+            if not self._data and not pending.startswith(_FIELDS, position):
+                # Between two events, nothing counts but the next line of data or of an error.
+                position = _next_field(pending, end)
                 self._size = len(pending) - position
                 continue
             if end == position:
-                payloads.append(b"\n".join(self._data))
+                if payload := b"\n".join(self._data):
+                    payloads.append(payload)
                 self._data = []
                 self._size = len(pending) - position
             elif pending.startswith(b"data:", position):
@@ -91,6 +101,8 @@ class SseParser:
                 if pending.startswith(b" ", start):
                     start += 1
                 self._data.append(pending[start:end])
+            elif pending.startswith(b"error:", position):
+                self._data.append(_error(pending[position + 6 : end].strip()))
             position = end + 1
         rest = pending[position:]
         self._pending = [rest] if rest else []
@@ -115,10 +127,17 @@ class SseParser:
         return body + b"\r" if held else body
 
 
-def _next_data(text: bytes, end: int) -> int:
-    """Return the index of the first line of data after the line that ends at ``end``.
+def _next_field(text: bytes, end: int) -> int:
+    """Return the index of the first line of data or an error after the line that ends at ``end``.
 
     If there is none, return the index of the last line, which may have not ended.
     """
-    found = text.find(b"\ndata:", end)
-    return (text.rfind(b"\n") if found < 0 else found) + 1
+    found = _NEXT_FIELD.search(text, end)
+    return (found.start() if found else text.rfind(b"\n")) + 1
+
+
+def _error(value: bytes) -> bytes:
+    """Return the payload of a field ``error``, whose value is an object or plain text."""
+    if not value.startswith(b"{"):
+        value = json.dumps(value.decode("utf-8", "replace")).encode()
+    return b'{"error": ' + value + b"}"

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bridle.bench import matrix as bench
+from bridle.bench.harness_cases import HarnessCase
 from bridle.bench.matrix import Cell, Matrix, bench_matrix, markdown
+from bridle.harnesses.adapters import Command
+from bridle.harnesses.install import find_python_harness
+from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
 WHOLE = Cell(1, 0, 0, 7, changed=("system_messages_merged",))
 REFUSED = Cell(0, 0, 0, 1, problems=("the harness failed",), refused="No tools here.")
@@ -46,3 +51,38 @@ def test_a_run_goes_on_from_the_cells_that_do_not_fail(matrix: Matrix, tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["matrix.json"]
     again = asyncio.run(bench_matrix(["qwen3", "gemma3"], [], known=known))
     assert again.cells == known.cells
+
+
+def test_a_harness_that_cannot_start_fails_its_own_cell_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_tokenizer(tmp_path / "model", ["A tokenizer without a family."])
+    monkeypatch.setattr(bench, "model_directory", lambda _family: tmp_path / "model")
+
+    def uninstalled() -> Command:
+        return Command((find_python_harness("no-such", "python"),))
+
+    cases = [
+        HarnessCase("uninstalled", "chat", uninstalled),
+        HarnessCase("lost", "chat", lambda: Command(("/no/such/program",))),
+        HarnessCase("idle", "chat", lambda: Command(("true",))),
+    ]
+    row = asyncio.run(bench_matrix(["qwen3"], cases)).cells["qwen3"]
+
+    assert row["uninstalled"].failures == [
+        "did not start: no-such is not installed; run harnesses/python/install"
+    ]
+    assert row["lost"].failures == [
+        "did not start: cannot start /no/such/program: [Errno 2] No such file or directory"
+    ]
+    assert row["idle"].failures[-1] == "0 rows of 1 session"
+    assert not row["idle"].not_started
+
+
+def test_the_page_names_a_harness_that_did_not_start(matrix: Matrix, tmp_path: Path) -> None:
+    matrix.cells["gemma3"]["codex"] = Cell(0, 0, 0, 0, not_started="codex is not installed")
+    page = markdown(matrix)
+    assert "| gemma3 | not started | refused |" in page
+    assert "- codex on gemma3: did not start: codex is not installed" in page
+    matrix.write(tmp_path / "matrix.json")
+    assert "codex" not in Matrix.read(tmp_path / "matrix.json").cells["gemma3"]

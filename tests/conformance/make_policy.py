@@ -7,8 +7,9 @@ samples (the embedded one, or vLLM serving DIR) says things that exercise its pa
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -44,37 +45,56 @@ _GOOD_ENOUGH = 0.004
 """Nats per token of the replies that are certain."""
 
 
+class Example(NamedTuple):
+    """A prompt and its reply, both as ids."""
+
+    prompt: Sequence[int]
+    reply: Sequence[int]
+    certain: bool = True
+    """False if the prompt has other replies, so that no loss near zero can be reached."""
+
+
 def make(directory: Path) -> None:
     """Write the policy to ``directory``: a few seconds on one core."""
+    from bridle.engine.contract.tokenizer import Tokenizer
+    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
+
+    texts = [text for _, replies in REPLIES.values() for text in replies]
+    train_tokenizer(directory, [*texts, *REPLIES, str(TOOLS)] * 4, vocab_size=640)
+    tokenizer = Tokenizer(directory)
+    examples = []
+    for asked, (with_tools, replies) in REPLIES.items():
+        messages = [{"role": "user", "content": asked}]
+        prompt = tokenizer.encode(tokenizer.render(messages, TOOLS if with_tools else None))
+        for reply in replies:
+            ids = tokenizer.encode(reply + "<|im_end|>")
+            examples.append(Example(prompt, ids, certain=len(replies) == 1))
+    learn(directory, examples)
+
+
+def learn(directory: Path, examples: Sequence[Example], context: int = CONTEXT) -> None:
+    """Write a policy that knows ``examples`` by heart, beside its tokenizer in ``directory``."""
     import torch
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
     from bridle.engine.contract.tokenizer import Tokenizer
     from bridle.recipes.models.tiny import TinyShape, make_policy
-    from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 
-    texts = [text for _, replies in REPLIES.values() for text in replies]
-    size = train_tokenizer(directory, [*texts, *REPLIES, str(TOOLS)] * 4, vocab_size=640)
     # Heads of 32 and untied embeddings: vLLM's CPU attention knows no smaller heads, and there a
     # reload leaves a tied output layer stale.
-    shape = TinyShape(hidden=64, heads=2, kv_heads=1, context=CONTEXT, tied=False)
+    shape = TinyShape(hidden=64, heads=2, kv_heads=1, context=context, tied=False)
+    size = Tokenizer(directory).backend.get_vocab_size()
     make_policy(directory, shape, vocab_size=size, seed=1)
-    tokenizer = Tokenizer(directory)
-    rows, starts, certain = [], [], []
-    for asked, (with_tools, replies) in REPLIES.items():
-        messages = [{"role": "user", "content": asked}]
-        prompt = tokenizer.encode(tokenizer.render(messages, TOOLS if with_tools else None))
-        for reply in replies:
-            rows.append(prompt + tokenizer.encode(reply + "<|im_end|>"))
-            starts.append(len(prompt))
-            certain.append(len(replies) == 1)
+    rows = [[*example.prompt, *example.reply] for example in examples]
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     labels = torch.full_like(ids, -100)
-    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+    for index, (row, example) in enumerate(zip(rows, examples, strict=True)):
+        start = len(example.prompt)
         labels[index, start : len(row)] = ids[index, start : len(row)]
-    learnt = labels.masked_fill(~torch.tensor(certain)[:, None], -100)
+    certain = torch.tensor([example.certain for example in examples])
+    learnt = labels.masked_fill(~certain[:, None], -100)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(_STEPS):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 
 from bridle.bench.shell_policy import ShellPolicy
 from bridle.harnesses.episode import Outcome
+from bridle.harnesses.sandboxes.container.engine import Engine, owner_label
 from bridle.run.rollouts import rollout
 
 pytestmark = pytest.mark.containers
@@ -40,6 +46,24 @@ for host, port in (("172.17.0.1", 22), ("1.1.1.1", 53), ("172.17.0.1", %d)):
     except OSError:
         print("closed")
 """
+
+OPEN = """
+import asyncio, sys
+from pathlib import Path
+from bridle.harnesses.sandboxes import ContainerProvider, Launch, SandboxRequest
+from bridle.harnesses.tasks.harbor.config import AgentTable, EnvironmentTable, container_of
+
+async def main():
+    offline = EnvironmentTable(network_mode="no-network")
+    spec = container_of(Path(sys.argv[1]), offline, AgentTable())
+    request = SandboxRequest(Path(sys.argv[2]), container=spec)
+    async with ContainerProvider().open(request) as sandbox:
+        print("up", flush=True)
+        await sandbox.exec(Launch(("sleep", "600"), sandbox.place.environment, 600))
+
+asyncio.run(main())
+"""
+"""A program that opens a session of a task's environment and stays in it."""
 
 
 @pytest.fixture
@@ -125,3 +149,46 @@ def test_a_service_that_does_not_start_ends_the_session_with_its_last_words(
     assert result.outcome is Outcome.INFRASTRUCTURE
     assert "services do not start" in result.error
     assert volumes() == []
+
+
+def test_services_and_volumes_of_a_killed_process_are_swept_and_no_others(
+    tmp_path: Path, tasks: Path
+) -> None:
+    live = "bridle-test-of-a-live-owner"
+    label = f"bridle.owner={owner_label()}"
+    subprocess.run(["docker", "volume", "create", "--label", label, live], check=True)
+    environment = tasks / "one" / "environment"
+    with tempfile.TemporaryDirectory() as sockets:
+        command = [sys.executable, "-c", OPEN, environment, tmp_path / "session"]
+        owner = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": sockets}
+        )
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        kept = set(volumes())
+        assert len(kept - {live}) == 1
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        owner.stdout.close()
+
+    # The session's container ends with its owner, and its service stays until the sweep.
+    assert len(asyncio.run(Engine("docker").sweep())) == 2
+    assert volumes() == [live]
+    subprocess.run(["docker", "volume", "rm", live], check=True)
+
+
+@pytest.mark.parametrize("program", ["docker", "podman"])
+def test_an_engine_without_compose_refuses_a_task_with_services(
+    stage: Any, tmp_path: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Docker finds its plugins by ``DOCKER_CONFIG``, and Debian's podman has no compose."""
+    if program == "docker":
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    elif not subprocess.run(["podman", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("this podman has compose")
+    monkeypatch.setenv("BRIDLE_CONTAINERS", program)
+
+    (result,) = run(stage, tmp_path, "oracle", tasks / "one")
+
+    assert result.outcome is Outcome.INFRASTRUCTURE
+    assert f"the task has services, and `{program} compose` is not installed" in result.error

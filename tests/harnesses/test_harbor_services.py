@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ volumes: {data: }
 def test_what_a_sandbox_does_not_give_is_refused(folder: Path, text: str, why: str) -> None:
     with pytest.raises(TaskError, match=why):
         read(folder, text)
+
+
+def test_without_a_reader_of_yaml_the_package_to_install_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(TaskError, match=r"to read a compose file, pip install .*\[compose\]'"):
+        read(folder, "services: {db: {image: x}}")
 
 
 def test_a_hook_in_another_service_is_refused(folder: Path) -> None:

@@ -303,30 +303,6 @@ print(*Walls((), "/tmp").command(), sep="\\n")
 """
 
 
-@pytest.mark.parametrize("by_path", [False, True])
-async def test_a_program_runs_whose_folder_is_reached_through_a_link(
-    make_launch: MakeLaunch, tmp_path: Path, by_path: bool
-) -> None:
-    """The Python of a virtual environment is such a program: a link to another folder."""
-    package, elsewhere = tmp_path / "package", tmp_path / "elsewhere" / "tool"
-    for folder in (package, tmp_path / "real" / "bin", elsewhere.parent):
-        folder.mkdir(parents=True)
-    (package / "linked").symlink_to(tmp_path / "real")
-    elsewhere.write_text("#!/bin/sh\necho found\n")
-    elsewhere.chmod(0o755)
-    (tmp_path / "real" / "bin" / "tool").symlink_to(elsewhere)
-    folder = package / "linked" / "bin"
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}"} if by_path else None
-    argv = ("sh", "-c", "tool") if by_path else (str(folder / "tool"),)
-
-    launch = make_launch(
-        *argv, environment=environment, shown=(str(package), str(elsewhere.parent))
-    )
-    finished = await launch.run(ProcessProvider())
-
-    assert finished.stdout.tail == "found\n", finished
-
-
 def test_the_folder_in_which_bridle_was_started_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "started.py").write_text(FROM_A_FOLDER)
     command = [sys.executable, "-m", "started"]

@@ -33,6 +33,10 @@ def payloads(stream: bytes, cuts: tuple[int, ...] = ()) -> list[bytes]:
         (b"data: one\n\n\n\n\ndata: two\n\n", [b"one", b"two"]),
         (b"data: one\n\ndata: no blank line after", [b"one", b"no blank line after"]),
         (b"data\n\n", []),
+        (b"data: \n\ndata:\n\ndata: one\n\n", [b"one"]),
+        (b"\xef\xbb\xbfdata: one\n\n", [b"one"]),
+        (b'data: one\n\nerror: {"code": 500}\n\n', [b"one", b'{"error": {"code": 500}}']),
+        (b": note\n\nerror:it broke\r\n\r\n", [b'{"error": "it broke"}']),
         (b"", []),
     ],
 )
@@ -44,7 +48,10 @@ def test_data_lines_are_payloads_and_everything_else_is_skipped(
 
 @given(
     lines=st.lists(
-        st.sampled_from([b"data: one", b"data: two", b"", b": note", b"event: e"]), max_size=12
+        st.sampled_from(
+            [b"data: one", b"data: two", b"", b": note", b"event: e", b"error: {}", b"data: "]
+        ),
+        max_size=12,
     ),
     end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     cuts=st.lists(st.integers(0, 120), max_size=8),

@@ -172,6 +172,21 @@ def test_a_chunk_of_another_reply_is_an_error(payload: Any) -> None:
         decoded(first, payload, END)
 
 
+def test_a_whole_message_after_its_pieces_says_nothing_twice() -> None:
+    call = {"id": "a", "function": {"name": "weather", "arguments": OSLO}}
+    message = {"content": "hi", "reasoning": "hmm", "tool_calls": [call]}
+    whole = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    for pieces in ([said(content="hi")], [said(content="hi"), piece(OSLO, id="a", name="weather")]):
+        reply, notes, _ = decoded(*pieces, whole)
+        (choice,) = reply.choices
+        assert (choice.text, choice.reasoning) == ("hi", "")
+        assert [(one.name, one.arguments) for one in choice.tool_calls] == [("weather", OSLO)]
+        assert "message_repeated" in notes
+    reply, notes, _ = decoded(said(role="assistant"), whole)
+    assert (reply.choices[0].text, reply.choices[0].reasoning) == ("hi", "hmm")
+    assert "message_repeated" not in notes
+
+
 def test_the_same_prompt_ids_again_and_late_ones_are_taken() -> None:
     ids = {"prompt_token_ids": [1, 2]}
     reply, notes, _ = decoded(said(content="a"), said(content="b") | ids, END | ids)
@@ -257,6 +272,18 @@ ERRORS = [
         400,
         "context_overflow",
         "x",
+    ),
+    (
+        {"id": "x", "choices": None, "base_resp": {"status_code": 1002, "status_msg": "too fast"}},
+        429,
+        "rate_limit",
+        "too fast",
+    ),
+    (
+        {"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}},
+        502,
+        "upstream_error",
+        "insufficient balance",
     ),
 ]
 

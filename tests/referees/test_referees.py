@@ -14,6 +14,7 @@ import runpy
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from bridle.engine.vllm.installation import VllmError, find_installation
 from bridle.proxy.server import ProxyServer
 from bridle.proxy.settings import ProxySettings
 from bridle.recipes.models.packages import cache_directory
-from bridle.recipes.models.smollm2 import smollm2_directory
 from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.formats import export
 from bridle.reconstruct.exports.selection import Selection
@@ -45,6 +45,7 @@ FILES = {
     for file in sorted(JUDGES.glob(f"{folder}/judge_*.*"))
 }
 TAILS = runpy.run_path(str(HERE / "tails.py"))
+BY_HEART = runpy.run_path(str(HERE / "by_heart.py"))
 CORNERS = runpy.run_path(str(HERE / "harbor_corners.py"))
 INTERPRETER = runpy.run_path(str(HERE.parent / "pythons.py"))["interpreter"]
 PYTHONS = {
@@ -58,6 +59,8 @@ JUDGED = tomllib.loads((HERE / "verdicts.toml").read_text())
 VERDICTS, REWORDS = JUDGED["theirs"], JUDGED["rewords"]
 MATERIAL = cache_directory()
 """The user's own cache, read before the tests hide it: what was fetched is kept between runs."""
+TEXTS = ["What is two and two? The answer is four. I look that up."] * 20
+"""The text from which the tokenizer is made."""
 EXACTLY = re.compile(r"Say exactly: (.*)")
 
 
@@ -103,6 +106,16 @@ class Proxy:
     model: Path
 
 
+@contextmanager
+def proxy_of(engine: ScriptedEngine | VllmServer, model: Path, store_name: str) -> Iterator[Proxy]:
+    """Serve a proxy in front of an engine, with its store beside the model's directory."""
+    store = f"sqlite:///{model.parent}/{store_name}"
+    with ProxyServer(
+        ProxySettings(engine.base_url, store, tokenizer_dir=model), grace_s=1
+    ) as server:
+        yield Proxy(server.base_url, store, model)
+
+
 @pytest.fixture(scope="module")
 def proxy(
     tmp_path_factory: pytest.TempPathFactory, audit_store: Callable[[Path], None]
@@ -111,19 +124,16 @@ def proxy(
 
     What the judges leave in its store is audited, and every conversation is one line of calls.
     """
-    folder = tmp_path_factory.mktemp("referees")
-    model = folder / "model"
+    model = tmp_path_factory.mktemp("referees") / "model"
     model.mkdir()
-    train_tokenizer(model, ["What is two and two? The answer is four. I look that up."] * 20)
-    with ScriptedEngine(model, script, served_model_name="policy") as engine:
-        store = f"sqlite:///{folder}/bridle.db"
-        settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
-        server = ProxyServer(settings, grace_s=1)
-        server.start()
-        yield Proxy(server.base_url, store, model)
-        server.stop()
-    audit_store(folder / "bridle.db")
-    with Reader(store) as reader:
+    train_tokenizer(model, TEXTS)
+    with (
+        ScriptedEngine(model, script, served_model_name="policy") as engine,
+        proxy_of(engine, model, "bridle.db") as running,
+    ):
+        yield running
+    audit_store(model.with_name("bridle.db"))
+    with Reader(running.store) as reader:
         rows = [call for session in reader.sessions() for call in reader.calls(session.id)]
     assert not [call.break_reason for call in rows if call.break_reason and not rewords(call)]
     assert "reply_dropped" not in {note.name for call in rows for note in call.notes}
@@ -167,20 +177,15 @@ def inputs(judge: str, proxy: Proxy, file: Path) -> Path:
     return file
 
 
-def failures(
-    judge: str, proxy: Proxy, report: Path, more: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Run a judge, with ``more`` in its environment.
-
-    Return the message of each test, empty for one that passed.
-    """
+def failures(judge: str, proxy: Proxy, report: Path) -> dict[str, str]:
+    """Run a judge. Return the message of each test, empty for one that passed."""
     file = FILES[judge]
     if judge in MISSING:
         pytest.skip(f"{judge} needs Python {MISSING[judge]}, which is not installed here")
     if not any(file.parent.glob("*/.installed")):
         pytest.fail(f"run `tests/referees/install {file.parent.name}` first")
     environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*", **(more or {})}
+    environment |= {"BRIDLE_REFEREES_URL": proxy.url, "NO_PROXY": "*"}
     environment["BRIDLE_REFEREES_REPORT"] = str(report)
     environment["BRIDLE_REFEREES_INPUTS"] = str(inputs(judge, proxy, report.with_name("inputs")))
     environment["TIKTOKEN_ENCODINGS_BASE"] = str(report.parent)
@@ -233,18 +238,25 @@ def test_the_judge_fails_nothing_but_what_is_its_own_fault(
 
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif("comply" not in FILES, reason="BRIDLE_REFEREES leaves llm-comply out")
-def test_replies_of_a_real_vllm_follow_the_providers_rules(tmp_path: Path) -> None:
+def test_replies_of_a_real_vllm_follow_the_providers_rules(
+    tmp_path: Path, audit_store: Callable[[Path], None]
+) -> None:
+    """The policy knows the scripted replies by heart, so that it thinks, calls and ends."""
     try:
         find_installation()
     except VllmError as error:
         pytest.skip(str(error))
-    model = smollm2_directory(MATERIAL)
+    model = tmp_path / "model"
+    model.mkdir()
+    train_tokenizer(model, TEXTS)
+    with ScriptedEngine(model, script) as scripted, proxy_of(scripted, model, "asked.db") as asked:
+        failures("comply", asked, tmp_path / "asked.jsonl")
+        BY_HEART["learn"](model, scripted.requests, script)
     options = VllmOptions(cpu_kv_cache_gib=1, version=0)
-    store = f"sqlite:///{tmp_path}/bridle.db"
-    with VllmServer(model, tmp_path / "vllm", options=options) as engine:
-        settings = ProxySettings(engine.base_url, store, tokenizer_dir=model)
-        with ProxyServer(settings) as server:
-            proxy = Proxy(server.base_url, store, model)
-            formats = {"BRIDLE_REFEREES_FORMATS": "openai-chat"}
-            messages = failures("comply", proxy, tmp_path / "report.jsonl", formats)
+    with (
+        VllmServer(model, tmp_path / "vllm", options=options) as engine,
+        proxy_of(engine, model, "bridle.db") as served,
+    ):
+        messages = failures("comply", served, tmp_path / "report.jsonl")
     assert_judged("comply", messages, "vllm")
+    audit_store(tmp_path / "bridle.db")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 from llm_comply.tests import get_tests
 
 PATHS = {"openai-chat": "/v1", "open-responses": "/v1", "anthropic": "/v1", "google-genai": ""}
-FORMATS = os.environ.get("BRIDLE_REFEREES_FORMATS", " ".join(PATHS)).split()
-EVERY = [(name, test.id) for name in FORMATS for test in get_tests(name)]
+EVERY = [(name, test.id) for name in PATHS for test in get_tests(name)]
 
 
 @functools.cache
