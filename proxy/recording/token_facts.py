@@ -40,7 +40,7 @@ class ReplyExperts(NamedTuple):
 
 
 class TokenFacts(NamedTuple):
-    """What the engine reported of a choice's tokens, beside logprobs."""
+    """The facts that an engine reported of a choice's tokens, beside logprobs."""
 
     experts: ReplyExperts
     kept: KeptTokens | None
