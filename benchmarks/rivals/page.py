@@ -95,7 +95,8 @@ def _part(head: str, report: Mapping[str, Any]) -> str:
 
 def _tables(report: Mapping[str, Any]) -> str:
     on_vllm = report["engine"] == "vllm"
-    return "".join(_table(*one, on_vllm) for one in report["workloads"].items())
+    loads = report["workloads"].items()
+    return "".join(_table(name, workload, on_vllm) for name, workload in loads)
 
 
 def _arms(report: Mapping[str, Any]) -> str:
