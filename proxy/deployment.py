@@ -25,6 +25,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -110,6 +111,7 @@ class Deployment:
         self._looked_at = 0.0
         """The time of the latest read while this process rested."""
         self._sealed = Grouped(self._store.sealed_among)
+        self._names = Grouped(self._store.named_among)
         self._looks = Periodic("gates", _EVERY_S, self._look)
 
     async def start(self) -> None:
@@ -131,20 +133,31 @@ class Deployment:
     async def is_sealed(self, session_id: str) -> bool:
         """Return whether a session is sealed, wherever that was done.
 
-        Calls that ask at the same time share a query of a server. Raise ``ApiError`` if the store
-        cannot be read.
+        Raise ``ApiError`` if the store cannot be read.
+        """
+        ask = partial(self._ask, self._store.is_sealed, self._sealed, session_id)
+        return await self._patiently(ask, instead=False)
+
+    async def is_named(self, name: str) -> bool:
+        """Return whether a session has the name, wherever it was made.
+
+        Raise :class:`StoreUnavailable`.
+        """
+        return await self._ask(self._store.is_named, self._names, name)
+
+    async def _ask(self, read: Callable[[str], bool], grouped: Grouped, value: str) -> bool:
+        """Return the result of ``read`` for ``value``.
+
+        Calls that ask at the same time share a query of a server, the one of ``grouped``.
         """
         if self._store.remote:
-            return await self._patiently(lambda: self._sealed.has(session_id), instead=False)
+            return await grouped.has(value)
         if self._store.ready:
-            read = self._store.is_sealed
             try:
-                return read(session_id)
+                return read(value)
             except StoreUnavailable:
-                pass  # It is tried again, with patience.
-        return await self._patiently(
-            lambda: asyncio.to_thread(self._store.is_sealed, session_id), instead=False
-        )
+                pass  # The file is locked; a thread may wait for it.
+        return await asyncio.to_thread(read, value)
 
     async def _read_for_a_call(self) -> None:
         self._used_at = time.monotonic()

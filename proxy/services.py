@@ -115,6 +115,7 @@ class Services:
         sessions = Sessions(
             *(settings, writer, reader, memory),
             is_sealed=deployment.is_sealed,
+            is_named=deployment.is_named,
             key_headers=key_headers,
             vocabulary=vocabulary,
         )

@@ -25,13 +25,14 @@ def rivals(
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="Only this load: agent, chat16, chat64 or chat128. Repeatable."),
+        typer.Option(help="Only this load, such as agent or long8 (vLLM's). Repeatable."),
     ] = None,
     engine: Annotated[
         RivalEngine, typer.Option(help="A stub that measures proxies, or vLLM with a model.")
     ] = RivalEngine.SCRIPTED,
     model: Annotated[
-        Path | None, typer.Option(help="vLLM's model directory. Default: SmolLM2-135M.")
+        Path | None,
+        typer.Option(help="vLLM's model directory. Default: one small layer, a real tokenizer."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every arm.")] = 5,
     scale: Annotated[
@@ -40,27 +41,27 @@ def rivals(
     gap_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds between the stub's tokens.")
     ] = 5.0,
-    markdown: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the page, or its part, to this file.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare Bridle with other proxies: throughput kept, first token, memory, and the record."""
     require("torch", "train", "this bench makes a small tokenizer with the trainer")
     from bridle.bench.rivals.arms import ARMS, DIRECT, PRIMED
-    from bridle.bench.rivals.measure import WORKLOADS, Plan, measure
+    from bridle.bench.rivals.measure import LONG, RECORDED, Plan, measure
     from bridle.bench.rivals.page import page, summary
 
-    for given, known in ((arm, ARMS), (workload, WORKLOADS)):
+    for given, known in ((arm, ARMS), (workload, (*RECORDED, *LONG))):
         names = [one.name for one in known]
         if unknown := sorted(set(given or ()) - set(names)):
             fail(f"there is no {unknown[0]}; there are {', '.join(names)}", 2)
     on_vllm = engine is RivalEngine.VLLM
-    if on_vllm and model is None:
-        from bridle.recipes.models.smollm2 import smollm2_directory
-
-        model = Path(smollm2_directory())
+    usual = LONG if on_vllm else RECORDED
+    loads = [one for one in (*RECORDED, *LONG) if one.name in workload] if workload else usual
     plan = Plan(
         engine="vllm" if on_vllm else "scripted",
-        workloads=[one.scaled(scale) for one in WORKLOADS if not workload or one.name in workload],
+        workloads=[one.scaled(scale) for one in loads],
         arms=[
             one
             for one in ARMS
@@ -74,7 +75,8 @@ def rivals(
     with err.status("Starting.") as status:
         report = measure(plan, progress=status.update)
     if markdown is not None:
-        markdown.write_text(page(report), encoding="utf-8")
+        earlier = markdown.read_text("utf-8") if markdown.exists() else ""
+        markdown.write_text(page(report, earlier), encoding="utf-8")
     if json:
         print_json(report)
     else:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from bridle.bench.proxy import RECOMMENDED_ALLOCATOR, free_port, rss_mb
 from bridle.bench.rivals.engine import number_in
 from bridle.store.reading.queries import Reader
+from bridle.store.records import CallStatus
 
 HERE: Final = Path(__file__).parent
 INSTALL: Final = "benchmarks/rivals/install"
@@ -185,7 +186,8 @@ def _of_bridle(place: Place) -> Recorded:
     with Reader(str(place.folder / "bridle.db")) as reader:
         for session in reader.sessions():
             for call in reader.calls(session.id):
-                choices = reader.sampled(call.id)
+                trusted = call.status is CallStatus.COMPLETE
+                choices = reader.sampled(call.id) if trusted else ()
                 ids = choices[0].token_ids.tolist() if choices else []
                 yield reader.response_body(call.id).decode(), ids
 

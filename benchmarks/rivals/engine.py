@@ -73,8 +73,10 @@ class Engine:
         self._calls += 1
         number, asked = self._calls, orjson.loads(body)
         given = (asked.get("kv_transfer_params") or {}).get("prompt_token_ids")
-        count = len(given) if given else len(body) // _BYTES_PER_TOKEN
         with_ids, with_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
+        prompt = given or range(len(body) // _BYTES_PER_TOKEN)
+        if with_ids and not given:
+            prompt = self._prompt(asked, len(prompt))
         head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 1}
         head["model"] = MODEL
         ids = [*sampled_ids(number, self._tokens - 1), self._end]
@@ -91,10 +93,10 @@ class Engine:
                 choice["logprobs"] = {"content": [entry]}
             event: dict[str, Any] = {**head, "choices": [choice]}
             if with_ids and not at:
-                event["prompt_token_ids"] = given or self._prompt(asked, count)
+                event["prompt_token_ids"] = prompt
             yield b"data: %b\n\n" % orjson.dumps(event)
-        usage = {"prompt_tokens": count, "completion_tokens": len(ids)}
-        usage["total_tokens"] = count + len(ids)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+        usage["total_tokens"] = len(prompt) + len(ids)
         yield b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(
             {**head, "choices": [], "usage": usage}
         )

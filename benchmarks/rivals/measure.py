@@ -22,6 +22,7 @@ from bridle.bench.proxy import pinned
 from bridle.bench.rivals.arms import (
     DIRECT,
     INSTALL,
+    PLAIN,
     PRIMED,
     Arm,
     ArmFailed,
@@ -32,6 +33,7 @@ from bridle.bench.rivals.arms import (
     running,
 )
 from bridle.bench.rivals.engine import MODEL, sampled_ids
+from bridle.bench.rivals.model import long_policy
 from bridle.bench.rivals.sessions import SessionLoad, SessionTimes, source_texts
 from bridle.run.stack import engine_service
 
@@ -67,12 +69,18 @@ class Workload:
         )
 
 
-WORKLOADS: Final = (
+RECORDED: Final = (
     Workload("agent", 8, 1, 31, opening=30_000, growth=4142, reply=458),
     *(Workload(f"chat{count}", count, 4, 1, 1000, 0, 128) for count in (16, 64, 128)),
 )
 """``agent`` has the shape of recorded coding agents: 31 turns with the whole history in each, whose
 median request is of 99,000 tokens and whose reply is of 458."""
+LONG: Final = tuple(
+    Workload(f"long{count}", count, 1, 12, opening=100_000, growth=256, reply=32)
+    for count in (1, 8)
+)
+"""Sessions that begin with 100,000 tokens and grow little, as late turns of agents do. An engine's
+prefix cache leaves it only what a request costs beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Plan:
     rounds: int
     gap_ms: float
     model: Path | None = None
-    """The model's directory; needed for vLLM."""
+    """The model's directory; ``None`` for the engine's own small one."""
 
 
 @dataclass
@@ -106,16 +114,26 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> dic
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
         "python": platform.python_version(),
         "engine": plan.engine,
+        "model": None if plan.model is None else plan.model.name,
         "gap_ms": plan.gap_ms,
         "rounds": plan.rounds,
         "arms": {arm.name: {"what": arm.what, "version": arm.version()} for arm in present},
         "missing": {a.name: f"{INSTALL} {a.name}" for a in plan.arms if not a.installed},
         "workloads": {},
     }
-    for workload in plan.workloads:
-        with tempfile.TemporaryDirectory(prefix="bridle-rivals-") as folder:
-            found = _measure_workload(plan, workload, present, Path(folder), progress)
-        report["workloads"][workload.name] = {**asdict(workload), **found}
+    with tempfile.TemporaryDirectory(prefix="bridle-rivals-") as name, ExitStack() as stack:
+        folder = Path(name)
+        on_vllm = plan.engine == "vllm"
+        model = plan.model or (long_policy() if on_vllm else _tokenizer(folder / "model"))
+        engines: Mapping[str, str] | None = None
+        if on_vllm:
+            progress("vLLM starts")
+            names = {arm.engine for arm in present}
+            engines = stack.enter_context(_vllm_engines(model, folder, _cores()[1], names))
+        for workload in plan.workloads:
+            own = folder / workload.name
+            found = _measure_workload(plan, workload, present, model, own, engines, progress)
+            report["workloads"][workload.name] = {**asdict(workload), **found}
     return report
 
 
@@ -123,19 +141,20 @@ def _measure_workload(
     plan: Plan,
     workload: Workload,
     arms: Sequence[Arm],
+    model: Path,
     folder: Path,
+    engines: Mapping[str, str] | None,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    model = plan.model or _tokenizer(folder / "model")
+    """Return the figures of one load. Without ``engines``, a scripted one is behind all arms."""
     proxy_core, engine_core, load_core = _cores()
     figures = {arm.name: _Figures(keeps_record=arm.recorded is not None) for arm in arms}
     places: dict[str, Place] = {}
     unstarted: dict[str, str] = {}
     with ExitStack() as stack:
-        progress(f"{workload.name}: the engine starts")
-        engines = stack.enter_context(
-            _engines(plan, workload, model, folder, engine_core, {arm.engine for arm in arms})
-        )
+        if engines is None:
+            url = stack.enter_context(_scripted(model, workload.reply, plan.gap_ms, engine_core))
+            engines = dict.fromkeys((PLAIN, PRIMED), url)
         serving: dict[str, Running] = {}
         for arm in arms:
             progress(f"{workload.name}: {arm.name} starts")
@@ -191,26 +210,33 @@ def _rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
 
 
 @contextmanager
-def _engines(
-    plan: Plan,
-    workload: Workload,
-    model: Path,
-    folder: Path,
-    core: int | None,
-    names: set[str],
+def _vllm_engines(
+    model: Path, folder: Path, core: int | None, names: set[str]
 ) -> Iterator[Mapping[str, str]]:
-    """Run the engines that arms name, and yield the base URL of each."""
+    """Run the vLLMs that arms name on one core, and yield the base URL of each."""
     with ExitStack() as stack:
-        if plan.engine == "scripted":
-            url = stack.enter_context(_scripted(model, workload.reply, plan.gap_ms, core))
-            yield dict.fromkeys(names, url)
-            return
         urls = {}
         for name in sorted(names):
-            priming = ["--set", f"prime_with_tail={'true' if name == PRIMED else 'false'}"]
-            service = engine_service(plan.engine, model, folder / f"engine-{name}", priming)
-            urls[name] = stack.enter_context(service).url
+            priming = f"prime_with_tail={'true' if name == PRIMED else 'false'}"
+            options = ["--set", priming, "--set", "cpu_kv_cache_gib=1"]
+            service = engine_service("vllm", model, folder / f"engine-{name}", options)
+            with _on_core(core):
+                urls[name] = stack.enter_context(service).url
         yield urls
+
+
+@contextmanager
+def _on_core(core: int | None) -> Iterator[None]:
+    """Start processes of the context on one core; they keep it."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager
@@ -318,6 +344,9 @@ def _report(own: _Figures, direct: _Figures) -> dict[str, Any]:
         found["throughput_kept"] = [
             round(value, 4) for value in (statistics.median(kept), min(kept), max(kept))
         ]
+        found["first_ratio"] = round(
+            statistics.median(mine.first_ms[0] / bare.first_ms[0] for mine, bare in pairs), 4
+        )
         for name in ("first_ms", "between_ms"):
             found[name] = _medians([getattr(mine, name) for mine, _ in pairs])
             found[f"added_{name}"] = _medians(

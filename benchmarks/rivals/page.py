@@ -1,4 +1,8 @@
-"""The figures of ``bridle bench rivals`` as a page and on the terminal."""
+"""The figures of ``bridle bench rivals`` as a page and on the terminal.
+
+The page has a part for each engine: proxies in front of the scripted one, and then vLLM. A report
+replaces the part of its own engine and leaves the other as it is.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ What a proxy costs, on the same traffic: every arm leads the same sessions in it
 ```
 
 Every proxy has one process on one core; the engine and the load have others where there are enough.
+The engine is scripted, and its tokens are {gap_ms:g} ms apart.
 
 - **kept**: requests per second, divided by those of direct requests in the same round: the median
   over the rounds, and the range.
@@ -25,35 +30,73 @@ Every proxy has one process on one core; the engine and the load have others whe
   percentile.
 - **between tokens**: milliseconds between events, 50th and 99th percentile.
 - **memory**: the largest resident memory of the process and its children, MiB.
-- **recorded exactly**: the share of calls whose sampled token ids are in the arm's own record.
-  {recorded}
+- **recorded exactly**: the share of calls that are complete in the arm's own record, with the
+  sampled token ids. The ids follow from the reply's text, so the record is checked token for token.
 
 """
-_SCRIPTED: Final = (
-    "The engine is scripted; the ids follow from the reply's text, so the record is checked token "
-    "for token. Its tokens are {gap_ms:g} ms apart."
+_VLLM: Final = "## Through vLLM"
+_VLLM_HEAD: Final = (
+    _VLLM
+    + """
+
+Sessions of 100,000 tokens on a real vLLM{model}, {rounds} rounds. Made on {date}, on {cores} cores
+({processor}) with Python {python}, by
+
+```console
+{command}
+```
+
+vLLM has one core; the proxies and the load share the others. A call is recorded exactly if it is
+complete and the record has as many ids as were sampled.
+
+- **requests**: requests per second, divided by those of direct requests in the same round: the
+  median over the rounds, and the range.
+- **first token**: milliseconds to the first event, 50th and 99th percentile; then the 50th divided
+  by that of direct requests.
+
+"""
 )
-_VLLM: Final = "The engine is vLLM; a call counts if the record has as many ids as were sampled."
+_SMALL: Final = ", which serves one small layer with a genuine tokenizer so that its own work shows"
 _COLUMNS: Final = (
     "| | kept | first token, added | between tokens | memory | recorded exactly | failed calls |\n"
     "|---|---|---|---|---|---|---|\n"
 )
+_VLLM_COLUMNS: Final = (
+    "| | requests | first token | ÷ direct | between tokens | recorded exactly | failed calls |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """Return the report of :func:`bridle.bench.rivals.measure.measure` as Markdown."""
-    scripted = report["engine"] == "scripted"
+def page(report: Mapping[str, Any], earlier: str = "") -> str:
+    """Return the report of :func:`bridle.bench.rivals.measure.measure` as Markdown.
+
+    ``earlier`` is the page as it was; its part on the other engine stays.
+    """
+    scripted, mark, vllm = earlier.partition(f"\n{_VLLM}\n")
+    if report["engine"] == "scripted":
+        return _part(_HEAD, report) + mark + vllm
+    return f"{scripted.rstrip()}\n\n{_part(_VLLM_HEAD, report)}".lstrip()
+
+
+def _part(head: str, report: Mapping[str, Any]) -> str:
     machine = report["machine"]
-    head = _HEAD.format(
+    filled = head.format(
         rounds=report["rounds"],
         date=report["date"],
         cores=machine["cores"],
         processor=machine["processor"],
         python=report["python"],
         command=shlex.join(["bridle", *sys.argv[1:]]),
-        recorded=_SCRIPTED.format(**report) if scripted else _VLLM,
+        gap_ms=report["gap_ms"],
+        model=_SMALL if report["model"] is None else f" ({report['model']})",
     )
-    return head + _arms(report) + "".join(_table(*one) for one in report["workloads"].items())
+    return filled + _arms(report) + _tables(report)
+
+
+def _tables(report: Mapping[str, Any]) -> str:
+    on_vllm = report["engine"] == "vllm"
+    loads = report["workloads"].items()
+    return "".join(_table(name, workload, on_vllm) for name, workload in loads)
 
 
 def _arms(report: Mapping[str, Any]) -> str:
@@ -65,45 +108,44 @@ def _arms(report: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _table(name: str, workload: Mapping[str, Any]) -> str:
+def _table(name: str, workload: Mapping[str, Any], on_vllm: bool) -> str:
     p50, p99 = workload["input_tokens"]
-    head = (
-        f"\n## {name}\n\n{workload['concurrency']} sessions at a time, of {workload['turns']} "
-        f"call{'s' * (workload['turns'] > 1)} each; about {p50:,} tokens in a median request "
-        f"({p99:,} in the largest), {workload['reply']} in a reply.\n\n"
-    )
+    at_a_time, turns = workload["concurrency"], workload["turns"]
     return (
-        head
-        + _COLUMNS
-        + "".join(_row(*one) for one in workload["arms"].items())
+        f"\n{'###' if on_vllm else '##'} {name}\n\n"
+        f"{at_a_time} session{'s' * (at_a_time > 1)} at a time, of {turns} "
+        f"call{'s' * (turns > 1)} each; about {p50:,} tokens in a median request "
+        f"({p99:,} in the largest), {workload['reply']} in a reply.\n\n"
+        + (_VLLM_COLUMNS if on_vllm else _COLUMNS)
+        + "".join(
+            f"| {' | '.join([arm, *_cells(figures, on_vllm)])} |\n"
+            for arm, figures in workload["arms"].items()
+        )
         + "".join(
             f"| {arm} | did not start | – | – | – | – | – |\n" for arm in workload["unstarted"]
         )
     )
 
 
-def _row(name: str, arm: Mapping[str, Any]) -> str:
-    return f"| {' | '.join([name, *_cells(arm)])} |\n"
-
-
-def _cells(arm: Mapping[str, Any]) -> Sequence[str]:
+def _cells(arm: Mapping[str, Any], on_vllm: bool) -> Sequence[str]:
     if "throughput_kept" not in arm:
         return ["–", "–", "–", "–", "–", f"{arm['failed']}"]
     kept, low, high = arm["throughput_kept"]
-    first, between = arm["added_first_ms"], arm["between_ms"]
-    return [
-        f"{kept:.1%} ({low:.1%} to {high:.1%})",
-        f"{first[0]:+.1f} / {first[1]:+.1f}",
-        f"{between[0]:.2f} / {between[1]:.2f}",
-        f"{arm['rss_mb']:.0f}" if arm["rss_mb"] else "–",
-        f"{arm['recorded_exactly']:.1%}" if arm["keeps_record"] else "keeps none",
-        f"{arm['failed']}",
-    ]
+    first, added, between = arm["first_ms"], arm["added_first_ms"], arm["between_ms"]
+    if on_vllm:
+        cells = [f"{kept:.2f} ({low:.2f} to {high:.2f})", f"{first[0]:.0f} / {first[1]:.0f}"]
+        cells += [f"{arm['first_ratio']:.2f}", f"{between[0]:.2f} / {between[1]:.2f}"]
+    else:
+        cells = [f"{kept:.1%} ({low:.1%} to {high:.1%})", f"{added[0]:+.1f} / {added[1]:+.1f}"]
+        cells += [f"{between[0]:.2f} / {between[1]:.2f}"]
+        cells += [f"{arm['rss_mb']:.0f}" if arm["rss_mb"] else "–"]
+    exactly = f"{arm['recorded_exactly']:.1%}" if arm["keeps_record"] else "keeps none"
+    return [*cells, exactly, f"{arm['failed']}"]
 
 
 def summary(report: Mapping[str, Any]) -> str:
     """Return the tables, errors, and the arms that are missing with what installs them."""
-    text = "".join(_table(*one) for one in report["workloads"].items()).strip()
+    text = _tables(report).strip()
     for workload, found in report["workloads"].items():
         for name, arm in found["arms"].items():
             if arm["error"]:

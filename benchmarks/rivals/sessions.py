@@ -1,8 +1,10 @@
 """A load of agents: each sends its whole history with every call, and reads the reply's stream.
 
 ``python -m bridle.bench.rivals.sessions`` reads one :class:`SessionLoad` as JSON from standard
-input and prints one :class:`SessionTimes`. A worker leads one session after the other. After every
-reply, the reply and a piece of source code (what a tool returned) join the history.
+input and prints one :class:`SessionTimes`. A worker leads one session after the other. All begin
+with the same texts, as agents of one harness do, and the first request ends with the session's
+name. After every reply, the reply and a piece of source code (what a tool returned) join the
+history.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class _Worker(asyncio.Protocol):
     def __init__(self, load: SessionLoad, number: int, texts: list[str], times: _Times) -> None:
         self._load = load
         self._number = number
+        self._opening = "".join(texts)[: load.opening]
         self._texts = cycle(texts[number:] + texts[:number])
         self._times = times
         self._url = urlsplit(load.url)
@@ -109,7 +112,7 @@ class _Worker(asyncio.Protocol):
         pieces = _pieces(body)
         self._times.take(self._started, self._arrived, len(self._sent), len(pieces))
         self._add({"role": "assistant", "content": "".join(pieces)})
-        self._add({"role": "user", "content": self._text(self._load.growth)})
+        self._add({"role": "user", "content": self._grown()})
         self._turn += 1
         if self._turn == self._load.turns:
             self._session, self._turn, self._history = self._session + 1, 0, []
@@ -123,8 +126,8 @@ class _Worker(asyncio.Protocol):
         load = self._load
         return (load.sessions - self._session) * load.turns - self._turn
 
-    def _text(self, size: int) -> str:
-        text = ""
+    def _grown(self) -> str:
+        text, size = "", self._load.growth
         while len(text) < size:
             text += next(self._texts)
         return text[:size]
@@ -136,8 +139,8 @@ class _Worker(asyncio.Protocol):
         load = self._load
         session = f"{load.name}-{self._number}-{self._session}"
         if not self._history:
-            self._add({"role": "system", "content": f"You are a careful engineer. {session}."})
-            self._add({"role": "user", "content": self._text(load.opening)})
+            self._add({"role": "system", "content": "You are a careful engineer."})
+            self._add({"role": "user", "content": f"{self._opening}\nSession {session}."})
         fields = orjson.dumps({"model": load.model, "stream": True, **load.fields})
         self._sent = b'%b,"messages":[%b]}' % (fields[:-1], b",".join(self._history))
         path = f"{self._url.path.replace('{session}', session)}/chat/completions"

@@ -52,8 +52,6 @@ class CallFailure:
     """The error that the client gets; ``None`` if there is no client any more."""
 
 
-_MANY_CHARACTERS: Final = 64 << 10
-"""Characters of a reply that takes longer to digest than a thread takes to wake up."""
 _TOKEN_BYTES: Final = 160
 """Bytes of a sampled token in memory: its id, its logprob and its text."""
 
@@ -266,8 +264,6 @@ class Call:
         try:
             if recording.link.parent is None:
                 await self._compare_rendering()
-            if recording.fold.characters > _MANY_CHARACTERS:
-                await asyncio.to_thread(recording.prepare)
             await self._commit(CallStatus.COMPLETE)
         except StoreUnavailable as error:
             self._unrecorded(error)

@@ -17,7 +17,7 @@ from bridle.engine.contract.markup import unread_calls
 from bridle.proxy.continuation.prompt import CallPrompt
 from bridle.proxy.recording.logs import log, log_call
 from bridle.proxy.recording.metrics import Metrics
-from bridle.proxy.recording.token_facts import ReplyExperts, read_experts, read_kept
+from bridle.proxy.recording.token_facts import TokenFacts, read_facts
 from bridle.proxy.session.harness_identity import kept_headers
 from bridle.proxy.session.memory import SessionMemory
 from bridle.proxy.session.session import Session
@@ -26,6 +26,7 @@ from bridle.proxy.wire.canonical import (
     ApiError,
     ChoiceReply,
     Message,
+    Reply,
     Request,
     Usage,
     prefilled,
@@ -54,6 +55,8 @@ from bridle.store.writing.writer import Writer
 _PACK: Final = ZstdCompressor(level=1).compress
 _UNPACK: Final = ZstdDecompressor().decompress
 _WITHOUT_IDS: Final = Note(IDS_MISSING)
+_MANY_CHARACTERS: Final = 64 << 10
+"""Characters of a reply that takes longer to digest than a thread takes to wake up."""
 
 
 Observer = Callable[[CallBegun, CallEnded, str | None], None]
@@ -136,8 +139,8 @@ class Recorder:
         Raises ``StoreUnavailable``.
         """
         try:
-            if recording.packed:
-                await asyncio.to_thread(recording.unpack)
+            if recording.large:
+                await asyncio.to_thread(recording.prepare)
             ended, turn = recording.ended(outcome, contradiction, self._vocabulary)
             await self._writer.end_call(ended)
         except BaseException:
@@ -177,8 +180,10 @@ class Recording:
         self.link = link
         self._prompt = prompt
         self._sent: list[bytes] = []
-        self.packed: list[bytes] = []
+        self._packed: list[bytes] = []
         """The bytes that were sent earlier, compressed: a long stream repeats itself."""
+        self._facts: list[TokenFacts] | None = None
+        """The facts of each choice's tokens, once :meth:`prepare` has read them."""
         self.sent = self._sent.append
         """A function that records bytes that are sent to the client."""
 
@@ -189,23 +194,29 @@ class Recording:
         """
         packed = _PACK(b"".join(self._sent))
         self._sent.clear()
-        self.packed.append(packed)
+        self._packed.append(packed)
         return len(packed)
 
+    @property
+    def large(self) -> bool:
+        """Return whether :meth:`prepare` belongs into a thread."""
+        if self._packed or self.fold.characters > _MANY_CHARACTERS:
+            return True
+        return any(choice.routed_experts or choice.kept for choice in self.fold.reply().choices)
+
     def prepare(self) -> None:
-        """Digest a long reply, which takes long, so that :meth:`ended` finds it digested."""
-        reply = self.fold.whole or self.fold.reply()
+        """Do what takes long with a large reply, so that :meth:`ended` finds it done."""
+        reply = self.fold.reply()
         for choice in reply.choices:
             message = prefilled(assistant_message(choice), self.link.seen.prefill)
             self.session.turns.digester.reply(message)
+        self._sent[:] = [b"".join((*map(_UNPACK, self._packed), *self._sent))]
+        self._packed.clear()
+        self._facts = self._read_facts(reply)
 
-    def unpack(self) -> None:
-        """Restore the compressed bytes, which takes long.
-
-        This is to be called before :meth:`ended`.
-        """
-        self._sent[:] = [b"".join((*map(_UNPACK, self.packed), *self._sent))]
-        self.packed.clear()
+    def _read_facts(self, reply: Reply) -> list[TokenFacts]:
+        ids = reply.prompt_token_ids
+        return [read_facts(choice, None if ids is None else len(ids)) for choice in reply.choices]
 
     def ended(
         self,
@@ -218,34 +229,30 @@ class Recording:
         The record is ``outcome`` with the facts that follow from the reply. A contradiction within
         the record makes the call ``QUARANTINED``. ``vocabulary`` is as for :class:`Recorder`.
         """
-        status, reply = outcome.status, self.fold.whole or self.fold.reply()
+        status, reply = outcome.status, self.fold.reply()
         ids = reply.prompt_token_ids
         sent = None if self._prompt.recorded else self._prompt.token_ids
         frozen = is_frozen(outcome.notes)
         # Some providers send logprobs without ids, which then belong to no token.
         with_ids = ids is not None or any(choice.token_ids for choice in reply.choices)
         prompt = None if ids is None else token_array(ids)
+        facts = self._facts or self._read_facts(reply)
         choices: list[Choice] = []
-        experts: list[ReplyExperts] = []
-        fact_notes: list[Note] = []
         missing = 0
-        for choice in reply.choices:
-            routed = choice.routed_experts if prompt is not None else None
-            length = 0 if prompt is None else len(prompt)
-            experts.append(read_experts(routed, length, len(choice.token_ids)))
-            kept, unread_sets = read_kept(choice.kept, len(choice.token_ids))
-            fact_notes += (*experts[-1].notes, *unread_sets)
+        for choice, (experts, kept, _) in zip(reply.choices, facts, strict=True):
             logprobs = logprob_array(choice.logprobs if with_ids else ())
             missing += int(np.count_nonzero(np.isnan(logprobs)))
             sampled, versions = token_array(choice.token_ids), tuple(choice.versions)
-            parts = (sampled, logprobs, versions, choice.finish_reason, kept, experts[-1].sampled)
+            parts = (sampled, logprobs, versions, choice.finish_reason, kept, experts.sampled)
             choices.append(Choice(*parts))
         messages: list[Message] = []
         for choice in reply.choices:
             messages.append(assistant_message(choice))
         unread = unread_tool_calls(self.request, reply.choices)
         session, call_id, link = self.session, self.begun.id, self.link
-        of_prompt = next((one.prompt for one in experts if one.prompt is not None), None)
+        of_prompt = next(
+            (one.experts.prompt for one in facts if one.experts.prompt is not None), None
+        )
         growth, exact = session.grow(call_id, link, choices, prompt, sent, of_prompt)
         if prompt is None or frozen or status not in TRUSTED:
             turn = session.turn(call_id, link, status, messages)
@@ -265,7 +272,7 @@ class Recording:
                 *outcome.notes,
                 *notes,
                 *unread,
-                *fact_notes,
+                *(note for one in facts for note in one.notes),
                 *([Note(LOGPROBS_MISSING, f"{missing} tokens")] if missing else ()),
                 *([] if with_ids or frozen or not _has_text(reply.choices) else [_WITHOUT_IDS]),
             ),

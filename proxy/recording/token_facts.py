@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from bridle.proxy.wire.canonical import ChoiceReply
 from bridle.store.records import KeptTokens, Note, RoutedExperts
 
 UNREAD: Final = "routed_experts_unread"
@@ -36,6 +37,25 @@ class ReplyExperts(NamedTuple):
     sampled: RoutedExperts | None = None
     """``[T, layers, top_k]``"""
     notes: tuple[Note, ...] = ()
+
+
+class TokenFacts(NamedTuple):
+    """The facts that an engine reported of a choice's tokens, beside logprobs."""
+
+    experts: ReplyExperts
+    kept: KeptTokens | None
+    notes: tuple[Note, ...]
+
+
+def read_facts(choice: ChoiceReply, prompt: int | None) -> TokenFacts:
+    """Return the facts of a choice after a prompt of ``prompt`` tokens, if they are known.
+
+    Facts of a long context take some milliseconds to read.
+    """
+    routed = None if prompt is None else choice.routed_experts
+    experts = read_experts(routed, prompt or 0, len(choice.token_ids))
+    kept, notes = read_kept(choice.kept, len(choice.token_ids))
+    return TokenFacts(experts, kept, (*experts.notes, *notes))
 
 
 def read_experts(text: str | None, prompt: int, sampled: int) -> ReplyExperts:

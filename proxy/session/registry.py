@@ -81,12 +81,14 @@ class Sessions:
         reader: Reader,
         memory: SessionMemory,
         is_sealed: Callable[[str], Awaitable[bool]],
+        is_named: Callable[[str], Awaitable[bool]],
         key_headers: Sequence[str] = (),
         vocabulary: str | None = None,
     ) -> None:
         """``is_sealed`` returns whether the session of an id is sealed in the store.
 
-        ``key_headers`` are the headers in which clients may send a key, besides a bearer token.
+        ``is_named`` returns whether a session in the store has a name. ``key_headers`` are the
+        headers in which clients may send a key, besides a bearer token.
         ``vocabulary`` is that of the sessions' tokens, if it is known.
         """
         self._settings = settings
@@ -95,6 +97,7 @@ class Sessions:
         self._reader = reader
         self._memory = memory
         self._is_sealed = is_sealed
+        self._is_named = is_named
         self._key_headers = tuple(key_headers)
         self._vocabulary = vocabulary
         self._wrong_keys = WrongKeys()
@@ -337,9 +340,10 @@ class Sessions:
         session = self._memory.named(name)
         if session is not None:
             return session
-        record = await asyncio.to_thread(self._reader.session_by_name, name)
-        if record is not None:
-            return self._memory.add(record)
+        if await self._is_named(name):
+            record = await asyncio.to_thread(self._reader.session_by_name, name)
+            if record is not None:
+                return self._memory.add(record)
         lock = self._creating.setdefault(name, asyncio.Lock())
         try:
             async with lock:

@@ -28,6 +28,8 @@ from bridle.store.schema.tables import gates, served, writers
 _REVISION: Final = "SELECT max(revision) FROM gates WHERE deployment = ?"
 _SEALED: Final = "SELECT 1 FROM sessions WHERE id = ? AND sealed_at IS NOT NULL"
 _SEALED_AMONG: Final = "SELECT id FROM sessions WHERE id = ANY(?) AND sealed_at IS NOT NULL"
+_NAMED: Final = "SELECT 1 FROM sessions WHERE name = ?"
+_NAMED_AMONG: Final = "SELECT name FROM sessions WHERE name = ANY(?)"
 
 REST_S: Final = 2.0
 """Seconds between two reads of the rows by a process that rests."""
@@ -87,9 +89,9 @@ class Member:
 class Gates:
     """The rows of one deployment; the methods may be called from any thread.
 
-    With SQLite, :meth:`revision` and :meth:`is_sealed` use a connection of their own, without
-    SQLAlchemy. Once it is open, they take some 5 µs and fail at once if the file is locked, so that
-    an event loop may call them.
+    With SQLite, :meth:`revision`, :meth:`is_sealed` and :meth:`is_named` use a connection of their
+    own, without SQLAlchemy. Once it is open, they take some 5 µs and fail at once if the file is
+    locked, so that an event loop may call them.
     """
 
     def __init__(self, engine: Engine, deployment: str) -> None:
@@ -106,7 +108,7 @@ class Gates:
 
     @property
     def ready(self) -> bool:
-        """Return whether an event loop may call :meth:`revision` and :meth:`is_sealed` now."""
+        """Return whether an event loop may call the methods with that connection now."""
         return self._driver is not None
 
     def close(self) -> None:
@@ -140,6 +142,17 @@ class Gates:
         Raise :class:`StoreUnavailable`.
         """
         return frozenset(row[0] for row in self._query(_SEALED_AMONG, list(session_ids)))
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a session has the name. Raise :class:`StoreUnavailable`."""
+        return bool(self._query(_NAMED, name))
+
+    def named_among(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the names that sessions in a server's database have.
+
+        Raise :class:`StoreUnavailable`.
+        """
+        return frozenset(row[0] for row in self._query(_NAMED_AMONG, list(names)))
 
     def others(self, writer_id: str) -> list[Member]:
         """Return the live processes except one."""

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +48,46 @@ def test_bridle_has_every_call_and_a_broken_arm_does_not_end_the_bench() -> None
     assert report["missing"] == {"absent": "benchmarks/rivals/install absent"}
     assert "| broken | did not start |" in page(report)
     assert "absent is not installed: benchmarks/rivals/install absent" in summary(report)
+
+
+def _report(engine: str, kept: float) -> dict[str, Any]:
+    figures = {
+        "throughput_kept": [kept] * 3,
+        "first_ms": [250.0, 300.0],
+        "first_ratio": 0.15,
+        "added_first_ms": [2.0, 9.0],
+        "between_ms": [5.0, 6.0],
+        "rss_mb": 90.0,
+        "keeps_record": True,
+        "recorded_exactly": 1.0,
+        "failed": 0,
+    }
+    load = {"input_tokens": [100_000, 110_000], "concurrency": 8, "turns": 12, "reply": 32}
+    return {
+        "engine": engine,
+        "model": None,
+        "gap_ms": 5.0,
+        "rounds": 3,
+        "date": "today",
+        "machine": {"cores": 2, "processor": "x"},
+        "python": "3",
+        "missing": {},
+        "arms": {"bridle": {"what": "exact", "version": "1"}},
+        "workloads": {"load": {**load, "arms": {"bridle": figures}, "unstarted": {}}},
+    }
+
+
+def test_a_report_replaces_the_part_of_its_own_engine_alone() -> None:
+    first = page(_report("scripted", 0.9))
+    both = page(_report("vllm", 2.24), first)
+    assert both.startswith(first)
+    assert "## Through vLLM\n" in both
+    assert "| bridle | 2.24 (2.24 to 2.24) | 250 / 300 | 0.15 |" in both
+    again = page(_report("scripted", 0.8), both)
+    assert "| bridle | 90.0%" not in again
+    assert "| bridle | 80.0%" in again
+    assert again.endswith(both[len(first) :])
+    assert page(_report("vllm", 2.5), again).count("## Through vLLM") == 1
 
 
 def test_only_the_engines_own_ids_count_as_exact() -> None:

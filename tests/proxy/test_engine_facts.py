@@ -5,15 +5,33 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bridle.proxy.continuation.prompt import CallPrompt
+from bridle.proxy.dialects.chat.request import parse_on
 from bridle.proxy.engines.reply import ReplyDecoder
+from bridle.proxy.recording import token_facts
+from bridle.proxy.recording.metrics import Metrics
+from bridle.proxy.recording.recorder import Recorder
 from bridle.proxy.recording.token_facts import MASK_UNREAD, UNREAD, read_experts, read_kept
-from bridle.proxy.wire.canonical import Minted
+from bridle.proxy.session.memory import SessionMemory
+from bridle.proxy.session.session import Session
+from bridle.proxy.wire.canonical import Finished, Minted, Started, Tokens, Usage
 from bridle.proxy.wire.fold import Fold
+from bridle.proxy.wire.histories import Known
+from bridle.store.call import EndedFacts
+from bridle.store.clock import Stopwatch
+from bridle.store.reading.queries import Reader
+from bridle.store.records import CallStatus, SessionRecord
+from bridle.store.schema.database import migrate
+from bridle.store.writing.writer import Writer
 
 MINTED = Minted("call_abcdefghij234567klmnopqr", 1, "chatcmpl-x", "m")
 PROMPT, SAMPLED = 4, 3
@@ -86,6 +104,37 @@ def test_sets_of_a_stream_keep_their_tokens() -> None:
     kept, notes = read_kept(choice.kept, 4)
     assert (kept, [note.name for note in notes]) == (None, [MASK_UNREAD])
     assert choice.routed_experts == "abc"
+
+
+async def test_facts_of_tokens_are_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "bridle.db")
+    migrate(path)
+    threads: list[threading.Thread] = []
+
+    def reading(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return read_experts(*given)
+
+    monkeypatch.setattr(token_facts, "read_experts", reading)
+    given = np.arange((PROMPT + SAMPLED - 1) * 4, dtype=np.uint8).reshape(-1, 2, 2)
+    with Writer(path) as writer, closing(Reader(path)) as reader:
+        session = Session(SessionRecord("ses_1", time.time()))
+        await writer.add(session.record)
+        recorder = Recorder(writer, SessionMemory(reader, 1 << 20), Metrics({}))
+        body = b'{"model": "m", "messages": [{"role": "user", "content": "Go."}]}'
+        request, history, _ = parse_on(body, {}, {}, Known(()))
+        link, ids = session.find(request, None, history), np.arange(PROMPT, dtype=np.uint32)
+        recording = recorder.begin(session, request, body, {}, Stopwatch(), link, CallPrompt(ids))
+        experts = encoded(given)
+        recording.fold.take([Started(PROMPT, ids), Tokens([5, 6, 7], [-0.5] * SAMPLED)])
+        recording.fold.take([Finished("stop", routed_experts=experts), Usage(PROMPT, SAMPLED)])
+        ended = await recorder.commit(recording, EndedFacts(status=CallStatus.COMPLETE))
+    assert ended.prompt_experts is not None
+    assert np.array_equal(ended.choices[0].routed_experts, given[-SAMPLED:])
+    assert threading.current_thread() not in threads
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,10 @@ async def test_a_session_that_changed_elsewhere_leaves_nothing_behind(tmp_path: 
         async def is_sealed(session_id: str) -> bool:
             return gates.is_sealed(session_id)
 
-        sessions = Sessions(settings, writer, reader, memory, is_sealed)
+        async def is_named(name: str) -> bool:
+            return gates.is_named(name)
+
+        sessions = Sessions(settings, writer, reader, memory, is_sealed, is_named)
         made = SessionRecord("ses_1", time.time(), name="lamp", key_hash="hash")
         await sessions.create(made)
         sessions.forget(made.id)

@@ -169,6 +169,18 @@ async def test_a_seal_is_read_at_once(url: str) -> None:
         gates.close()
 
 
+async def test_a_name_is_known_once_its_session_is_stored(url: str) -> None:
+    with Writer(url) as writer, Reader(url) as reader:
+        gates = Gates(reader.engine, "one")
+        assert not gates.is_named("agent-1")
+        await writer.add(SessionRecord(id="ses_1", name="agent-1", created_at=time.time()))
+        assert gates.is_named("agent-1")
+        assert not gates.is_named("ses_1")
+        if gates.remote:
+            assert gates.named_among(["agent-1", "agent-2"]) == {"agent-1"}
+        gates.close()
+
+
 def end_connections(url: str) -> None:
     """End all connections of others to PostgreSQL, and wait until they are gone."""
     with psycopg.connect(url, autocommit=True) as server:
