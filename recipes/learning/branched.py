@@ -112,7 +112,7 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BranchFigures:
-    """What a run takes until it reaches the goal."""
+    """The cost of a run until it reaches the goal."""
 
     steps: int
     """Number of training steps."""
@@ -136,7 +136,7 @@ class _Played:
 
 
 def until_goal(case: BranchCase, settings: BranchSettings, seed: int) -> BranchFigures | None:
-    """Return what one run takes until it reaches the goal, or ``None`` if it does not.
+    """Return the cost of one run until it reaches the goal, or ``None`` if it does not.
 
     The chance of success is computed from the table, so that the number of new sessions among a
     step's does not matter.
