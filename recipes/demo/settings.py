@@ -12,7 +12,8 @@ from bridle.recipes.demo import DemoPolicy
 from bridle.recipes.models.tiny import TinyShape
 from bridle.run.environment import EngineKind
 from bridle.run.settings import parse_overrides, settings_from
-from bridle.trainer.config import AtLeastZero, ComputeConfig, Count, Natural
+from bridle.trainer.collection.branching import Where
+from bridle.trainer.config import AtLeastZero, ComputeConfig, Count, Natural, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,13 @@ class DemoSettings:
     """Number of questions per GRPO step."""
     group_size: Count = 8
     """Number of sessions per question."""
+    branch: Share = 0.0
+    """The share of groups whose sessions re-enter an earlier session of the training, as
+    ``groups.branch`` of a run (``docs/re-entry.md``)."""
+    branch_at: Where = "random"
+    """The call at which they re-enter it, as ``groups.branch_at`` of a run."""
+    baseline: str = "grpo"
+    """The estimator of advantages, as ``training.advantages.baseline`` of a run."""
     minibatches: int = 2
     """Number of optimizer updates per pass over a step's sessions."""
     epochs: int = 3

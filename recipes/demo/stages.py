@@ -26,13 +26,17 @@ from bridle.recipes.models.tiny_tokenizer import train_tokenizer
 from bridle.reconstruct.exports.chat_jsonl import export_chat
 from bridle.reconstruct.exports.parquet import export_parquet
 from bridle.reconstruct.exports.selection import Selection
-from bridle.run.groups import FinishedGroups, planned
+from bridle.reconstruct.rewards import Aggregation
+from bridle.run.branching import Branches
+from bridle.run.config import GroupsConfig
+from bridle.run.groups import FinishedGroups, key_of, planned
 from bridle.run.stack import MODEL, Stack, proxy
 from bridle.run.training import train
 from bridle.run.training_plan import TrainingPlan
 from bridle.store.reading.queries import Reader
 from bridle.threads import usable_cores
 from bridle.trainer.config import (
+    AdvantageConfig,
     CheckpointConfig,
     FilterConfig,
     GrpoConfig,
@@ -351,10 +355,27 @@ def train_policy(
     tasks = course.tasks("train", seed=settings.seed + 1)
     with Reader(places.store) as reader:
         finished = FinishedGroups.of(reader, run_id)
+    keys = {task.id: key_of(task) for task in tasks}
     with (
+        Reader(places.store) as recorded,
         course.rollouts(stack.proxy_url, stack.admin_key) as rollouts,
         torch_threads(settings.update_threads),
     ):
+        branching = GroupsConfig(
+            settings.groups,
+            settings.group_size,
+            branch=settings.branch,
+            branch_at=settings.branch_at,
+        )
+        branches = Branches(recorded, branching, settings.seed)
+
+        def on_result(result: RolloutResult) -> None:
+            reward = Aggregation().value(result.rewards)
+            if reward is not None and result.session_id is not None:
+                task = keys[result.task_id]
+                branches.learn(result.session_id, result.group_id, task, reward >= 1)
+            on_session(result)
+
         return train(
             TrainingPlan(
                 policy=places.warm,
@@ -367,9 +388,9 @@ def train_policy(
             stack,
             rollouts.groups(
                 course.agent(1.0),
-                planned(run_id, tasks, settings.group_size, finished),
+                planned(run_id, tasks, settings.group_size, finished, branch=branches),
                 rollout_settings(course, places, settings, run_id),
-                on_session,
+                on_result,
             ),
             on_step=on_step,
         )
@@ -393,4 +414,5 @@ def grpo_config(settings: DemoSettings, seconds: float) -> GrpoConfig:
         compute=settings.compute,
         checkpoints=CheckpointConfig(every=settings.checkpoint_every, keep=2),
         filters=FilterConfig(),
+        advantages=AdvantageConfig(settings.baseline),
     )

@@ -11,10 +11,13 @@ record, and cost no sampled token. The figure is the number of *sampled* tokens 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from math import inf
+from statistics import mean, median
+from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -27,7 +30,14 @@ from bridle.store.records import CallKind, SessionRecord
 from bridle.store.reward import Reward, RewardSource
 from bridle.trainer.batch.packing import Pack
 from bridle.trainer.batch.prepare import prepare
-from bridle.trainer.collection.branching import BranchPoint, Where, chosen, is_branch
+from bridle.trainer.collection.branching import (
+    BranchPoint,
+    EndedSession,
+    Where,
+    chosen,
+    in_order,
+    is_branch,
+)
 from bridle.trainer.config import AdvantageConfig, GrpoConfig
 from bridle.trainer.learner.batches import loss_terms, pack_minibatch
 from bridle.trainer.losses.losses import policy_loss
@@ -41,6 +51,8 @@ PLACES: Final = 10
 follow."""
 RECENT: Final = 8
 """Number of latest groups whose sessions can be re-entered."""
+SEEDS: Final = range(20, 25)
+"""The seeds of the published figures. No setting was chosen on them."""
 Step = tuple[int, int, float]
 """The place that is seen, the way that is chosen, and its logprob."""
 
@@ -50,8 +62,7 @@ class BranchSettings:
     farthest: int = PLACES
     """The largest distance from the goal at which a session can begin, in places."""
     goal: float = 0.9
-    """The mean reward over the last ``window`` steps that a run must reach."""
-    window: int = 3
+    """The chance of success of a new session that a run must reach."""
     groups: int = 4
     group_size: int = 16
     rate: float = 0.1
@@ -91,12 +102,24 @@ class BranchCase:
 
 CASES: Final = (
     BranchCase("grpo"),
-    BranchCase("siblings, branch_at failed", "siblings", 0.5, "failed"),
-    BranchCase("siblings, branch_at random", "siblings", 0.5, "random"),
-    BranchCase("siblings, branch_at entropy", "siblings", 0.5, "entropy"),
-    BranchCase("siblings, branch_at value", "siblings", 0.5, "value"),
-    BranchCase("turn_values, branch_at failed", "turn_values", 0.5, "failed"),
+    BranchCase("random", "siblings", 0.5),
+    BranchCase("failed", "siblings", 0.5, "failed"),
+    BranchCase("value", "siblings", 0.75, "value"),
+    BranchCase("turn_values", "turn_values", 0.75, "value"),
 )
+"""The cases; where nothing else is said, the estimator of branched runs is ``siblings``."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFigures:
+    """The cost of a run until it reaches the goal."""
+
+    steps: int
+    """Number of training steps."""
+    sessions: int
+    tokens: int
+    """Number of sampled tokens."""
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -112,39 +135,48 @@ class _Played:
     origin: tuple[str, str] | None = None
 
 
-def tokens_to_goal(case: BranchCase, settings: BranchSettings, seed: int) -> int | None:
-    """Return the sampled tokens until one run reaches the goal, or ``None`` if it does not.
+def until_goal(case: BranchCase, settings: BranchSettings, seed: int) -> BranchFigures | None:
+    """Return the cost of one run until it reaches the goal, or ``None`` if it does not.
 
-    The goal is measured on sessions from the beginning alone.
+    The chance of success is computed from the table, so that the number of new sessions among a
+    step's does not matter.
     """
+    began = perf_counter()
     rng = np.random.default_rng(seed)
     right = rng.integers(0, WAYS, PLACES)
     policy = TablePolicy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.rate, weight_decay=0.0)
-    recent: deque[float] = deque(maxlen=settings.window)
     groups: deque[list[_Played]] = deque(maxlen=RECENT)
     memory: dict[str, float] = {}
     sampled = number = 0
     for version in range(settings.most):
         scores = policy.logits.detach().log_softmax(-1).numpy()
-        episodes, fresh = [], []
+        if _chance(scores, right, settings.farthest) >= settings.goal:
+            seconds = perf_counter() - began
+            return BranchFigures(version, number * settings.group_size, sampled, seconds)
+        episodes = []
         for _ in range(settings.groups):
-            point = None
+            branch = None
             if is_branch(number, case.share):
-                point = chosen(_points(groups), case.where, rng)
-            played = _group(f"{number}", scores, right, settings, rng, groups, point)
-            if point is None:
-                fresh += played
+                branch = _branch(groups, case.where, rng)
+            begun = _begun(f"{number}", settings, rng, branch)
+            played = [_played(one, scores, right, rng) for one in begun]
             groups.append(played)
             episodes += [_episode(one, f"{number}", version) for one in played]
             sampled += sum(len(one.steps) - one.replayed for one in played)
             number += 1
-        if fresh:
-            recent.append(mean(one.reached for one in fresh))
-        if len(recent) == settings.window and mean(recent) >= settings.goal:
-            return sampled
         _train(policy, optimizer, episodes, version, case.config, memory)
     return None
+
+
+def _chance(scores: NDArray[np.float32], right: NDArray[np.int64], farthest: int) -> float:
+    """Return the chance that a new session reaches the goal."""
+    on = np.exp(scores[np.arange(PLACES), right])
+    reached = np.zeros(PLACES + 1)
+    reached[PLACES] = 1.0
+    for _ in range(STEPS):
+        reached[:PLACES] = on * reached[1:] + (1 - on) * reached[:PLACES]
+    return float(reached[PLACES - farthest : PLACES].mean())
 
 
 def _train(
@@ -165,52 +197,54 @@ def _train(
     optimizer.step()
 
 
-def _points(groups: Sequence[Sequence[_Played]]) -> list[BranchPoint]:
-    """Return the calls at which the latest sessions can be re-entered."""
-    tried: dict[str, list[bool]] = {}
-    for group in groups:
-        for one in group:
-            if one.origin is not None:
-                tried.setdefault(one.origin[1], []).append(one.reached)
-    return [
-        BranchPoint(
-            one.id,
-            call := f"{one.id}/{at}",
-            -one.steps[at][2],
-            one.reached,
-            sum(tried.get(call, ())),
-            len(tried.get(call, ())),
-        )
+def _branch(
+    groups: Sequence[Sequence[_Played]], where: Where, rng: np.random.Generator
+) -> tuple[_Played, int] | None:
+    """Return one of the latest sessions, and the step at which siblings leave it.
+
+    Both are chosen as in a run (:mod:`bridle.run.branching`).
+    """
+    sessions = {
+        one.id: (one, EndedSession(one.id, one.reached, mean(each.reached for each in group)))
         for group in groups
         for one in group
-        for at in range(max(1, one.replayed), len(one.steps))
-    ]
+    }
+    for ended in in_order([ended for _, ended in sessions.values()], where, rng):
+        one, _ = sessions[ended.id]
+        count = len(one.steps)
+        points = [
+            BranchPoint(
+                f"{at}",
+                -one.steps[at][2],
+                ended.chance(at - one.replayed, count - one.replayed),
+                count - at,
+            )
+            for at in range(max(1, one.replayed), count)
+        ]
+        if (point := chosen(points, where, rng)) is not None:
+            return one, int(point.call_id)
+    return None
 
 
-def _group(
+def _begun(
     name: str,
-    scores: NDArray[np.float32],
-    right: NDArray[np.int64],
     settings: BranchSettings,
     rng: np.random.Generator,
-    groups: Sequence[Sequence[_Played]],
-    point: BranchPoint | None,
+    branch: tuple[_Played, int] | None,
 ) -> list[_Played]:
-    if point is None:
+    """Return the sessions of a group before their first own step."""
+    if branch is None:
         starts = PLACES - 1 - rng.integers(0, settings.farthest, settings.group_size)
-        fresh = [
+        return [
             _Played(f"{name}-{member}", int(start), [], 0, False)
             for member, start in enumerate(starts)
         ]
-        return [_played(one, scores, right, rng) for one in fresh]
-    origin = next(one for group in groups for one in group if one.id == point.session_id)
-    at = int(point.call_id.rpartition("/")[2])
-    branch = point.session_id, point.call_id
-    siblings = [
-        _Played(f"{name}-{member}", origin.start, origin.steps[:at], at, False, branch)
+    origin, at = branch
+    call = origin.id, f"{origin.id}/{at}"
+    return [
+        _Played(f"{name}-{member}", origin.start, origin.steps[:at], at, False, call)
         for member in range(settings.group_size)
     ]
-    return [_played(one, scores, right, rng) for one in siblings]
 
 
 def _played(
@@ -272,6 +306,24 @@ def _episode(played: _Played, group: str, version: int) -> Episode:
     )
 
 
+def main(names: Sequence[str]) -> None:
+    """Print the figures of each case by seed, and its tokens as a share of the first case's."""
+    baseline: list[float] = []
+    for case in CASES:
+        if names and case.name not in names:
+            continue
+        tokens: list[float] = []
+        for seed in SEEDS:
+            figures = until_goal(case, BranchSettings(), seed)
+            print(f"{case.name}, seed {seed}: {figures}", flush=True)
+            tokens.append(inf if figures is None else figures.tokens)
+        baseline = baseline or tokens
+        print(
+            f"{case.name}: tokens {tokens}, {mean(tokens) / mean(baseline):.2f} of the mean and "
+            f"{median(tokens) / median(baseline):.2f} of the median of the first case",
+            flush=True,
+        )
+
+
 if __name__ == "__main__":
-    for each in CASES:
-        print(each.name, [tokens_to_goal(each, BranchSettings(), seed) for seed in range(5, 10)])
+    main(sys.argv[1:])

@@ -33,8 +33,8 @@ class Recipe:
     package: str
     """The package whose pinned version is reported."""
     calls: int
-    """Maximum calls of a session. A task takes two or three, and an agent that is never satisfied
-    must end, too."""
+    """Maximum calls of a session with one edit. It takes two or three, and one more for each
+    further edit; an agent that is never satisfied must end, too."""
     settings: DemoSettings
     without: frozenset[str] = frozenset()
     """The kinds of tasks that the harness does not let a shell command do."""
@@ -46,12 +46,13 @@ class Recipe:
 class Editing:
     """A harness on the editing tasks. Raises :class:`bridle.run.agents.UnknownAgent`."""
 
-    def __init__(self, harness: str, folders: Path | None = None) -> None:
-        """Prepare the course.
+    def __init__(self, harness: str, folders: Path | None = None, edits: int = 1) -> None:
+        """Prepare the course, whose tasks have ``edits`` edits each.
 
         If ``folders`` is given, the tasks are Harbor folders below it, and each session runs in a
         container of its own.
         """
+        self._edits = edits
         self.harness = harness
         self._adapter, _ = agent(harness)
         self._recipe = _RECIPES[harness]
@@ -62,7 +63,7 @@ class Editing:
         return pinned_version(self._recipe.package)
 
     def tasks(self, split: str, count: int | None = None, seed: int = 0) -> Sequence[Task]:
-        found = editing.tasks(split, count, seed, without=self._recipe.without)
+        found = editing.tasks(split, count, seed, self._recipe.without, self._edits)
         return found if self._folders is None else [self._folders.task(task) for task in found]
 
     def agent(self, temperature: float) -> Adapter:
@@ -76,7 +77,7 @@ class Editing:
         return {
             "pin": {"temperature": temperature, "top_p": 1.0},
             "cap": {"max_tokens": LONGEST_REPLY},
-            "budget": {"calls": self._recipe.calls},
+            "budget": {"calls": self._recipe.calls + self._edits - 1},
         }
 
     def rollouts(self, proxy_url: str, key: str | None) -> Rollouts:
@@ -89,7 +90,8 @@ class Editing:
     def teacher(self, tasks: Sequence[Task], skill: float) -> Script:
         # A Harbor folder's task does not say which commands are right and wrong.
         taught = {task.id for task in tasks}
-        known = [task for task in editing.all_tasks() if task.id in taught]
+        everything = editing.all_tasks(self._recipe.without, self._edits)
+        known = [task for task in everything if task.id in taught]
         return editing.teacher(known, skill=skill, slips=self._recipe.slips)
 
 

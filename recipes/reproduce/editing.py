@@ -4,6 +4,9 @@ A task is one sentence; its workspace holds one file. A shell command in the wor
 whether the work was done. Each kind of task has one command that does it and one natural mistake,
 so that the teacher can get it wrong and training can improve on it. It also has slips, which the
 shell refuses, so that demonstrations can show how to go on after a complaint.
+
+A task can also be a numbered list of several edits of different files. It is done if all of them
+are, so that its reward is sparse.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,49 +95,91 @@ KINDS: Final = (
 that is right about as often as wrong would show nothing that distinguishes them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One edit: a kind, the name of the file without its ending, its line, and the new word."""
+
+    kind: Kind
+    a: str
+    old: str
+    new: str
+
+    @property
+    def sentence(self) -> str:
+        return self.text(self.kind.prompt)
+
+    @property
+    def slip(self) -> str:
+        slips = self.kind.slips
+        return self.text(slips[int(_draw(f"which slip {self.sentence}") * len(slips))])
+
+    def text(self, pattern: str) -> str:
+        return pattern.format(a=self.a, old=self.old, new=self.new)
+
+
 def tasks(
-    split: str, count: int | None = None, seed: int = 0, without: Collection[str] = ()
+    split: str,
+    count: int | None = None,
+    seed: int = 0,
+    without: Collection[str] = (),
+    edits: int = 1,
 ) -> list[Task]:
     """Return up to ``count`` tasks of ``train`` or ``held_out``.
 
     They are of all kinds but those in ``without``, in an order that ``seed`` decides. The text of a
     task decides which split it is in, whatever the seed.
     """
-    found = [task for task in all_tasks(without) if task.split == split]
+    found = [task for task in all_tasks(without, edits) if task.split == split]
     random.Random(seed).shuffle(found)
     return found[:count]
 
 
-def all_tasks(without: Collection[str] = ()) -> Iterator[Task]:
-    """Yield every task of all kinds but those in ``without``.
+def all_tasks(without: Collection[str] = (), edits: int = 1) -> Iterator[Task]:
+    """Yield every task of all kinds but those in ``without``, with ``edits`` edits each.
 
-    There are about three thousand in all, each with a sentence of its own.
+    There are about three thousand in all, each with a text of its own.
     """
+    single = list(_edits(without))
+    for first in single:
+        chain = [first]
+        draws = random.Random(first.sentence)
+        while len(chain) < edits:
+            one = draws.choice(single)
+            if all(one.a != other.a and one.new != other.new for other in chain):
+                chain.append(one)
+        yield make_task(chain)
+
+
+def _edits(without: Collection[str]) -> Iterator[Edit]:
     kinds = [kind for kind in KINDS if kind.name not in without]
     for kind, a, new in itertools.product(kinds, FILES, WORDS):
         others = sorted(set(WORDS) - {new}, key=lambda old: _draw(f"{kind.name} {a} {new} {old}"))
         for old in others[: OLD_WORDS.get(kind.name, 1)]:
-            yield make_task(kind, a, old, new)
+            yield Edit(kind, a, old, new)
 
 
-def make_task(kind: Kind, a: str, old: str, new: str) -> Task:
-    """Return one task; its payload holds the check, the right and the wrong command, and a slip."""
-    named = {"a": a, "old": old, "new": new}
-    prompt = kind.prompt.format(**named)
-    slip = kind.slips[int(_draw(f"which slip {prompt}") * len(kind.slips))]
+def make_task(edits: Sequence[Edit]) -> Task:
+    """Return one task of one or more edits.
+
+    Its payload holds the check, and for each edit the right and the wrong command and a slip.
+    """
+    sentences = [edit.sentence for edit in edits]
+    if len(edits) > 1:
+        sentences = [f"{number}. {text}" for number, text in enumerate(sentences, 1)]
+    prompt = "\n".join(sentences)
     identifier = hashlib.sha256(prompt.encode()).hexdigest()[:16]
     return Task(
-        id=f"{kind.name}-{identifier}",
+        id=f"{'-'.join(edit.kind.name for edit in edits)}-{identifier}",
         suite=SUITE,
         split="held_out" if _draw(f"split {prompt}") * 100 < HELD_OUT_PERCENT else "train",
         prompt=prompt,
         payload={
-            "verify": kind.check.format(**named),
-            "right": kind.right.format(**named),
-            "wrong": kind.wrong.format(**named),
-            "slip": slip.format(**named),
+            "verify": " && ".join(edit.text(edit.kind.check) for edit in edits),
+            "right": [edit.text(edit.kind.right) for edit in edits],
+            "wrong": [edit.text(edit.kind.wrong) for edit in edits],
+            "slip": [edit.slip for edit in edits],
         },
-        files={f"{a}.txt": f"{old}\n"},
+        files={f"{edit.a}.txt": f"{edit.old}\n" for edit in edits},
     )
 
 
@@ -159,9 +204,9 @@ SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 def teacher(
     known: Iterable[Task], *, skill: float, slips: float = 0.0
 ) -> Callable[[ScriptedRequest], ScriptedReply]:
-    """Return a script that runs one command and then replies that it is done.
+    """Return a script that runs one command for each edit and then replies that it is done.
 
-    ``skill`` is the share of tasks for which the command is right; in the share ``slips``, a slip
+    ``skill`` is the share of edits for which the command is right; in the share ``slips``, a slip
     comes before it. The task's text decides.
     """
     payloads = {task.prompt: task.payload for task in known}
@@ -171,12 +216,16 @@ def teacher(
         asked = _asked(request, payloads)
         if shell is None or asked is None:
             return ScriptedReply("A side remark.")
-        plan = ["right" if _draw(f"skill {asked}") < skill else "wrong"]
-        if _draw(f"slip {asked}") < slips:
-            plan.insert(0, "slip")
+        plan = []
+        for edit in range(len(payloads[asked]["right"])):
+            text = f"{asked} {edit}" if edit else asked
+            if _draw(f"slip {text}") < slips:
+                plan.append(payloads[asked]["slip"][edit])
+            done = "right" if _draw(f"skill {text}") < skill else "wrong"
+            plan.append(payloads[asked][done][edit])
         ran = sum(message["role"] == "tool" for message in request.messages)
         if ran < len(plan):
-            return _running(shell, payloads[asked][plan[ran]])
+            return _running(shell, plan[ran])
         if any(SUBMIT in _text(message) for message in request.messages):
             return _running(shell, f"echo {SUBMIT}")
         return ScriptedReply("Done.")

@@ -53,7 +53,9 @@ class HarborFolders:
                 "task.toml": _CONFIG,
                 f"steps/{STEP}/instruction.md": f"{task.prompt}\n",
                 f"steps/{STEP}/tests/test.sh": _TEST.format(check=task.payload["verify"]),
-                f"steps/{STEP}/solution/solve.sh": f"#!/bin/sh\n{task.payload['right']}\n",
+                f"steps/{STEP}/solution/solve.sh": "\n".join(
+                    ["#!/bin/sh", *task.payload["right"], ""]
+                ),
                 **{f"steps/{STEP}/workdir/{name}": text for name, text in task.files.items()},
             }
             for name, text in files.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ def test_the_right_command_passes_the_check_and_the_mistake_and_doing_nothing_do
             (workspace / name).write_text(text)
         if slip_first:
             slip = await asyncio.create_subprocess_shell(
-                task.payload["slip"], cwd=workspace, stderr=asyncio.subprocess.PIPE
+                task.payload["slip"][0], cwd=workspace, stderr=asyncio.subprocess.PIPE
             )
             _, complaint = await slip.communicate()
             assert slip.returncode != 0
@@ -52,10 +54,10 @@ def test_the_right_command_passes_the_check_and_the_mistake_and_doing_nothing_do
 
     async def check() -> None:
         for task in some(kind, 8):
-            assert await reward(task, task.payload["right"]) == 1.0
-            assert await reward(task, task.payload["wrong"]) == 0.0
+            assert await reward(task, task.payload["right"][0]) == 1.0
+            assert await reward(task, task.payload["wrong"][0]) == 0.0
             assert await reward(task, "true") == 0.0
-            assert await reward(task, task.payload["right"], slip_first=True) == 1.0
+            assert await reward(task, task.payload["right"][0], slip_first=True) == 1.0
             assert await reward(task, "true", slip_first=True) == 0.0
 
     asyncio.run(check())
@@ -89,7 +91,7 @@ def test_the_teacher_runs_one_command_in_the_harness_own_shell_and_ends_its_way(
     ]
     for tool, argument in ((CODEX, "cmd"), (MINI, "command"), (CLAUDE, "command")):
         (call,) = asked(script, messages, tool).tool_calls
-        assert call.arguments == {argument: task.payload["right"]}
+        assert call.arguments == {argument: task.payload["right"][0]}
     ran = [*messages, {"role": "tool", "content": ""}]
     assert asked(script, ran, CODEX).content == "Done."
     told = [{"role": "system", "content": f"To end, echo {editing.SUBMIT}"}, *ran]
@@ -98,13 +100,56 @@ def test_the_teacher_runs_one_command_in_the_harness_own_shell_and_ends_its_way(
     assert asked(script, [{"role": "user", "content": "Name this chat."}], CODEX).tool_calls == ()
 
 
+def test_a_task_of_two_edits_is_done_if_both_are(tmp_path: Path) -> None:
+    def passes(task: Task, *done: str) -> bool:
+        workspace = tmp_path / f"{task.id}-{'-'.join(done)}"
+        workspace.mkdir()
+        for name, text in task.files.items():
+            (workspace / name).write_text(text)
+        for number, which in enumerate(done):
+            command = ["sh", "-c", task.payload[which][number]]
+            subprocess.run(command, cwd=workspace, check=True)
+        check = ["sh", "-c", task.payload["verify"]]
+        return subprocess.run(check, cwd=workspace, check=False).returncode == 0
+
+    tasks = editing.tasks("train", edits=2)
+    assert len({task.prompt for task in tasks}) == len(tasks) > 2000
+    for task in tasks[:12]:
+        assert len(task.files) == 2
+        assert passes(task, "right", "right")
+        assert not passes(task, "right", "wrong")
+        assert not passes(task, "wrong", "right")
+        assert not passes(task, "right")
+
+
+def test_the_teacher_makes_the_edits_of_a_task_one_after_another() -> None:
+    tasks = editing.tasks("train", 400, edits=2)
+    script = editing.teacher(tasks, skill=0.5)
+    outcomes = Counter[tuple[bool, ...]]()
+    for task in tasks:
+        messages: list[Any] = [{"role": "user", "content": task.prompt}]
+        right = []
+        for edit in range(2):
+            (call,) = asked(script, messages, CODEX).tool_calls
+            assert call.arguments["cmd"] in (
+                task.payload["right"][edit],
+                task.payload["wrong"][edit],
+            )
+            right.append(call.arguments["cmd"] == task.payload["right"][edit])
+            messages.append({"role": "tool", "content": ""})
+        outcomes[tuple(right)] += 1
+        assert asked(script, messages, CODEX).content == "Done."
+    assert len(outcomes) == 4, "each edit is drawn by itself"
+    assert min(outcomes.values()) > 60
+
+
 def test_the_teachers_share_of_mistakes_is_its_skill() -> None:
     tasks = editing.tasks("train", 500)
     script = editing.teacher(tasks, skill=0.45)
     right = 0
     for task in tasks:
         (call,) = asked(script, [{"role": "user", "content": task.prompt}], CODEX).tool_calls
-        right += call.arguments == {"cmd": task.payload["right"]}
+        right += call.arguments == {"cmd": task.payload["right"][0]}
     assert 0.38 < right / len(tasks) < 0.52
 
 
@@ -116,7 +161,7 @@ def test_the_teacher_goes_on_after_a_slip_with_the_command_that_it_would_have_ru
     for task in tasks:
         messages: list[Any] = [{"role": "user", "content": task.prompt}]
         (first,) = asked(slipping, messages, CODEX).tool_calls
-        if first.arguments == {"cmd": task.payload["slip"]}:
+        if first.arguments == {"cmd": task.payload["slip"][0]}:
             slipped += 1
             messages.append({"role": "tool", "content": "a complaint"})
             (first,) = asked(slipping, messages, CODEX).tool_calls

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from tests.support.episodes import one_branch
 
-from bridle.recipes.learning.branched import BranchCase, BranchSettings, tokens_to_goal
+from bridle.recipes.learning.branched import BranchCase, BranchSettings, until_goal
 from bridle.reconstruct.samples.sample import Episode
 from bridle.store.reward import Reward, RewardSource
-from bridle.trainer.collection.branching import BranchPoint, Where, chosen, is_branch
+from bridle.trainer.collection.branching import (
+    BranchPoint,
+    EndedSession,
+    Where,
+    chosen,
+    in_order,
+    is_branch,
+)
 from bridle.trainer.config import AdvantageConfig
 from bridle.trainer.credit import CreditGroup, estimated
 
@@ -57,13 +64,13 @@ def test_a_share_of_the_groups_is_siblings() -> None:
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [("random", "abc"), ("failed", "ac"), ("entropy", "c"), ("value", "a")],
+    [("random", "abc"), ("failed", "abc"), ("entropy", "c"), ("value", "ab")],
 )
 def test_the_branch_is_chosen(where: Where, expected: str) -> None:
     points = [
-        BranchPoint("s", "a", 0.0, success=False, successes=1, siblings=2),
-        BranchPoint("s", "b", 0.0, success=True, successes=30, siblings=40),
-        BranchPoint("s", "c", 3.0, success=False, successes=0, siblings=20),
+        BranchPoint("a", 0.0, chance=0.5, calls=4),
+        BranchPoint("b", 0.0, chance=0.9, calls=1),
+        BranchPoint("c", 3.0, chance=1.0, calls=1),
     ]
     rng = np.random.default_rng(0)
     drawn = Counter(found.call_id for _ in range(60) if (found := chosen(points, where, rng)))
@@ -71,11 +78,42 @@ def test_the_branch_is_chosen(where: Where, expected: str) -> None:
     assert chosen([], where, rng) is None
 
 
+def test_the_chance_moves_from_the_groups_mean_to_the_sessions_own_result() -> None:
+    failed, passed = EndedSession("f", False, 0.25), EndedSession("p", True, 0.25)
+    assert [failed.chance(passed=at, calls=5) for at in (0, 4)] == pytest.approx([0.25, 0.05])
+    assert [passed.chance(passed=at, calls=5) for at in (0, 4)] == pytest.approx([0.25, 0.85])
+    points = [BranchPoint("", 0.0, failed.chance(at, 5), 5 - at) for at in range(1, 5)]
+    assert points[0].worth == pytest.approx(0.2 * 0.8 / 4)
+
+
+def test_sessions_whose_group_had_different_results_are_tried_first_for_their_value() -> None:
+    sessions = [
+        EndedSession("none", False, 0.0),
+        EndedSession("all", True, 1.0),
+        EndedSession("failed", False, 0.5),
+        EndedSession("passed", True, 0.5),
+    ]
+
+    def firsts(where: Where) -> set[str]:
+        return {in_order(sessions, where, np.random.default_rng(n))[0].id for n in range(40)}
+
+    assert firsts("value") == {"failed", "passed"}
+    assert firsts("failed") == {"none", "failed"}
+    assert firsts("random") == firsts("entropy") == {"none", "all", "failed", "passed"}
+    assert len(in_order(sessions, "value", np.random.default_rng(0))) == 4
+
+
 def test_the_tokens_of_groups_of_siblings_are_counted_until_the_goal() -> None:
-    settings = BranchSettings(farthest=2, goal=0.6, window=1, group_size=8, most=200)
-    for case in (BranchCase("grpo"), BranchCase("siblings", "siblings", 0.5)):
-        tokens = tokens_to_goal(case, settings, 0)
-        assert tokens is not None
-        assert tokens > 0
-        assert tokens_to_goal(case, settings, 0) == tokens, "a seed decides a run"
-    assert tokens_to_goal(BranchCase("grpo"), replace(settings, most=1), 0) is None
+    settings = BranchSettings(farthest=2, goal=0.6, group_size=8, most=200)
+    for case in (
+        BranchCase("grpo"),
+        BranchCase("siblings", "siblings", 0.5),
+        BranchCase("value", "siblings", 0.75, "value"),
+    ):
+        figures = until_goal(case, settings, 0)
+        assert figures is not None
+        assert figures.tokens > figures.sessions > figures.steps > 0
+        again = until_goal(case, settings, 0)
+        assert again is not None
+        assert again.tokens == figures.tokens, "a seed decides a run"
+    assert until_goal(BranchCase("grpo"), replace(settings, most=1), 0) is None

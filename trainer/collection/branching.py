@@ -7,7 +7,12 @@ calls, and only what follows is sampled and trained. ``where`` says which call:
 - ``failed``: any call of a session that failed
 - ``entropy``: a call by its surprise, the mean of ``-logprob`` over its sampled tokens (ARPO,
   arXiv 2507.19849, branches where the entropy is high)
-- ``value``: the call whose chance of success is known least
+- ``value``: a call of a session whose group had different results, by the variance of a sibling's
+  result for each call that the sibling has to sample
+
+Siblings that all succeed, or all fail, teach nothing. The variance is ``V (1 - V)``, with ``V`` the
+chance of success at the call: it is the mean of the session's group where the group began, and
+moves evenly to the session's own result.
 """
 
 from __future__ import annotations
@@ -23,26 +28,35 @@ Where = Literal["random", "failed", "entropy", "value"]
 
 
 @dataclass(frozen=True, slots=True)
+class EndedSession:
+    """A recorded session that can be re-entered."""
+
+    id: str
+    success: bool
+    group: float
+    """The share of its group's sessions that succeeded."""
+
+    def chance(self, passed: int, calls: int) -> float:
+        """Return the chance of success after ``passed`` of the session's ``calls`` live calls."""
+        return self.group + (self.success - self.group) * passed / calls
+
+
+@dataclass(frozen=True, slots=True)
 class BranchPoint:
     """A recorded call at which a session can be re-entered."""
 
-    session_id: str
     call_id: str
     surprise: float
     """Mean of ``-logprob`` over the tokens that the call sampled, in nats."""
-    success: bool
-    """True if its session succeeded."""
-    successes: int = 0
-    """Number of siblings from here that succeeded."""
-    siblings: int = 0
+    chance: float
+    """The chance that a sibling from here succeeds."""
+    calls: int
+    """Number of calls from here to the end of the session."""
 
     @property
-    def uncertainty(self) -> float:
-        """The standard deviation of the chance of success, by a uniform prior and the siblings."""
-        for_it = 1 + self.successes + self.success
-        against = 3 + self.siblings - for_it
-        whole = for_it + against
-        return math.sqrt(for_it * against / (whole * whole * (whole + 1)))
+    def worth(self) -> float:
+        """The variance of a sibling's result, for each call of the sibling."""
+        return self.chance * (1 - self.chance) / self.calls
 
 
 def is_branch(number: int, share: float) -> bool:
@@ -53,19 +67,26 @@ def is_branch(number: int, share: float) -> bool:
     return math.floor((number + 1) * share) > math.floor(number * share)
 
 
+def in_order(
+    sessions: Sequence[EndedSession], where: Where, rng: np.random.Generator
+) -> list[EndedSession]:
+    """Return the sessions that siblings may re-enter, in the order in which they are tried."""
+    able = [one for one in sessions if not (where == "failed" and one.success)]
+    drawn = [able[place] for place in rng.permutation(len(able))]
+    if where == "value":
+        drawn.sort(key=lambda one: one.group in (0, 1))
+    return drawn
+
+
 def chosen(
     points: Sequence[BranchPoint], where: Where, rng: np.random.Generator
 ) -> BranchPoint | None:
-    """Return the point of the next siblings, or ``None`` if there is none."""
-    able = points
-    if where == "failed":
-        able = [one for one in points if not one.success]
-    if not able:
+    """Return one of a session's points for the next siblings, or ``None`` if there is none."""
+    if not points:
         return None
-    if where == "value":
-        most = max(one.uncertainty for one in able)
-        able = [one for one in able if one.uncertainty == most]
-    weights = np.ones(len(able))
+    weights = np.ones(len(points))
     if where == "entropy":
-        weights = np.asarray([max(one.surprise, 1e-6) for one in able])
-    return able[int(rng.choice(len(able), p=weights / weights.sum()))]
+        weights = np.asarray([max(one.surprise, 1e-6) for one in points])
+    if where == "value":
+        weights = np.asarray([max(one.worth, 1e-6) for one in points])
+    return points[int(rng.choice(len(points), p=weights / weights.sum()))]

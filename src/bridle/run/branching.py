@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,13 @@ from bridle.run.groups import BranchedTask
 from bridle.store.call import CallRow
 from bridle.store.reading.queries import Reader
 from bridle.store.records import CallKind, CallStatus
-from bridle.trainer.collection.branching import BranchPoint, chosen, is_branch
+from bridle.trainer.collection.branching import (
+    BranchPoint,
+    EndedSession,
+    chosen,
+    in_order,
+    is_branch,
+)
 
 _BESIDE: Final = frozenset({CallKind.SIDE, CallKind.COUNT, CallKind.COMPACTION, CallKind.SUBAGENT})
 _TRIES: Final = 8
@@ -30,6 +37,7 @@ _TRIES: Final = 8
 @dataclass(frozen=True, slots=True)
 class _Ended:
     task: str
+    group: str | None
     success: bool
 
 
@@ -55,19 +63,12 @@ class Branches:
         self._seed = seed
         self._horizon = horizon
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        self._origins: dict[str, str] = {}
-        """The call at which a group of siblings begins, by the number of the group as text."""
-        self._results: dict[str, list[bool]] = {}
-        """True if the siblings from each call succeeded."""
         self._lock = threading.Lock()
 
     def learn(self, session_id: str, group_id: str | None, task: str, success: bool) -> None:
         """Add a session that is over. Those of older groups are forgotten."""
         with self._lock:
-            self._ended[session_id] = _Ended(task, success)
-            call = self._origins.get((group_id or "").rpartition(".")[2])
-            if call is not None:
-                self._results.setdefault(call, []).append(success)
+            self._ended[session_id] = _Ended(task, group_id, success)
             while len(self._ended) > self._config.branch_recent * self._config.size:
                 self._ended.popitem(last=False)
 
@@ -77,17 +78,11 @@ class Branches:
             return None
         rng = np.random.default_rng((self._seed, number))
         with self._lock:
-            ended, results = dict(self._ended), dict(self._results)
-        failed = self._config.branch_at == "failed"
-        able = [one for one, how in ended.items() if not (failed and how.success)]
-        for place in rng.permutation(len(able))[:_TRIES]:
-            session = able[place]
-            points = self._points(session, ended[session].success, results)
-            points = points[-self._horizon(number) :]
+            ended = dict(self._ended)
+        for session in in_order(_sessions(ended), self._config.branch_at, rng)[:_TRIES]:
+            points = self._points(session)[-self._horizon(number) :]
             if (point := chosen(points, self._config.branch_at, rng)) is not None:
-                with self._lock:
-                    self._origins[str(number)] = point.call_id
-                return BranchedTask(ended[session].task, Origin(session, point.call_id))
+                return BranchedTask(ended[session.id].task, Origin(session.id, point.call_id))
         return None
 
     def calls_before(self, origin: Origin | None) -> int:
@@ -98,26 +93,24 @@ class Branches:
         ids = [call.id for call in calls]
         return ids.index(origin.call) if origin.call in ids else len(ids)
 
-    def _points(
-        self, session_id: str, success: bool, results: Mapping[str, list[bool]]
-    ) -> list[BranchPoint]:
+    def _points(self, session: EndedSession) -> list[BranchPoint]:
         """Return the calls of a session at which it can be re-entered, all but the first."""
         calls = [
             call
-            for call in self._reader.calls(session_id)
+            for call in self._reader.calls(session.id)
             if call.status is CallStatus.COMPLETE and call.kind not in _BESIDE
         ]
+        first = calls[0].id if calls else None
+        live = [call for call in calls if call.replayed_call_id is None]
         return [
             BranchPoint(
-                session_id,
                 call.id,
                 self._surprise(call.id) if self._config.branch_at == "entropy" else 0.0,
-                success,
-                sum(results.get(call.id, ())),
-                len(results.get(call.id, ())),
+                session.chance(passed, len(live)),
+                len(live) - passed,
             )
-            for call in calls[1:]
-            if call.replayed_call_id is None
+            for passed, call in enumerate(live)
+            if call.id != first
         ]
 
     def _surprise(self, call_id: str) -> float:
@@ -125,6 +118,16 @@ class Branches:
         if not choices or choices[0].logprobs is None or not len(choices[0].logprobs):
             return 0.0
         return float(-np.nanmean(choices[0].logprobs))
+
+
+def _sessions(ended: Mapping[str, _Ended]) -> list[EndedSession]:
+    results: dict[str | None, list[bool]] = {}
+    for how in ended.values():
+        results.setdefault(how.group, []).append(how.success)
+    return [
+        EndedSession(session, how.success, fmean(results[how.group]))
+        for session, how in ended.items()
+    ]
 
 
 def _is_replayed(call: CallRow) -> bool:

@@ -123,7 +123,7 @@ class GroupsConfig:
     calls (``docs/re-entry.md``); only what follows is sampled and trained."""
     branch_at: Where = "random"
     """The call: of any session (``random``), of a ``failed`` one, by its surprise (``entropy``), or
-    the one whose chance of success is known least (``value``)."""
+    by the variance of a sibling's result for each call that it samples (``value``)."""
     branch_recent: Count = 16
     """Number of the latest groups whose sessions can be re-entered."""
     horizon: Natural = 0

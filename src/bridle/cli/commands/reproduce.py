@@ -25,6 +25,10 @@ def reproduce(
         Path | None, typer.Option("--out", help="Output folder. Default: runs/HARNESS.")
     ] = None,
     fresh: Annotated[bool, typer.Option(help="Delete an earlier run in the folder first.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start from the fine-tuned policy of this earlier run.")
+    ] = None,
+    edits: Annotated[int, typer.Option(min=1, help="Number of edits in a task.")] = 1,
     engine: EngineOption = "vllm",
     steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of GRPO steps.")] = None,
     containers: Annotated[
@@ -56,8 +60,10 @@ def reproduce(
     if fresh:
         start_afresh(directory)
     leave_on_sigterm()
-    course = Editing(harness, directory / "tasks" if containers else None)
+    course = Editing(harness, directory / "tasks" if containers else None, edits)
     run = Demo(directory, settings, err if json else out, course)
+    if start_from is not None:
+        run.start_from(start_from)
     if run.finished:
         report = orjson.loads((directory / "report.json").read_bytes())
         run.show(report)
