@@ -35,7 +35,7 @@ def containers(
             sessions,
             parallel,
             rounds,
-            lambda line: err.print(line, highlight=False),
+            lambda line: err.print(line),
         )
     )
     if json:
@@ -49,9 +49,7 @@ def containers(
 def _print(speeds: Speeds) -> None:
     rates = ", ".join(f"{name} {rate:.2f}" for name, rate in speeds.per_s.items())
     ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in speeds.ratios.items())
-    out.print(
-        f"{speeds.harness}, {speeds.parallel} at a time, sessions/s: {rates}", highlight=False
-    )
-    out.print(f"of the same without a container: {ratios}", highlight=False)
+    out.print(f"{speeds.harness}, {speeds.parallel} at a time, sessions/s: {rates}")
+    out.print(f"of the same without a container: {ratios}")
     left = ", ".join(speeds.left_behind) or "nothing"
-    out.print(f"left behind by {speeds.ran} sessions: {left}", highlight=False)
+    out.print(f"left behind by {speeds.ran} sessions: {left}")

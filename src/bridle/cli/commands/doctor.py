@@ -160,14 +160,14 @@ def print_findings(subject: str, found: Sequence[Finding]) -> None:
     The first finding is the cause of the others.
     """
     if not found:
-        _say(f"{subject}: nothing is wrong in the record.")
+        out.print(f"{subject}: nothing is wrong in the record.")
         return
     for number, finding in enumerate(found):
-        _say(f"{'' if number == 0 else chr(10)}{finding.severity.upper():7}  {finding.cause}")
-        _say(f"         {finding.evidence}")
-        _say(f"         {finding.remedy}")
+        out.print(f"{'' if number == 0 else chr(10)}{finding.severity.upper():7}  {finding.cause}")
+        out.print(f"         {finding.evidence}")
+        out.print(f"         {finding.remedy}")
         if finding.calls:
-            _say(f"         see {', '.join(finding.calls)}")
+            out.print(f"         see {', '.join(finding.calls)}")
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -175,9 +175,9 @@ def _print(found: dict[str, Any]) -> None:
         if part not in found:
             continue
         verdict = found[part]
-        _say(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
+        out.print(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
         for line in lines(verdict):
-            _say(f"        {line}")
+            out.print(f"        {line}")
 
 
 def _template(verdict: dict[str, Any]) -> list[str]:
@@ -242,7 +242,3 @@ _PARTS: Final = (
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _say(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True)

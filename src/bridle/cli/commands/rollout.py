@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from rich.progress import Progress
 
-from bridle.cli.options import JsonOption, ProxyOption
+from bridle.cli.options import JsonOption, KeyOption, ProxyOption
 from bridle.cli.serving import leave_on_sigterm
 from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
@@ -48,9 +47,7 @@ _RULE: Final = Aggregation()
 def rollout(
     proxy: ProxyOption,
     config: RolloutConfig,
-    key: Annotated[
-        str | None, typer.Option(envvar="BRIDLE_ADMIN_KEY", help="Admin key of the proxy.")
-    ] = None,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run an agent on tasks; each session is verified and rewarded.
@@ -95,7 +92,7 @@ def rollout(
             judgements=config.scorers.judgements,
         )
         bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
-        notice = RewardNotice(lambda line: err.print(line, highlight=False, soft_wrap=True))
+        notice = RewardNotice(err.print)
 
         def on_result(result: RolloutResult) -> None:
             notice(_RULE, result.rewards)
@@ -107,19 +104,15 @@ def rollout(
                 adapter, grouped(chosen, config.group_size), settings, on_result
             )
         except KeyboardInterrupt:
-            err.print(
-                f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            err.print(f"\nStopped. What has ended is recorded: bridle sessions --run {run_id}")
             raise
     took = time.monotonic() - began
     fast = Throughput.of(
         [result.stages for result in results if result.stages], took, agent.parallel
     )
-    err.print(str(fast), highlight=False, soft_wrap=True)
+    err.print(str(fast))
     if line := rollouts.judgements_line():
-        err.print(line, highlight=False, soft_wrap=True)
+        err.print(line)
     if json:
         print_json([_as_data(result) for result in results])
     else:
@@ -128,13 +121,13 @@ def rollout(
         r.session_id for r in results if r.session_id and r.outcome is not Outcome.INFRASTRUCTURE
     ]
     if ran and (hint := asyncio.run(_hint_at_calls(proxy, key, ran))):
-        err.print(hint, highlight=False, soft_wrap=True)
-    err.print(f"bridle doctor {run_id} explains the result", highlight=False, soft_wrap=True)
+        err.print(hint)
+    err.print(f"bridle doctor {run_id} explains the result")
     reasons = Counter(
         _reason(result, agent.timeout_s) for result in results if not _completed(result)
     )
     for reason, count in reasons.most_common():
-        err.print(f"{count} {reason}", highlight=False, soft_wrap=True)
+        err.print(f"{count} {reason}")
     if not any(map(_completed, results)):
         fail("no session completed")
 
@@ -167,7 +160,7 @@ def _print(results: Sequence[RolloutResult]) -> None:
     )
     if found:
         each = ", ".join(f"{name} in {count}" for name, count in found.most_common())
-        out.print(f"findings of guards, by sessions: {each}", highlight=False, soft_wrap=True)
+        out.print(f"findings of guards, by sessions: {each}")
 
 
 def _completed(result: RolloutResult) -> bool:
