@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +18,18 @@ from bridle.cli.settings import configured
 from bridle.cli.terminal import err, fail, out, print_json
 from bridle.harnesses.client import Client, ControlError, ProxyUnreachable
 from bridle.harnesses.episode import Outcome
-from bridle.harnesses.rollout import RolloutResult, RolloutSettings, grouped
-from bridle.harnesses.sampling import session_settings
-from bridle.harnesses.scorers import scorers
+from bridle.harnesses.rollout import RolloutResult, grouped
 from bridle.harnesses.stages import Throughput
 from bridle.reconstruct.rewards import Aggregation, RewardNotice, findings_in
 from bridle.run.agents import first_tasks
 from bridle.run.config import RolloutConfig, permitted, reentrant
 from bridle.run.environment import admin_key_for
-from bridle.run.fleets import fleet_of
-from bridle.run.rollouts import NO_CALL_HINT, Rollouts
+from bridle.run.rollouts import (
+    NO_CALL_HINT,
+    Rollouts,
+    configured_fleet,
+    configured_settings,
+)
 
 _RULE: Final = Aggregation()
 """The rule that makes a session's scores one number; a training run may state another one."""
@@ -58,39 +61,18 @@ def rollout(
     if not (agent.name and config.tasks.source):
         fail("name --agent and --tasks", 2)
     key = admin_key_for(proxy, key)
-    permissions = permitted(agent, config.tasks)
-    permissions.grant()
+    permitted(agent, config.tasks).grant()
     chosen = first_tasks(config.tasks.source, config.tasks.split, config.limit)
-    adapter, running = fleet_of(
-        agent.fleet,
-        agent.name,
-        config.tasks.verifier,
-        chosen,
-        agent.sandbox,
-        cpus=agent.cpus,
-        options={**config.tasks.options, **agent.options},
-        permissions=permissions,
-    )
-    chosen_scorers = scorers(config.scorers.named, config.scorers.options)
+    adapter, running = configured_fleet(agent, config.tasks, chosen)
+    folder = Path(agent.directory or "runs/rollout")
+    settings = configured_settings(agent, config.scorers, folder, model=config.model)
     leave_on_sigterm()
     with (
         Rollouts(proxy, running, key=key) as rollouts,
         rollouts.run(adapter.name, config=reentrant(config)) as run_id,
         Progress(console=err) as progress,
     ):
-        settings = RolloutSettings(
-            Path(agent.directory or "runs/rollout"),
-            agent.parallel,
-            agent.timeout_s,
-            config.model,
-            run_id,
-            session_settings=session_settings(agent.sampling),
-            guards=agent.guards,
-            bounds=agent.bounds,
-            scorers=chosen_scorers,
-            artefacts=config.scorers.artefacts,
-            judgements=config.scorers.judgements,
-        )
+        settings = replace(settings, run_id=run_id)
         bar = progress.add_task(adapter.name, total=len(chosen) * config.group_size)
         notice = RewardNotice(err.print)
 
