@@ -133,7 +133,6 @@ def _call(shell: str, command: str) -> ScriptedCall:
 
 
 def tool_names(request: ScriptedRequest) -> set[str]:
-    """Return the names of the tools that a request offers."""
     return {tool["function"]["name"] for tool in request.tools}
 
 

@@ -116,7 +116,6 @@ def wilson(successes: int, samples: int) -> tuple[float, float]:
 
 
 def loss_interval(before: Value, after: Value) -> tuple[float, float]:
-    """Return the 95% interval of the loss from one value to another."""
     (low, high), (after_low, after_high) = before.interval, after.interval
     loss = before.chance - after.chance
     down = math.hypot(before.chance - low, after_high - after.chance)

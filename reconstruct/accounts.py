@@ -130,7 +130,6 @@ def token_account(
 def account_of_sessions(
     reader: Reader, ids: Sequence[str], rules: SampleRules | None = None
 ) -> TokenAccount:
-    """Return the account of the sessions with these ids."""
     total = TokenAccount(0, {}, frozenset())
     for start in range(0, len(ids), _AT_ONCE):
         some = SessionFilter(sessions=ids[start : start + _AT_ONCE])

@@ -105,7 +105,6 @@ class ExportReport:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
     def take(self, session: SessionRecord) -> None:
-        """Count a session that is exported."""
         self.sessions += 1
         self.session_ids.append(session.id)
         for name in ("run_id", "task_id", "harness", "outcome"):

@@ -197,7 +197,6 @@ class Reader:
 
     @staticmethod
     def session_record(row: Row[Any]) -> SessionRecord:
-        """Return the session of a row of ``SESSIONS``."""
         return _session(row)
 
     def rewards(self, session_id: str) -> list[Reward]:

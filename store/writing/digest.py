@@ -98,7 +98,6 @@ class Digester:
                 add_document(connection, session_id, words)
 
     def _begin(self, connection: Connection) -> tuple[str, Documents] | None:
-        """Begin with the next session that is ready, if there is one."""
         while self._waiting:
             session_id = next(iter(self._waiting))
             del self._waiting[session_id]

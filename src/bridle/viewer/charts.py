@@ -51,13 +51,11 @@ class Chart:
 
     @property
     def last(self) -> float | None:
-        """The last value of the first series."""
         first = next(iter(self.series.values()))
         return next((value for value in reversed(first) if value is not None), None)
 
     @property
     def values(self) -> list[float]:
-        """All values."""
         return [value for of in self.series.values() for value in of if value is not None]
 
 

@@ -265,7 +265,6 @@ def turn_line(call: Mapping[str, Any], turns: Mapping[str, int]) -> str:
 
 
 async def recorded(proxy: str, key: str | None, session: str) -> Recording:
-    """Return the recorded session of a proxy."""
     async with Client(proxy, key) as client:
         return await Recording.load(client, session)
 
