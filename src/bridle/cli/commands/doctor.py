@@ -6,7 +6,7 @@ conversation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -171,12 +171,10 @@ def print_findings(subject: str, found: Sequence[Finding]) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    for part, lines in _PARTS:
-        if part not in found:
-            continue
+    for part in filter(found.__contains__, _ORDER):
         verdict = found[part]
         out.print(f"{'BROKEN' if verdict['broken'] else 'ok':6}  {part}")
-        for line in lines(verdict):
+        for line in _LINES[part](verdict) if part in _LINES else verdict["lines"]:
             out.print(f"        {line}")
 
 
@@ -207,11 +205,6 @@ def _tool_calls(verdict: dict[str, Any]) -> str:
     )
 
 
-def _lines(verdict: dict[str, Any]) -> list[str]:
-    lines: list[str] = verdict["lines"]
-    return lines
-
-
 def _store(verdict: dict[str, Any]) -> list[str]:
     if verdict["broken"]:
         return [verdict["broken"]]
@@ -220,24 +213,15 @@ def _store(verdict: dict[str, Any]) -> list[str]:
     return [f"{verdict['store']} has the newest schema ({verdict['revision']})"]
 
 
-def _tokenizer(verdict: dict[str, Any]) -> list[str]:
-    return [verdict["line"]]
-
-
-_PARTS: Final = (
-    ("template", _template),
-    ("harness", _lines),
-    ("engine", _lines),
-    ("tokenizer", _tokenizer),
-    ("proxy", _lines),
-    ("store", _store),
-    ("upstreams", _lines),
-    ("harnesses", _lines),
-    ("keys", _lines),
-    ("disk", _lines),
-    ("versions", _lines),
-    ("clock", _lines),
+_ORDER: Final = (
+    *("template", "harness", "engine", "tokenizer", "proxy", "store", "upstreams"),
+    *("harnesses", "keys", "disk", "versions", "clock"),
 )
+_LINES: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
+    "template": _template,
+    "store": _store,
+}
+"""The functions that make the lines of verdicts without ``lines``."""
 
 
 def _yes(value: bool) -> str:
