@@ -32,7 +32,6 @@ from bridle.recipes.reproduce.editing import text_of, tool_names
 
 _TASK: Final = re.compile(r"Take the (\d+) numbered steps of the (\w+) with the seed (\d+)")
 _RUNNING: Final = re.compile(r"running with session ID (\d+)")
-_BACKGROUND: Final = re.compile(r"background with ID: (\w+)")
 _SEVERAL: Final = (1, 1, 1, 2, 2, 3)
 """The numbers of commands that a turn draws from."""
 

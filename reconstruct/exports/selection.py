@@ -101,8 +101,8 @@ class ExportReport:
     of them: the table of ``bridle audit``."""
     _digests: set[bytes] = field(default_factory=set)
 
-    def leave_out(self, reason: str, count: int = 1) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + count
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
     def take(self, session: SessionRecord) -> None:
         self.sessions += 1
